@@ -1,0 +1,107 @@
+"""Every exception that this package raises on purpose.
+
+    MMCompileError
+    ├── FormatError                       what lies on disk is wrong, or is not what was asked for
+    │   ├── NotADatasetError              (FileNotFoundError) no published dataset in this folder
+    │   ├── VersionError                  (ValueError) written by a newer format version
+    │   ├── CorruptShardError             (ValueError) a file is missing, short, changed or not what the index says
+    │   └── GenerationError               (ValueError) the generation asked for is no longer there
+    └── BuildError                        a build cannot start, go on or publish
+        ├── OptionError                   (ValueError) options that clash, or a value out of its range
+        ├── SourceError                   (OSError) RAW, or files in it, cannot be read
+        ├── DecodeError                   (ValueError) a bad image, or more of them than allowed
+        ├── ResumeError                   sealed files of an unfinished build are damaged
+        ├── OutputExistsError             (FileExistsError) OUT holds something that is not ours
+        └── EngineError                   (RuntimeError) workers could not be started or were lost
+
+Each is also a child of the builtin that a caller would catch.  An error is one message (file, expected, found, remedy) plus keyword-only
+attributes, so it survives pickling between processes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = [
+    "BuildError",
+    "CorruptShardError",
+    "DecodeError",
+    "EngineError",
+    "FormatError",
+    "GenerationError",
+    "MMCompileError",
+    "NotADatasetError",
+    "OptionError",
+    "OutputExistsError",
+    "ResumeError",
+    "SourceError",
+    "VersionError",
+]
+
+
+class MMCompileError(Exception):
+    """Anything this package reports: `str(error)` is one line for a person, `error.details` the same facts for a program."""
+
+    details: dict[str, Any]
+
+    def __init__(self, message: str, **details: Any) -> None:
+        super().__init__(message)
+        self.details = details
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), str(self), self.details)
+
+
+def _rebuild(kind: type[MMCompileError], message: str, details: dict[str, Any]) -> MMCompileError:
+    return kind(message, **details)
+
+
+class FormatError(MMCompileError):
+    """What lies on disk breaks a rule of the format."""
+
+
+class NotADatasetError(FormatError, FileNotFoundError):
+    """The folder holds no published dataset."""
+
+
+class VersionError(FormatError, ValueError):
+    """The dataset was written by a newer version of the format."""
+
+
+class CorruptShardError(FormatError, ValueError):
+    """A file of the dataset is missing, short, changed or not what the index says."""
+
+
+class GenerationError(FormatError, ValueError):
+    """The generation asked for is no longer there, or is not the one that was found."""
+
+
+class BuildError(MMCompileError):
+    """A build cannot start, go on or publish; whatever was finished is kept."""
+
+
+class OptionError(BuildError, ValueError):
+    """Options clash, or a value is out of its range; nothing was written."""
+
+
+class SourceError(BuildError, OSError):
+    """RAW, or files in it, cannot be read."""
+
+
+class DecodeError(BuildError, ValueError):
+    """A bad image; as the outcome of a build: more of them than allowed."""
+
+
+class ResumeError(BuildError):
+    """Sealed files of an unfinished build are damaged."""
+
+
+class OutputExistsError(BuildError, FileExistsError):
+    """OUT holds something that this package did not write."""
+
+
+class EngineError(BuildError, RuntimeError):
+    """Workers could not be started or were lost."""
