@@ -23,8 +23,9 @@ STAT_DTYPE = np.dtype([("size", "<i8"), ("mtime_ns", "<i8"), ("ctime_ns", "<i8")
 class Scan:
     """The ordered items of a source, as columns.
 
-    `keys` are relative paths as raw bytes with `/`; `labels` are int64 (N,) class numbers, or None for a source without labels; `stat` is
-    STAT_DTYPE (N,).  `left_out` counts what is no item, by reason; `warnings` are lines that a person should read; `counts` are facts for the summary.
+    `keys` are relative paths as raw bytes with `/`; `labels` are int64 (N,) class numbers, or None for a source without labels;
+    `stat` is STAT_DTYPE (N,).  `left_out` counts what is no item, by reason; `warnings` are lines that a person should read;
+    `counts` are facts for the summary.
     """
 
     keys: list[bytes]

@@ -1,0 +1,146 @@
+"""Hides how JSON is written and believed: canonical on the way out, and on the way in checked as a stranger's, with bounds before any allocation."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote_from_bytes, unquote_to_bytes
+
+from mmcompile.errors import CorruptShardError, FormatError
+
+__all__ = ["HASH", "Check", "canonical", "name_from_json", "name_to_json", "parse", "read_limited"]
+
+#: A file's name: 32 hex digits, the canonical (big-endian) form of its xxh3-128.
+HASH = re.compile(r"[0-9a-f]{32}\Z")
+#: Counts stay below this, so that every offset is an exact int64 and JSON number.
+_COUNT_LIMIT = 1 << 53
+
+
+def canonical(value: Any) -> bytes:
+    """Canonical JSON: UTF-8, sorted keys, no spaces, one newline at the end, no NaN.  Equal values give equal bytes."""
+    return (json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def name_to_json(name: str | bytes) -> Any:
+    """A file or class name as JSON: a string, or {"bytes": percent-encoded} where it is not valid UTF-8."""
+    raw = os.fsencode(name)
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return {"bytes": quote_from_bytes(raw, safe="/")}
+
+
+def name_from_json(value: Any) -> str:
+    """The inverse of `name_to_json`, as text by `os.fsdecode`.  Raises ValueError."""
+    if isinstance(value, str):
+        value.encode("utf-8")
+        return value
+    if isinstance(value, dict) and list(value) == ["bytes"] and isinstance(value["bytes"], str) and value["bytes"].isascii():
+        return os.fsdecode(unquote_to_bytes(value["bytes"]))
+    raise ValueError(f"not a name: {value!r:.100}")
+
+
+def parse(data: bytes, path: Path) -> Any:
+    """JSON of a stranger -> Python values.  Anything but one sound document is a FormatError naming the file and the fault."""
+
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        out = dict(items)
+        if len(out) != len(items):
+            names = [k for k, _ in items]
+            raise ValueError(f"duplicated key {next(k for k in names if names.count(k) > 1)!r:.80}")
+        return out
+
+    def constant(text: str) -> Any:
+        raise ValueError(f"{text} is not allowed")
+
+    def number(text: str) -> float:
+        value = float(text)
+        if not math.isfinite(value):
+            raise ValueError(f"number out of range: {text:.40}")
+        return value
+
+    try:
+        return json.loads(data.decode("utf-8"), object_pairs_hook=pairs, parse_constant=constant, parse_float=number)
+    except RecursionError:
+        raise FormatError(f"{path}: nested too deeply", path=str(path)) from None
+    except ValueError as error:
+        raise FormatError(f"{path}: not valid JSON ({error!s:.200})", path=str(path)) from None
+
+
+def read_limited(path: Path, limit: int) -> bytes:
+    """A whole regular file of at most `limit` bytes.  FileNotFoundError when it is not there; else FormatError, before anything is allocated."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        reason = "a link; files of a dataset are regular files inside its folder" if path.is_symlink() else f"cannot be opened ({error.strerror})"
+        raise FormatError(f"{path}: {reason}", path=str(path)) from error
+    with open(fd, "rb", buffering=0) as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise FormatError(f"{path}: not a regular file", path=str(path))
+        if status.st_size > limit:
+            raise FormatError(f"{path}: {status.st_size:,} bytes, the limit is {limit:,}", path=str(path))
+        try:
+            data = bytearray()
+            while len(data) <= limit and (part := file.read(1 << 20)):
+                data += part
+        except OSError as error:
+            raise CorruptShardError(f"{path}: cannot be read ({error.strerror})", path=str(path)) from error
+    return bytes(data[:limit])
+
+
+class Check:
+    """The checks of one file: each takes a value and where it stands, and returns it with its type made sure."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def fail(self, where: str, expected: str, found: Any) -> Any:
+        raise FormatError(f"{self.path}: {where} must be {expected}, found {found!r:.120}", path=str(self.path), where=where)
+
+    def mapping(self, value: Any, where: str, keys: list[str] | None) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            self.fail(where, "an object", value)
+        if keys is not None and set(value) != set(keys):
+            missing, extra = sorted(set(keys) - set(value)), sorted(set(value) - set(keys))
+            self.fail(where, f"an object with the keys {sorted(keys)}", f"missing {missing}, unknown {extra}"[:110])
+        return dict(value)
+
+    def sequence(self, value: Any, where: str, *, most: int, least: int = 0) -> list[Any]:
+        if not isinstance(value, list) or not least <= len(value) <= most:
+            self.fail(where, f"a list of {least} to {most} items", value)
+        return list(value)
+
+    def count(self, value: Any, where: str, *, least: int = 0, most: int = _COUNT_LIMIT) -> int:
+        if type(value) is not int or not least <= value <= most:
+            self.fail(where, f"an integer from {least} to {most}", value)
+        return int(value)
+
+    def number(self, value: Any, where: str) -> float:
+        if type(value) not in (int, float) or abs(value) > 1e300:
+            self.fail(where, "a number", value)
+        return float(value)
+
+    def text(self, value: Any, where: str) -> str:
+        if not isinstance(value, str) or len(value) > 1000:
+            self.fail(where, "a string", value)
+        return str(value)
+
+    def digest(self, value: Any, where: str) -> str:
+        if not isinstance(value, str) or not HASH.match(value):
+            self.fail(where, "32 hex digits", value)
+        return str(value)
+
+    def name(self, value: Any, where: str) -> str:
+        try:
+            return name_from_json(value)
+        except ValueError:
+            self.fail(where, "a name", value)
+            raise

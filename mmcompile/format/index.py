@@ -1,0 +1,334 @@
+"""Hides how `index.json` is written, checked and published: canonical JSON, one commit point, an immutable copy for each generation.
+
+`Index.from_bytes` accepts exactly what FORMAT.md allows and raises FormatError for everything else, whatever the bytes are: it is the gate for
+files of strangers.  Everything behind it may rely on the types and bounds here.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mmcompile.errors import CorruptShardError, FormatError, GenerationError, NotADatasetError, VersionError
+from mmcompile.format.canonical import HASH, Check, canonical, name_to_json, parse, read_limited
+from mmcompile.format.commit import write_atomic
+from mmcompile.format.npy import file_name, hash_bytes
+
+__all__ = ["BLOB_LIMIT", "DTYPES", "INDEX_LIMIT", "LIST_LIMIT", "VERSION", "Field", "Index", "Split", "load_classes", "load_index", "publish"]
+
+VERSION = 1
+#: index.json and generation files are at most this long, on write and on read.
+INDEX_LIMIT = 1 << 20
+#: Read limit of the files that hold what would not fit the index: class names, rejects.
+BLOB_LIMIT = 256 << 20
+#: A list longer than this lies in a file of its own.
+LIST_LIMIT = 256
+
+#: dtype in the index -> dtype in the file.  bfloat16 has no numpy type: its bits lie there as uint16.
+DTYPES: dict[str, np.dtype[Any]] = {
+    **{name: np.dtype(name).newbyteorder("<") for name in ("int16", "int32", "int64", "uint16", "uint32", "uint64", "float16", "float32", "float64")},
+    **{name: np.dtype(name) for name in ("bool", "int8", "uint8")},
+    "bfloat16": np.dtype("<u2"),
+}
+_FIELD_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}\Z")
+_RESERVED = frozenset({"table", "samples", "keys", "hashes", "rejects", "classes", "rows"})
+_MEANINGS = ("image", "class")
+_TOP = ["classes", "fields", "format", "pixel_revision", "rejects", "samples", "settings", "shards", "splits", "statistics", "table", "version"]
+_TOP += ["versions"]
+
+
+@dataclass(frozen=True)
+class Field:
+    """A named array over all samples.
+
+    `shape` is one row as it lies on disk: (C, H, W) with layout "chw", (H, W, C) with "hwc", () for a number.  `scale` is what a
+    stored value is divided by to become a float; `normalize` is (means, stds) that a reader then still has to apply, or None.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    meaning: str
+    layout: str | None = None
+    scale: float = 1.0
+    normalize: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+
+    @property
+    def stored(self) -> np.dtype[Any]:
+        """The numpy dtype of the file."""
+        return DTYPES[self.dtype]
+
+    @property
+    def row_bytes(self) -> int:
+        return self.stored.itemsize * math.prod(self.shape)
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """The shape of a sample: (C, H, W) for an image, whatever its layout on disk."""
+        return (self.shape[2], *self.shape[:2]) if self.layout == "hwc" else self.shape
+
+    @property
+    def channels(self) -> int:
+        return self.sample_shape[0] if self.meaning == "image" else 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "dtype": self.dtype,
+            "shape": list(self.shape),
+            "meaning": self.meaning,
+            "layout": self.layout,
+            "scale": self.scale,
+            "normalize": None if self.normalize is None else {"mean": list(self.normalize[0]), "std": list(self.normalize[1])},
+        }
+
+
+@dataclass(frozen=True)
+class Split:
+    """A named range of rows, half-open."""
+
+    name: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Index:
+    """What `index.json` says.  `table`, `classes_file`, `rejects_file` are hashes of files in shards/."""
+
+    fields: tuple[Field, ...]
+    splits: tuple[Split, ...]
+    samples: int
+    shards: int
+    table: str
+    classes: tuple[str, ...] | None = None
+    classes_file: str | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    pixel_revision: int = 1
+    statistics: dict[str, Any] = field(default_factory=dict)
+    rejects: int = 0
+    rejects_file: str | None = None
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row over all fields."""
+        return sum(f.row_bytes for f in self.fields)
+
+    def table_dtype(self) -> np.dtype[Any]:
+        """The shard table's record: rows, then the hash of each file of the shard as two uint64 (high half first)."""
+        return np.dtype([("rows", "<u8"), *((f.name, "<u8", (2,)) for f in self.fields), ("samples", "<u8", (2,)), ("keys", "<u8", (2,))])
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON; the generation's name is its xxh3-128."""
+        classes: Any = None if self.classes is None else [name_to_json(c) for c in self.classes]
+        if self.classes_file is not None:
+            classes = {"file": self.classes_file}
+        data = canonical(
+            {
+                "format": "mmcompile",
+                "version": VERSION,
+                "fields": [f.to_json() for f in self.fields],
+                "splits": [{"name": s.name, "start": s.start, "stop": s.stop} for s in self.splits],
+                "samples": self.samples,
+                "shards": self.shards,
+                "table": self.table,
+                "classes": classes,
+                "settings": self.settings,
+                "versions": self.versions,
+                "pixel_revision": self.pixel_revision,
+                "statistics": self.statistics,
+                "rejects": {"count": self.rejects, "file": self.rejects_file},
+            }
+        )
+        if len(data) > INDEX_LIMIT:
+            raise FormatError(f"the index would be {len(data):,} bytes, the limit is {INDEX_LIMIT:,}")
+        return data
+
+    @classmethod
+    def from_bytes(cls, data: bytes, path: Path) -> Index:
+        """Check everything and build the Index.  Raises VersionError for a newer format, FormatError for any fault."""
+        check = _IndexCheck(path)
+        top = check.mapping(parse(data, path), "the document", None)
+        if top.get("format") != "mmcompile":
+            check.fail("format", "'mmcompile'", top.get("format"))
+        version = check.count(top.get("version"), "version", least=1)
+        if version > VERSION:
+            raise VersionError(
+                f"{path}: format version {version}, this package reads up to {VERSION}; install a newer mmcompile",
+                path=str(path),
+                found=version,
+                expected=VERSION,
+            )
+        check.mapping(top, "the document", _TOP)
+        fields = tuple(check.field(f, i) for i, f in enumerate(check.sequence(top["fields"], "fields", most=LIST_LIMIT, least=1)))
+        if len({f.name for f in fields}) != len(fields):
+            check.fail("fields", "names that differ", [f.name for f in fields])
+        samples = check.count(top["samples"], "samples")
+        shards = check.count(top["shards"], "shards", most=samples)
+        if samples and not shards:
+            check.fail("shards", "at least 1", shards)
+        if samples * max(1, sum(f.row_bytes for f in fields)) >= 1 << 62:
+            check.fail("samples", "fewer than 2^62 bytes of rows", samples)
+        classes, classes_file = check.classes(top["classes"])
+        rejects = check.mapping(top["rejects"], "rejects", ["count", "file"])
+        return cls(
+            fields=fields,
+            splits=check.splits(top["splits"], samples),
+            samples=samples,
+            shards=shards,
+            table=check.digest(top["table"], "table"),
+            classes=classes,
+            classes_file=classes_file,
+            settings=check.mapping(top["settings"], "settings", None),
+            versions={k: check.text(v, f"versions.{k}") for k, v in check.mapping(top["versions"], "versions", None).items()},
+            pixel_revision=check.count(top["pixel_revision"], "pixel_revision", least=1),
+            statistics=check.mapping(top["statistics"], "statistics", None),
+            rejects=check.count(rejects["count"], "rejects.count"),
+            rejects_file=None if rejects["file"] is None else check.digest(rejects["file"], "rejects.file"),
+        )
+
+
+class _IndexCheck(Check):
+    """The checks of what only an index holds."""
+
+    def field(self, value: Any, i: int) -> Field:
+        where = f"fields[{i}]"
+        entry = self.mapping(value, where, ["name", "dtype", "shape", "meaning", "layout", "scale", "normalize"])
+        name = entry["name"]
+        if not isinstance(name, str) or not _FIELD_NAME.match(name) or name in _RESERVED:
+            self.fail(f"{where}.name", "lower-case letters, digits and _ (at most 64), and no reserved word", name)
+        if not isinstance(entry["dtype"], str) or entry["dtype"] not in DTYPES:
+            self.fail(f"{where}.dtype", f"one of {sorted(DTYPES)}", entry["dtype"])
+        shape = tuple(self.count(n, f"{where}.shape", least=1, most=1 << 40) for n in self.sequence(entry["shape"], f"{where}.shape", most=16))
+        if math.prod(shape) >= 1 << 46:
+            self.fail(f"{where}.shape", "fewer than 2^46 values", list(shape))
+        meaning, layout = entry["meaning"], entry["layout"]
+        if meaning not in _MEANINGS:
+            self.fail(f"{where}.meaning", f"one of {_MEANINGS}", meaning)
+        if meaning == "image" and (len(shape) != 3 or layout not in ("chw", "hwc")):
+            self.fail(where, "of 3 axes with layout 'chw' or 'hwc' for an image", value)
+        if meaning == "class" and (shape or layout is not None or entry["dtype"] != "int64"):
+            self.fail(where, "one int64 without layout for a class", value)
+        scale = self.number(entry["scale"], f"{where}.scale")
+        if not scale > 0:
+            self.fail(f"{where}.scale", "above 0", scale)
+        built = Field(name, entry["dtype"], shape, meaning, layout, scale)
+        if entry["normalize"] is None:
+            return built
+        both = self.mapping(entry["normalize"], f"{where}.normalize", ["mean", "std"])
+        n = built.channels
+        mean, std = (
+            tuple(self.number(v, f"{where}.normalize") for v in self.sequence(both[k], f"{where}.normalize.{k}", least=n, most=n))
+            for k in ("mean", "std")
+        )
+        if not n or not all(v > 0 for v in std):
+            self.fail(f"{where}.normalize", "of an image, its std above 0", entry["normalize"])
+        return Field(name, entry["dtype"], shape, meaning, layout, scale, (mean, std))
+
+    def splits(self, value: Any, samples: int) -> tuple[Split, ...]:
+        out: list[Split] = []
+        at = 0
+        for i, item in enumerate(self.sequence(value, "splits", most=LIST_LIMIT, least=1)):
+            where = f"splits[{i}]"
+            entry = self.mapping(item, where, ["name", "start", "stop"])
+            name = self.text(entry["name"], f"{where}.name")
+            start, stop = self.count(entry["start"], f"{where}.start"), self.count(entry["stop"], f"{where}.stop")
+            if start != at or stop < start or not name or name in {s.name for s in out}:
+                self.fail(where, f"a new name and a range that begins at {at}", entry)
+            out.append(Split(name, start, stop))
+            at = stop
+        if at != samples:
+            self.fail("splits", f"ranges that end at {samples}", at)
+        return tuple(out)
+
+    def classes(self, value: Any) -> tuple[tuple[str, ...] | None, str | None]:
+        if value is None:
+            return None, None
+        if isinstance(value, dict):
+            return None, self.digest(self.mapping(value, "classes", ["file"])["file"], "classes.file")
+        return self.class_names(value, LIST_LIMIT), None
+
+    def class_names(self, value: Any, most: int) -> tuple[str, ...]:
+        names = tuple(self.name(v, f"classes[{i}]") for i, v in enumerate(self.sequence(value, "classes", most=most)))
+        if len(set(names)) != len(names):
+            self.fail("classes", "names that differ", list(names))
+        return names
+
+
+def load_index(root: Path, generation: str | None = None) -> tuple[Index, str]:
+    """The index of a dataset and its generation's name; of the current generation, or of the one asked for.
+
+    Raises NotADatasetError, GenerationError, VersionError or FormatError.
+    """
+    path = root / "index.json"
+    try:
+        data = read_limited(path, INDEX_LIMIT)
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotADatasetError(_not_a_dataset(root), path=str(root)) from None
+    for folder in ("shards", "generations"):
+        if (root / folder).is_symlink():
+            raise FormatError(f"{root / folder}: a link; the folders of a dataset lie inside it", path=str(root / folder))
+    found = hash_bytes(data)
+    if generation is None or generation == found:
+        if (root / "generations").is_dir() and not (root / "generations" / f"{found}.json").exists():
+            raise FormatError(
+                f"{path}: changed after it was published (no generations/{found}.json); run `mmcompile verify {root} --repair RAW`",
+                path=str(path),
+            )
+        return Index.from_bytes(data, path), found
+    if not HASH.match(generation):
+        raise GenerationError(f"{root}: generation {generation!r:.50} is not 32 hex digits; see `mmcompile info {root}`", path=str(root))
+    path = root / "generations" / f"{generation}.json"
+    try:
+        data = read_limited(path, INDEX_LIMIT)
+    except FileNotFoundError:
+        raise GenerationError(
+            f"{root}: generation {generation} is gone (pruned?), the current one is {found}; open the dataset anew",
+            path=str(root),
+            expected=generation,
+            found=found,
+        ) from None
+    if hash_bytes(data) != generation:
+        raise FormatError(f"{path}: its content does not match its name; run `mmcompile verify {root}`", path=str(path))
+    return Index.from_bytes(data, path), generation
+
+
+def _not_a_dataset(root: Path) -> str:
+    if not root.exists():
+        return f"{root}: no such folder; build one with `mmcompile build RAW {root}`"
+    if not root.is_dir():
+        return f"{root}: not a folder; expected the OUT of `mmcompile build RAW OUT`"
+    if (root / ".build").is_dir():
+        return f"{root}: its build is not finished (no index.json); run `mmcompile build RAW {root}` again, it goes on where it stopped"
+    return f"{root}: not a dataset (no index.json); build one with `mmcompile build RAW OUT`"
+
+
+def load_classes(root: Path, index: Index) -> tuple[str, ...] | None:
+    """The class names, from the index or from the file that it names."""
+    if index.classes_file is None:
+        return index.classes
+    path = root / "shards" / file_name("classes", index.classes_file, ".json")
+    try:
+        data = read_limited(path, BLOB_LIMIT)
+    except FileNotFoundError:
+        raise CorruptShardError(f"{path}: missing; run `mmcompile verify {root}`", path=str(path)) from None
+    if hash_bytes(data) != index.classes_file:
+        raise CorruptShardError(f"{path}: its content does not match its name; run `mmcompile verify {root}`", path=str(path))
+    return _IndexCheck(path).class_names(parse(data, path), 1 << 31)
+
+
+def publish(root: Path, index: Index) -> str:
+    """Make a generation the current one; returns its name.  Everything that it names must be durable already."""
+    data = index.to_bytes()
+    Index.from_bytes(data, root / "index.json")
+    name = hash_bytes(data)
+    (root / "generations").mkdir(exist_ok=True)
+    write_atomic(root / "generations" / f"{name}.json", data)
+    write_atomic(root / "index.json", data)
+    return name

@@ -1,0 +1,80 @@
+"""Hides how two runs on one OUT are kept apart: `flock` on OUT/.build/lock, which the kernel drops when its holder dies."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import stat
+import time
+from pathlib import Path
+from types import TracebackType
+
+from mmcompile.errors import BuildError
+
+__all__ = ["Lock"]
+
+
+class Lock:
+    """`flock` on OUT/.build/lock: one build, prune or repair at a time.
+
+    The kernel drops it when its holder dies, so the lock of a dead process is never in the way.  The file tells who holds it.  Not inherited by
+    workers (close-on-exec).  Raises BuildError, naming the holder, when another process has it.
+    """
+
+    def __init__(self, path: str | Path, *, required: bool = True) -> None:
+        self.path = Path(path)
+        self.required = required
+        self._fd = -1
+
+    def __enter__(self) -> Lock:
+        while True:
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = _holder(fd)
+                os.close(fd)
+                raise BuildError(
+                    f"{self.path.parent.parent}: another run is at work here ({holder}); wait for it or stop it", holder=holder
+                ) from None
+            except OSError as error:
+                os.close(fd)
+                if self.required:
+                    raise BuildError(
+                        f"{self.path}: this file system has no file locks ({error.strerror}); if no other run is at work, add --no-lock"
+                    ) from error
+                return self
+            self._fd = fd
+            if self.still_held():
+                break
+            os.close(fd)  # another run removed the folder between our open and our lock: take the new file
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "started": round(time.time())}).encode(), 0)
+        return self
+
+    def still_held(self) -> bool:
+        """Is the path still the file that was locked?  Not so after someone deleted .build/."""
+        if self._fd < 0:
+            return True
+        try:
+            there = os.stat(self.path, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        mine = os.fstat(self._fd)
+        return stat.S_ISREG(there.st_mode) and (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _holder(fd: int) -> str:
+    try:
+        found = json.loads(os.pread(fd, 4096, 0))
+        started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found["started"]))
+        return f"process {int(found['pid'])} on {found['host']}, since {started}"
+    except (ValueError, KeyError, TypeError):
+        return "its holder has not written its name yet"

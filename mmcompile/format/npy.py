@@ -1,0 +1,211 @@
+"""Hides what a shard file is: a `.npy` file of format version 1.0 whose header is known before it is read, and whose name is its hash.
+
+A reader knows from the index what each header must say, so it compares bytes and parses nothing: no header of a stranger is ever interpreted.
+`np.load` reads every file (it parses the same header by its own rules).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import stat
+import struct
+import sys
+import weakref
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from mmcompile.errors import CorruptShardError, FormatError
+from mmcompile.format.commit import install, write_atomic
+
+__all__ = [
+    "ALIGN",
+    "file_name",
+    "hash_bytes",
+    "hash_file",
+    "header",
+    "map_file",
+    "open_array",
+    "read_array",
+    "save_array",
+    "save_blob",
+]
+
+#: Data starts at a multiple of this: a page, so that a mapped row 0 and direct I/O are aligned.
+ALIGN = 4096
+#: Bytes read at a time when hashing: large enough for the disk, small enough for the cache.
+_CHUNK = 1 << 21
+_NORESERVE = 0x4000 if sys.platform == "linux" else 0
+
+Array = npt.NDArray[Any]
+
+
+def header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    """The exact bytes that stand before the data, a multiple of ALIGN long."""
+    descr = dtype.str if dtype.names is None else np.lib.format.dtype_to_descr(dtype)
+    text = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape!r}, }}".encode("latin-1")
+    total = -(-(10 + len(text) + 1) // ALIGN) * ALIGN
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", total - 10) + text.ljust(total - 11) + b"\n"
+
+
+def file_name(kind: str, digest: str, suffix: str = ".npy") -> str:
+    """The name of a file in shards/: what it holds, then its hash."""
+    return f"{kind}-{digest}{suffix}"
+
+
+def hash_bytes(data: bytes) -> str:
+    """xxh3-128 as 32 hex digits."""
+    return xxhash.xxh3_128_hexdigest(data)
+
+
+def hash_file(fd: int) -> str:
+    """xxh3-128 of an open file from its start to its end, as 32 hex digits."""
+    state, offset = xxhash.xxh3_128(), 0
+    buffer = bytearray(_CHUNK)
+    view = memoryview(buffer)
+    while count := os.preadv(fd, [buffer], offset):
+        state.update(view[:count])
+        offset += count
+    return state.hexdigest()
+
+
+def save_array(folder: Path, kind: str, array: Array, scratch: Path) -> str:
+    """Write an array as `<kind>-<hash>.npy` into `folder`, durably; returns the hash.  `scratch` is on the same file system."""
+    array = np.ascontiguousarray(array)
+    return save_blob(folder, kind, [header(array.dtype, array.shape), memoryview(cast(Any, array.reshape(-1).view(np.uint8)))], scratch)
+
+
+def save_blob(folder: Path, kind: str, parts: list[Any], scratch: Path, suffix: str = ".npy") -> str:
+    """Write bytes as `<kind>-<hash><suffix>` into `folder`, durably; returns the hash."""
+    state = xxhash.xxh3_128()
+    for part in parts:
+        state.update(part)
+    digest = state.hexdigest()
+    final = folder / file_name(kind, digest, suffix)
+    if sum(memoryview(part).nbytes for part in parts) < _CHUNK:
+        write_atomic(final, b"".join(bytes(part) for part in parts))
+        return digest
+    temporary = scratch / f"{final.name}.{os.getpid()}"
+    with open(temporary, "wb") as file:
+        for part in parts:
+            file.write(part)
+    install(temporary, final)
+    return digest
+
+
+def open_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[int, int]:
+    """Open a file that must hold exactly this array; returns (descriptor, offset of the data).
+
+    Its kind, size and header are checked before anything is mapped or allocated.  Raises FileNotFoundError when it is not there, else
+    CorruptShardError (or FormatError for a link) naming the file, what was expected and what was found.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        if path.is_symlink():
+            raise FormatError(f"{path}: a link; files of a dataset are regular files inside its folder", path=str(path)) from None
+        raise CorruptShardError(f"{path}: cannot be opened ({error.strerror})", path=str(path)) from error
+    try:
+        expected = header(dtype, shape)
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise CorruptShardError(f"{path}: not a regular file", path=str(path))
+        size = len(expected) + dtype.itemsize * _product(shape)
+        if status.st_size != size:
+            raise CorruptShardError(
+                f"{path}: {status.st_size:,} bytes, expected {size:,} for {dtype.str if dtype.names is None else 'records'} {shape}; "
+                "run `mmcompile verify`, then `--repair RAW`",
+                path=str(path),
+                expected=size,
+                found=status.st_size,
+            )
+        found = os.pread(fd, len(expected), 0)
+        if found != expected:
+            shown = found[10:150].rstrip(b" \n\0")
+            raise CorruptShardError(
+                f"{path}: its header is {shown!r}, expected {expected[10:].rstrip()!r}; run `mmcompile verify`, then `--repair RAW`",
+                path=str(path),
+            )
+    except OSError as error:
+        os.close(fd)
+        raise CorruptShardError(f"{path}: cannot be read ({error.strerror})", path=str(path)) from error
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd, len(expected)
+
+
+def read_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    """A whole small array in memory of its own, checked as by `open_array`."""
+    fd, offset = open_array(path, dtype, shape)
+    try:
+        out = np.empty(shape, dtype)
+        read_into(fd, out, offset, path)
+    finally:
+        os.close(fd)
+    return out
+
+
+def read_into(fd: int, out: Array, offset: int, path: Path) -> None:
+    """Fill a C-contiguous array from an offset of a file; a short or failed read is a CorruptShardError, never other bytes."""
+    view = memoryview(cast(Any, out.reshape(-1).view(np.uint8)))
+    done = 0
+    while done < len(view):
+        try:
+            count = os.preadv(fd, [view[done:]], offset + done)
+        except OSError as error:
+            raise CorruptShardError(f"{path}: cannot be read at byte {offset + done:,} ({error.strerror})", path=str(path)) from error
+        if count == 0:
+            raise CorruptShardError(f"{path}: ends at byte {offset + done:,}, expected {offset + len(view):,} or more", path=str(path))
+        done += count
+
+
+def map_file(fd: int, length: int, *, writable: bool) -> npt.NDArray[np.uint8]:
+    """Map the first `length` bytes of a file: private, never reserved, unmapped when the last view of the array is gone.
+
+    `writable` maps are copy-on-write: a write stays in this process.  The descriptor can be closed at once and none is held, which Python's own
+    `mmap` cannot do before 3.13; MAP_NORESERVE keeps maps larger than memory from being refused as committed memory.
+    """
+    if length == 0:
+        return np.empty(0, np.uint8)
+    if sys.platform != "linux":
+        access = mmap.ACCESS_COPY if writable else mmap.ACCESS_READ
+        return np.frombuffer(mmap.mmap(fd, length, access=access), np.uint8)
+    protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+    address = _libc().mmap(None, length, protection, mmap.MAP_PRIVATE | _NORESERVE, fd, 0)
+    if address in (None, _FAILED):
+        code = ctypes.get_errno()
+        raise OSError(code, f"cannot map {length:,} bytes: {os.strerror(code)}")
+    owner = (ctypes.c_ubyte * length).from_address(address)
+    weakref.finalize(owner, _libc().munmap, address, length).atexit = False
+    array: npt.NDArray[np.uint8] = np.frombuffer(cast(Any, owner), np.uint8)
+    array.flags.writeable = writable
+    return array
+
+
+_FAILED = ctypes.c_void_p(-1).value
+_loaded: list[ctypes.CDLL] = []
+
+
+def _libc() -> ctypes.CDLL:
+    if not _loaded:
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mmap.restype = ctypes.c_void_p
+        libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
+        libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+        _loaded.append(libc)
+    return _loaded[0]
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    total = 1
+    for n in shape:
+        total *= n
+    return total

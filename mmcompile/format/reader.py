@@ -1,0 +1,249 @@
+"""Hides where a row lies: (shard, row) behind one range [0, n), mapped or read, opened on demand.
+
+A Reader writes nothing and shares nothing.  It pickles as path + generation, so that a worker opens exactly what its parent had open; after a fork
+it goes on with the maps that it has.  Thread-safe.  Opening costs O(shards), in numpy; a shard is opened, and its size and header are checked, when a
+row of it is first asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from bisect import bisect_right
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from mmcompile.errors import CorruptShardError, GenerationError
+from mmcompile.format.index import load_classes, load_index
+from mmcompile.format.npy import ALIGN, file_name, map_file, open_array, read_array, read_into
+from mmcompile.format.samples import keys_of, pair_hash, sample_dtype
+
+__all__ = ["Reader"]
+
+Array = npt.NDArray[Any]
+_T = TypeVar("_T")
+
+#: Maps held at once; the kernel's limit for a process is 65,530, and others want some too.
+_MAPS = 30_000
+#: Where a mapped page can fail after it was opened (server gone, file cut): a failed read is an exception there, a failed page a signal.
+_REMOTE = ("nfs", "cifs", "smb", "fuse", "9p", "ceph", "lustre", "gpfs", "beegfs", "afs", "gluster", "virtiofs", "orangefs", "vboxsf")
+
+
+class Reader:
+    """The rows of one generation of a dataset.
+
+    `engine`: "mmap", "pread", or "auto": mmap where the file system is local.  Raises NotADatasetError, GenerationError, VersionError, FormatError.
+    """
+
+    def __init__(self, root: str | Path, *, generation: str | None = None, engine: str = "auto") -> None:
+        if engine not in ("auto", "mmap", "pread"):
+            raise ValueError(f"engine must be 'auto', 'mmap' or 'pread', not {engine!r}")
+        self.root = Path(os.path.abspath(root))
+        self.index, self.generation = load_index(self.root, generation)
+        self._asked = engine
+        self.engine = engine if engine != "auto" else ("pread" if _is_remote(self.root) else "mmap")
+        self._shards = self.root / "shards"
+        self.table = self._read(file_name("table", self.index.table), self.index.table_dtype(), (self.index.shards,))
+        rows = self.table["rows"]
+        if (rows.size and (rows.min() < 1 or rows.max() > self.index.samples)) or int(rows.sum()) != self.index.samples:
+            raise CorruptShardError(
+                f"{self._shards / file_name('table', self.index.table)}: its rows sum up to {int(rows.sum()):,}, the index says "
+                f"{self.index.samples:,} in {self.index.shards:,} shards of at least 1",
+                path=str(self.root),
+            )
+        #: First row of each shard, then the number of samples: int64 (shards + 1,).
+        self.starts = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum(rows, out=self.starts[1:])
+        self._bounds: list[int] = self.starts.tolist()
+        self._fields = {f.name: f for f in self.index.fields}
+        self._maps: dict[tuple[str, int, bool], Array] = {}
+        self._files: dict[tuple[str, int], _File] = {}
+        self._limit = _MAPS if self.engine == "mmap" else max(16, min(512, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
+        self._classes: tuple[str, ...] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopen, (str(self.root), self.generation, self._asked)
+
+    def __len__(self) -> int:
+        return self.index.samples
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """The class names, or None for a dataset without labels."""
+        if self._classes is None:
+            self._classes = load_classes(self.root, self.index)
+        return self._classes
+
+    def locate(self, row: int) -> tuple[int, int]:
+        """(shard, row in it) of a row in [0, n)."""
+        shard = bisect_right(self._bounds, row) - 1
+        return shard, row - self._bounds[shard]
+
+    def path(self, name: str, shard: int) -> Path:
+        """The file of a field (or of "samples", "keys") of a shard."""
+        return self._shards / file_name(name, pair_hash(self.table[name][shard]))
+
+    def view(self, field: str, shard: int) -> Array:
+        """A shard's rows of a field, (rows, *shape) as they lie on disk: a copy-on-write map (with engine "pread" a copy in memory).
+
+        A write to it stays in this process and is seen by its later views.
+        """
+        if self.engine == "pread":
+            spec = self._fields[field]
+            return self._read(self.path(field, shard).name, spec.stored, (int(self.table["rows"][shard]), *spec.shape))
+        return self._mapped(field, shard, True)
+
+    def row(self, field: str, row: int) -> Array:
+        """One row: a view of the copy-on-write map, or with engine "pread" a copy of one's own."""
+        shard, local = self.locate(row)
+        if self.engine == "mmap":
+            return np.asarray(self._mapped(field, shard, True)[local])
+        spec = self._fields[field]
+        out = np.empty(spec.shape, spec.stored)
+        self._pread(field, shard, local, out.reshape((1, *spec.shape)))
+        return out
+
+    def gather(self, field: str, rows: npt.NDArray[np.int64], out: Array | None = None) -> Array:
+        """Copy rows, in the order asked, into `out` (N, *shape), C-contiguous (a new array when None).  Never from a copy-on-write map."""
+        spec = self._fields[field]
+        rows = np.asarray(rows, np.int64)
+        if out is None:
+            out = np.empty((len(rows), *spec.shape), spec.stored)
+        shards = np.searchsorted(self.starts, rows, side="right") - 1
+        local = rows - self.starts[shards]
+        if spec.row_bytes > ALIGN or self.engine == "pread":
+            for i, (shard, at) in enumerate(zip(shards.tolist(), local.tolist(), strict=True)):
+                if self.engine == "pread":
+                    self._pread(field, shard, at, out[i : i + 1])
+                else:
+                    out[i] = self._mapped(field, shard, False)[at]
+            return out
+        for shard in np.unique(shards).tolist():  # small rows: one call of numpy for all rows of a shard
+            where = np.flatnonzero(shards == shard)
+            source = self._mapped(field, shard, False)
+            if len(where) == len(rows):
+                np.take(source, local, axis=0, out=out, mode="clip")
+            else:
+                out[where] = source[local[where]]
+        return out
+
+    def column(self, field: str) -> Array:
+        """All rows of a field as one array in memory: for labels and other small fields."""
+        spec = self._fields[field]
+        out = np.empty((len(self), *spec.shape), spec.stored)
+        for shard in range(len(self.table)):
+            start, stop = self._bounds[shard], self._bounds[shard + 1]
+            fd, offset = self._open_file(field, shard)
+            try:
+                read_into(fd, out[start:stop], offset, self.path(field, shard))
+            finally:
+                os.close(fd)
+        return out
+
+    def samples(self, shard: int) -> Array:
+        """The provenance of a shard's rows: a structured array, see `samples.sample_dtype`."""
+        return self._read(self.path("samples", shard).name, sample_dtype(self.index.fields), (int(self.table["rows"][shard]),))
+
+    def keys(self, shard: int) -> list[bytes]:
+        """The source keys of a shard's rows, as raw bytes."""
+        path, records = self.path("keys", shard), self.samples(shard)
+        stops = records["key_stop"]
+        if len(stops) and (np.any(stops[1:] < stops[:-1]) or stops[-1] > 1 << 40):
+            raise CorruptShardError(f"{self.path('samples', shard)}: its key offsets do not grow", path=str(self.root))
+        blob = self._read(path.name, np.dtype("u1"), (int(stops[-1]) if len(stops) else 0,))
+        return keys_of(records, blob.tobytes())
+
+    def _read(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+        try:
+            return read_array(self._shards / name, dtype, shape)
+        except FileNotFoundError:
+            raise self._missing(self._shards / name) from None
+
+    def _missing(self, path: Path) -> Exception:
+        if not (self.root / "generations" / f"{self.generation}.json").exists():
+            return GenerationError(
+                f"{path}: gone, as generation {self.generation} was pruned or removed; open the dataset anew",
+                path=str(path),
+                expected=self.generation,
+            )
+        return CorruptShardError(f"{path}: missing; run `mmcompile verify {self.root} --repair RAW`", path=str(path))
+
+    def _open_file(self, field: str, shard: int) -> tuple[int, int]:
+        path, spec = self.path(field, shard), self._fields[field]
+        try:
+            return open_array(path, spec.stored, (int(self.table["rows"][shard]), *spec.shape))
+        except FileNotFoundError:
+            raise self._missing(path) from None
+
+    def _mapped(self, field: str, shard: int, writable: bool) -> Array:
+        key = (field, shard, writable)
+        found = self._maps.get(key)
+        if found is not None:
+            return found
+        spec = self._fields[field]
+        shape = (int(self.table["rows"][shard]), *spec.shape)
+        fd, offset = self._open_file(field, shard)
+        try:
+            mapped = map_file(fd, offset + shape[0] * spec.row_bytes, writable=writable)
+        except OSError as error:
+            raise CorruptShardError(f"{self.path(field, shard)}: {error.strerror}", path=str(self.path(field, shard))) from error
+        finally:
+            os.close(fd)
+        return _keep(self._maps, key, mapped[offset:].view(spec.stored).reshape(shape), self._limit)
+
+    def _pread(self, field: str, shard: int, local: int, out: Array) -> None:
+        spec = self._fields[field]
+        file = self._files.get((field, shard))
+        if file is None:
+            file = _keep(self._files, (field, shard), _File(*self._open_file(field, shard)), self._limit)
+        read_into(file.fd, out, file.offset + local * spec.row_bytes, self.path(field, shard))
+
+    def close(self) -> None:
+        """Drop all maps and descriptors; views that are still held stay valid, and the Reader can be used on."""
+        self._maps.clear()
+        self._files.clear()
+
+
+class _File:
+    """An open file that closes when its last user lets go of it."""
+
+    def __init__(self, fd: int, offset: int) -> None:
+        self.fd, self.offset = fd, offset
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
+def _keep(held: dict[Any, _T], key: Any, value: _T, limit: int) -> _T:
+    """Remember what was opened and drop the oldest beyond the limit.  Needs no lock (which a fork could leave locked): each step is atomic."""
+    value = held.setdefault(key, value)
+    while len(held) > limit:
+        try:
+            held.pop(next(iter(held)), None)
+        except (StopIteration, RuntimeError):  # another thread was faster
+            break
+    return value
+
+
+def _reopen(root: str, generation: str, engine: str) -> Reader:
+    return Reader(root, generation=generation, engine=engine)
+
+
+def _is_remote(root: Path) -> bool:
+    """Does this folder lie on a file system that can fail after a file was opened?"""
+    try:
+        lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
+        path = os.fsencode(os.path.realpath(root))
+    except OSError:
+        return False
+    best, kind = b"", ""
+    for line in lines:
+        left, _, right = line.partition(b" - ")
+        point = left.split()[4].decode("unicode_escape").encode("latin-1")
+        inside = path == point or path.startswith(point.rstrip(b"/") + b"/")
+        if inside and len(point) >= len(best):
+            best, kind = point, right.split()[0].decode()
+    return kind.startswith(_REMOTE)

@@ -1,0 +1,152 @@
+"""Hides how the provenance of rows is stored: one structured array a shard, numpy columns and no objects, its keys in a blob beside it.
+
+Each row tells the source it came from (key, size, xxh3-128, size in pixels, mode, format, orientation), what was done (flags), the hash of its
+stored bytes, and exact sums of its pixels from which the statistics of any split are combined.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from mmcompile.format.index import Field
+
+__all__ = ["FLAGS", "combine_statistics", "hash_pair", "keys_of", "pair_hash", "row_hashes", "sample_dtype", "shard_sums"]
+
+#: What was done to a source, beyond the settings: bit -> word.  A bit never changes its meaning.
+FLAGS = {
+    1: "broken-exif",
+    2: "icc-ignored",
+    4: "more-frames",
+    8: "wrong-extension",
+    16: "truncated-accepted",
+    32: "pillow-warning",
+}
+
+Array = npt.NDArray[Any]
+
+
+def sample_dtype(fields: tuple[Field, ...]) -> np.dtype[Any]:
+    """The record of one row.
+
+    `sum` and `sum_squares` (C,) are of the pixels after geometry, before cast and normalise, in units of the source's `depth` (8: 0-255, 16:
+    0-65535, 0: as they are): uint64 where the stored dtype is unsigned (sums of integers are exact), else float64 (exact too for integer sources
+    of up to 2^53).
+    """
+    columns: list[Any] = [
+        ("key_stop", "<u8"),
+        ("source_size", "<u8"),
+        ("source_hash", "<u8", (2,)),
+        ("row_hash", "<u8"),
+        ("width", "<u4"),
+        ("height", "<u4"),
+        ("flags", "<u4"),
+        ("mode", "S8"),
+        ("format", "S8"),
+        ("orientation", "u1"),
+        ("depth", "u1"),
+    ]
+    for field in fields:
+        if field.meaning == "image":
+            kind = "<u8" if field.dtype in ("uint8", "uint16") else "<f8"
+            columns += [("sum", kind, (field.channels,)), ("sum_squares", kind, (field.channels,))]
+            break
+    return np.dtype(columns)
+
+
+def hash_pair(digest: str) -> tuple[int, int]:
+    """A 128-bit hash as two uint64, high half first (never S16, which strips trailing NULs)."""
+    return int(digest[:16], 16), int(digest[16:], 16)
+
+
+def pair_hash(pair: Any) -> str:
+    """The 32 hex digits of a stored pair."""
+    return f"{int(pair[0]):016x}{int(pair[1]):016x}"
+
+
+def keys_of(samples: Array, blob: bytes | memoryview) -> list[bytes]:
+    """The keys of a shard's rows; row r's key is blob[key_stop[r - 1] : key_stop[r]]."""
+    stops = samples["key_stop"].tolist()
+    data = bytes(blob)
+    return [data[a:b] for a, b in zip([0, *stops[:-1]], stops, strict=True)]
+
+
+def row_hashes(rows: list[Array]) -> npt.NDArray[np.uint64]:
+    """xxh3-64 of each row's stored bytes over all fields in field order; `rows` holds one C-contiguous (N, *shape) array a field."""
+    views = [np.ascontiguousarray(a).reshape(len(a), -1).view(np.uint8) for a in rows]
+    out = np.empty(len(rows[0]), np.uint64)
+    for i in range(len(out)):
+        state = xxhash.xxh3_64()
+        for view in views:
+            state.update(view[i])
+        out[i] = state.intdigest()
+    return out
+
+
+def shard_sums(samples: Array, pixels: int) -> list[dict[str, Any]]:
+    """Sums of one shard, one entry for each depth in it; `pixels` is H * W of a row.
+
+    Exact: Python integers where the columns are integers, `math.fsum` (correctly rounded, so independent of order) where they are floats.
+    """
+    if "sum" not in (samples.dtype.names or ()):
+        return []
+    out = []
+    for depth in sorted(set(samples["depth"].tolist())):
+        rows = samples[samples["depth"] == depth]
+        entry: dict[str, Any] = {"depth": depth, "pixels": len(rows) * pixels}
+        for name in ("sum", "sum_squares"):
+            entry[name] = [_total(rows[name][:, c]) for c in range(rows[name].shape[1])]
+        out.append(entry)
+    return out
+
+
+def combine_statistics(shards: list[list[dict[str, Any]]], scale: bool) -> dict[str, Any] | None:
+    """Mean and standard deviation of a split from the sums of its shards, in row order.
+
+    With `scale` an 8-bit pixel counts as x / 255 and a 16-bit one as x / 65535, as ToTensor's.  Rationals until the last step, so the result is the
+    float nearest to the exact value.  None where there are no pixels, or where a source held NaN or infinity.
+    """
+    groups: dict[int, dict[str, Any]] = {}
+    for entry in (e for shard in shards for e in shard):
+        have = groups.setdefault(entry["depth"], {"depth": entry["depth"], "pixels": 0, "sum": [], "sum_squares": []})
+        have["pixels"] += entry["pixels"]
+        for name in ("sum", "sum_squares"):
+            have[name].append(entry[name])
+    sums = []
+    for depth in sorted(groups):
+        group = groups[depth]
+        for name in ("sum", "sum_squares"):
+            group[name] = [_total(channel) for channel in zip(*group[name], strict=True)]
+        sums.append(group)
+    total = sum(g["pixels"] for g in sums)
+    if not total or any(v is None for g in sums for v in g["sum"] + g["sum_squares"]):
+        return None
+    mean, std = [], []
+    for c in range(len(sums[0]["sum"])):
+        first = sum((Fraction(g["sum"][c]) / _unit(g["depth"], scale) for g in sums), Fraction(0)) / total
+        second = sum((Fraction(g["sum_squares"][c]) / _unit(g["depth"], scale) ** 2 for g in sums), Fraction(0)) / total
+        mean.append(float(first))
+        std.append(math.sqrt(max(0.0, float(second - first * first))))
+    return {"pixels": total, "mean": mean, "std": std, "sums": sums}
+
+
+def _unit(depth: int, scale: bool) -> int:
+    return {8: 255, 16: 65535}.get(depth, 1) if scale else 1
+
+
+def _total(values: Any) -> int | float | None:
+    """The exact (or correctly rounded) sum; None where a value is not finite or missing."""
+    items: list[Any] = values.tolist() if isinstance(values, np.ndarray) else list(values)
+    if any(v is None or not math.isfinite(v) for v in items):
+        return None
+    if all(isinstance(v, int) for v in items):
+        return int(sum(items))
+    try:
+        return math.fsum(items)
+    except OverflowError:
+        return None
