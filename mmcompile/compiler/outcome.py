@@ -1,0 +1,62 @@
+"""Hides nothing: what a build tells its caller while it runs (Progress) and when it is done (BuildReport)."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+__all__ = ["BuildReport", "Progress"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One moment of a build.  `done` of `total` items are settled (stored, copied or rejected); `message` is a line worth showing, or ""."""
+
+    stage: str
+    done: int = 0
+    total: int = 0
+    rejects: int = 0
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """What a build did; `to_json()` is valid against schemas/report.schema.json.
+
+    `decoded`, `copied` (rows taken over after their hash was checked) and `kept` (rows of shards that were left alone) sum up to `samples`.
+    `bytes` are those of the files that the dataset names.  With `dry_run` nothing was written: `kept` are rows already sealed or published,
+    `free_bytes` and `estimate_s` say whether there is room and how long it may take (None where it cannot be known).
+    """
+
+    out: str
+    samples: int
+    rejects: int
+    shards: int
+    bytes: int
+    seconds: float
+    decoded: int = 0
+    copied: int = 0
+    kept: int = 0
+    generation: str | None = None
+    classes: tuple[str, ...] | None = None
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    geometry: str = ""
+    dry_run: bool = False
+    free_bytes: int | None = None
+    estimate_s: float | None = None
+    workers: int = 0
+    left_out: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    reject_reasons: dict[str, int] = field(default_factory=dict)
+    rejects_file: str | None = None
+    warnings: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+
+    @property
+    def images_per_s(self) -> float:
+        """Items settled by this run, a second."""
+        return (self.decoded + self.copied + self.rejects) / self.seconds if self.seconds > 0 else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {"command": "build", **asdict(self), "images_per_s": self.images_per_s}
