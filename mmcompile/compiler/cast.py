@@ -1,7 +1,8 @@
 """From pixels to a stored row: this module decides the arithmetic of scaling, normalising and rounding, and nothing else does.
 
-Float values are `x / max of the source's depth` in float32 and `(value - mean) / std` in float32, which is what torchvision's ToTensor and
-Normalize compute, bit for bit.  Narrower floats are one rounding (to nearest, ties to even) of that float32; float64 is computed in float64.
+Float values are `x / max of the source's depth` in float32 and `(value - mean) / std` in float32, which is what torchvision's ToTensor
+and Normalize compute, bit for bit.  Narrower floats are one rounding (to nearest, ties to even) of that float32; float64 is computed in
+float64.
 """
 
 from __future__ import annotations

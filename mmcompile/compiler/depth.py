@@ -1,7 +1,7 @@
 """More than 8 bits: this module decides what becomes of 16-bit, 32-bit and float images, and nothing is squeezed into a byte unasked.
 
-Scaling is right for photographs, clipping for labels and microscopy; only the person who has the files knows which, so the default for bytes
-is a reject that names the option.
+Scaling is right for photographs, clipping for labels and microscopy; only the person who has the files knows which, so the default for
+bytes is a reject that names the option.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _to_range(values: npt.NDArray[Any], low_high: tuple[float, float]) -> npt.ND
 
 def resized_back(resized: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Values that were resized as float32, as the dtype they had: whole numbers are rounded half to even and clipped to what it holds."""
-    if dtype.kind == "f":
+    if resized.dtype == dtype:
         return resized
     limits = np.iinfo(dtype)
     return np.clip(np.rint(resized.astype(np.float64)), limits.min, limits.max).astype(dtype)

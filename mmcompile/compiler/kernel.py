@@ -1,8 +1,8 @@
 """A slow, exact resize for extreme shapes: this module knows the integer arithmetic of Pillow's and torch's kernels, tap by tap.
 
-Both resize along one axis after the other, with weights of fixed precision and a byte rounded in between.  `window` computes only the rows and
-columns that a crop shows, so a picture of 1 x 5000 never becomes one of 256 x 1,280,000, and the bytes are those of resizing all of it.
-Works on arrays alone: neither Pillow nor torch is needed.
+Both resize along one axis after the other, with weights of fixed precision and a byte rounded in between.  `window` computes only the
+rows and columns that a crop shows, so a picture of 1 x 5000 never becomes one of 256 x 1,280,000, and the bytes are those of resizing
+all of it. Works on arrays alone: neither Pillow nor torch is needed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Rules:
-    """Whose arithmetic: `torch` (always columns first) or `pillow`, whose version 13 takes rows first where the height shrinks much more."""
+    """Whose arithmetic: torch's, columns first, or Pillow's, which may take rows first where the height shrinks much more (13 does)."""
 
     resampler: Literal["torch", "pillow"]
     filter: str
@@ -66,13 +66,35 @@ class _Taps:
 def window(pixels: npt.NDArray[Any], box: Box, rules: Rules) -> npt.NDArray[Any]:
     """The window of the resized picture, (rows, columns, C) in the dtype of `pixels` (H, W, C), which is uint8 or float32.
 
-    Raises DecodeError (code `aspect-limit`) where even the window alone would take too long.
+    Two or four channels are grey or RGB with transparency, premultiplied around the resize as Pillow does.  Raises DecodeError (code
+    `aspect-limit`) where even the window alone would take too long.
     """
-    height, width = pixels.shape[:2]
     if rules.filter == "nearest":
+        height, width = pixels.shape[:2]
         rows = _nearest(height, box.height, box.top, box.bottom)
         columns = _nearest(width, box.width, box.left, box.right)
         return np.ascontiguousarray(pixels[rows][:, columns])
+    if pixels.dtype == np.uint8 and pixels.shape[2] in (2, 4):
+        return _divided(_both_passes(_premultiplied(pixels), box, rules))
+    return _both_passes(pixels, box, rules)
+
+
+def _premultiplied(pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    alpha = pixels[:, :, -1:].astype(np.uint32)
+    product = pixels[:, :, :-1] * alpha + 128
+    return np.concatenate([(((product >> 8) + product) >> 8).astype(np.uint8), pixels[:, :, -1:]], axis=2)
+
+
+def _divided(pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    alpha = pixels[:, :, -1:].astype(np.uint32)
+    colours = pixels[:, :, :-1].astype(np.uint32)
+    divided = np.minimum(255 * colours // np.maximum(alpha, 1), 255)
+    colours = np.where((alpha == 0) | (alpha == 255), colours, divided)
+    return np.concatenate([colours.astype(np.uint8), pixels[:, :, -1:]], axis=2)
+
+
+def _both_passes(pixels: npt.NDArray[Any], box: Box, rules: Rules) -> npt.NDArray[Any]:
+    height, width = pixels.shape[:2]
     rows_first = rules.tall_rows_first and height - box.height > max(0, (width - box.width) * 2)
     vertical = (height, box.height, box.top, box.bottom)
     horizontal = (width, box.width, box.left, box.right)

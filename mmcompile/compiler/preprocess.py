@@ -1,7 +1,8 @@
 """What a sample is made of: this module decides which options exist, which go together, and what each leaves on disk.
 
-A `Preprocess` is frozen and checks itself; `resolved()` fills in what the presets decide; the settings dictionaries are what fingerprints and
-the index are made of.  Nothing here looks at a pixel: that is `cast` (values to a stored row), `resample` (sizes) and `decode` (bytes to pixels).
+A `Preprocess` is frozen and checks itself; `resolved()` fills in what the presets decide; the settings dictionaries are what
+fingerprints and the index are made of.  Nothing here looks at a pixel: that is `cast` (values to a stored row), `resample` (sizes) and
+`decode` (bytes to pixels).
 """
 
 from __future__ import annotations
@@ -81,7 +82,8 @@ class Preprocess:
     """The static part of an input pipeline; names and values are those of `mmcompile build`.
 
     Checked on construction: an OptionError names the options that clash, and what to do.  `None` where a preset decides (`resolved`).
-    `keep_size` (height, width) and `kept_mode` are set by a build that looked at its sources, when no geometry or `mode="keep"` was asked for.
+    `keep_size` (height, width) and `kept_mode` are set by a build that looked at its sources, when no geometry or `mode="keep"` was
+    asked for.
     """
 
     resize: int | tuple[int, int] | None = None

@@ -1,23 +1,26 @@
 """Sizes: this module decides where a picture lands in a sample, and is the only home of torch in a build.
 
-`fit` is torchvision's rounding for resize, crop and padding.  `resize` is the antialiased uint8 kernel of torch on channels-last memory: equal
-bit for bit to torchvision v2's Resize(antialias=True) on a uint8 tensor, on every x86 instruction set.  `is_giant` tells when a resized picture
-must not exist as a whole (`kernel.window` computes the same bytes of a part).
+`fit` is torchvision's rounding for resize, crop and padding.  `resize` is the antialiased uint8 kernel of torch on channels-last memory:
+equal bit for bit to torchvision v2's Resize(antialias=True) on a uint8 tensor, on every x86 instruction set.  `sample` puts them together,
+and never makes a resized picture that is far larger than what the sample shows of it: `kernel` computes the same bytes of that part alone.
 """
 
 from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from mmcompile.compiler import kernel
 from mmcompile.compiler.preprocess import Preprocess
+from mmcompile.errors import DecodeError
 
-__all__ = ["GIANT_PIXELS", "Fit", "fit", "initialise", "is_giant", "place", "resize", "versions"]
+__all__ = ["GIANT_PIXELS", "Fit", "Maker", "Window", "fit", "initialise", "is_giant", "place", "resize", "sample", "versions"]
 
 #: A resized picture larger than this (48 MiB of RGB), and much larger than what is kept of it, is never made whole.
 GIANT_PIXELS = 1 << 24
@@ -25,17 +28,22 @@ GIANT_PIXELS = 1 << 24
 _GIANT_RATIO = 4
 
 
+_Pixels = npt.NDArray[Any]
+#: (top, left, bottom, right), half-open.
+Window = tuple[int, int, int, int]
+
+
 @dataclass(frozen=True)
 class Fit:
-    """Where a picture lands: it is resized to `size`, and the sample `out` shows it from (`top`, `left`) on; negative offsets are padding."""
+    """Where a picture lands: resized to `size`, and shown by the sample `out` from (`top`, `left`) on; negative offsets are padding."""
 
     size: tuple[int, int]
     top: int
     left: int
     out: tuple[int, int]
 
-    def window(self) -> tuple[int, int, int, int]:
-        """(top, left, bottom, right), half-open: the part of the resized picture that the sample shows."""
+    def window(self) -> Window:
+        """The part of the resized picture that the sample shows."""
         (rows, columns), (height, width) = self.size, self.out
         return max(self.top, 0), max(self.left, 0), min(self.top + height, rows), min(self.left + width, columns)
 
@@ -72,6 +80,47 @@ def is_giant(height: int, width: int, fitted: Fit) -> bool:
     between = columns * height if columns > width else 0
     largest = max(rows * columns, between)
     return largest > GIANT_PIXELS and largest > _GIANT_RATIO * fitted.out[0] * fitted.out[1]
+
+
+@dataclass(frozen=True)
+class Maker:
+    """A decoded picture that is converted only as far as a sample needs: all of it as an array, or a window of it after Pillow's resize.
+
+    `array` gives (H, W, C) uint8 or float32; `by_pillow(size, window)` the window of the picture resized to (height, width), the same
+    dtype or any if nothing is resized.  `rows_first`: this Pillow takes rows first for tall pictures.
+    """
+
+    array: Callable[[], _Pixels]
+    by_pillow: Callable[[tuple[int, int], Window], _Pixels]
+    rows_first: bool
+
+
+def sample(height: int, width: int, options: Preprocess, maker: Maker) -> _Pixels:
+    """The pixels (H, W, C) of a sample, for resolved options and a picture of this size.
+
+    Raises DecodeError: code `size` for a stray among sources whose size is kept, `aspect-limit` for a picture too extreme to compute.
+    """
+    if options.keep_size is not None and (height, width) != options.keep_size:
+        kept = f"{options.keep_size[1]}x{options.keep_size[0]}"
+        raise DecodeError(
+            f"{width}x{height} (width x height) among sources of {kept}, whose size is kept: give --resize and --crop",
+            stage="geometry",
+            code="size",
+        )
+    fitted = fit(height, width, options)
+    window = fitted.window()
+    top, left, bottom, right = window
+    by_torch = options.resampler == "torch"
+    if fitted.size == (height, width):
+        part = maker.by_pillow(fitted.size, window)
+    elif is_giant(height, width, fitted):
+        rules = kernel.Rules("torch" if by_torch else "pillow", options.filter, maker.rows_first)
+        part = kernel.window(maker.array(), kernel.Box(*fitted.size, *window), rules)
+    elif by_torch:
+        part = resize(maker.array(), fitted.size, options.filter)[top:bottom, left:right]
+    else:
+        part = maker.by_pillow(fitted.size, window)
+    return place(part, fitted)
 
 
 def place(part: npt.NDArray[Any], fitted: Fit) -> npt.NDArray[Any]:
