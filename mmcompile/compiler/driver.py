@@ -54,8 +54,8 @@ _SHOWN = 1000
 class BuildOptions:
     """How to run a build.  Nothing here changes a byte of the dataset but `shard_bytes`, which moves the cuts.
 
-    `workers`: processes, None: as many as this process may use.  `decode_timeout_s`: seconds that one image may take, and one more for each megapixel.
-    `lock=False` is for file systems without file locks: the caller makes sure that no other run is at work.
+    `workers`: processes, None: as many as this process may use.  `decode_timeout_s`: seconds that one image may take, and one more for
+    each megapixel.  `lock=False` is for file systems without file locks: the caller makes sure that no other run is at work.
     """
 
     workers: int | None = None
@@ -85,10 +85,12 @@ def build(
 ) -> BuildReport:
     """Compile `source` (a folder of images, or a Source) into the dataset `out`, and publish it.
 
-    The bytes of the dataset depend on the sources, `preprocess` and `shard_bytes` alone.  `max_rejects`: how many bad images may be left out, a number or
-    "2%" of the items.  Safe to kill at any moment: the same call goes on where it stopped.  Raises OptionError before anything is written; DecodeError
-    when more images were rejected than allowed, SourceError when files could not be read or settled (both with everything else sealed, nothing
-    published); OutputExistsError; EngineError; BuildError when another run is at work, or the disk is full.
+    The bytes of the dataset depend on the sources, `preprocess` and `shard_bytes` alone.  `max_rejects`: how many bad images may be left
+    out, a number or "2%" of the items.  Safe to kill at any moment: the same call goes on where it stopped.
+
+    Raises OptionError before anything is written; DecodeError when more images were rejected than allowed, SourceError when files could not
+    be read or settled (both with everything else sealed, nothing published); OutputExistsError; EngineError; BuildError when another run is
+    at work, or the disk is full.
     """
     run = _Build(_as_source(source), Path(out), preprocess or Preprocess(), options or BuildOptions(), max_rejects, progress or (lambda _: None))
     try:
@@ -286,6 +288,9 @@ class _Build:
         write_atomic(self.out / ".build" / "settings.json", canonical(self.settings))
         table = write_table(self.previous.old, scratch) if todo else None
         self.job = replace(self.job, preprocess=self.preprocess, fields=self.fields, reuse=table, old=tuple(self.previous.old) if table else ())
+        if self.previous.remembered and todo:
+            self.job = replace(self.job, remembered=scratch / "remembered.json")
+            write_atomic(scratch / "remembered.json", canonical(self.previous.remembered), durable=False)
         self.sealed: dict[int, Seal] = {}
         self._saved = time.monotonic()
 
@@ -299,7 +304,7 @@ class _Build:
         def on_progress(counts: Counts) -> None:
             self.progress(Progress("build", counts.done, total, counts.rejects))
 
-        self.runner = Runner(self.executor, self.job, self.previous.remembered, on_sealed, on_progress, self.workers)
+        self.runner = Runner(self.executor, self.job, on_sealed, on_progress, self.workers)
         self.runner.run(self._works(todo))
         if self.runner.failures:
             self._raise_failures()
@@ -320,8 +325,8 @@ class _Build:
         free = free_bytes(self.out)
         if free is not None and need > free:
             raise BuildError(
-                f"{self.out}: {need:,} bytes are needed for {items:,} samples, {free:,} are free; nothing was decoded: free some space, or choose a smaller "
-                "size or --dtype uint8",
+                f"{self.out}: {need:,} bytes are needed for {items:,} samples, {free:,} are free; nothing was decoded: free some space, "
+                "or choose a smaller size or --dtype uint8",
                 needed=need,
                 free=free,
             )

@@ -149,7 +149,7 @@ def publish_shards(build: _Build, rejects: list[dict[str, Any]]) -> Published:
 def clean_up(out: Path, before: dict[str, Seal], now: dict[int, Seal]) -> None:
     """After publishing: remove the seals, and the files that they named and no generation names."""
     candidates = {name for seal in [*before.values(), *now.values()] for name in seal.names()}
-    named = set()
+    named: set[str] = set()
     for path in (out / "generations").glob("*.json"):
         if not HASH.match(path.stem):
             continue

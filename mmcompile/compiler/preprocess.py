@@ -170,9 +170,7 @@ class Preprocess:
         if self.normalize is None:
             return
         if isinstance(self.normalize, str) and self.normalize not in ("imagenet", "auto"):
-            raise OptionError(
-                f"--normalize must be imagenet or auto, or give --mean and --std; found {self.normalize!r}", options=["normalize"]
-            )
+            raise OptionError(f"--normalize must be imagenet or auto, or give --mean and --std; found {self.normalize!r}", options=["normalize"])
         if not isinstance(self.normalize, str | Normalize):
             raise OptionError(f"normalize must be a Normalize, 'imagenet' or 'auto', found {self.normalize!r}", options=["normalize"])
         if self.dtype in ("int16", "int32") and self.scale == "unit":

@@ -116,12 +116,11 @@ class Runner:
         self,
         executor: Executor,
         job: Job,
-        remembered: dict[str, dict[str, Any]],
         on_sealed: Callable[[ShardWork, Seal], None],
         on_progress: Callable[[Counts], None],
         workers: int,
     ) -> None:
-        self._executor, self._job, self._remembered = executor, job, remembered
+        self._executor, self._job = executor, job
         self._on_sealed, self._on_progress = on_sealed, on_progress
         self._ahead = 2 * workers + 1
         self._serial = 0
@@ -181,7 +180,7 @@ class Runner:
             None if work.labels is None else tuple(work.labels[positions].tolist()),
             tuple(pair_hash(work.hashes[i]) if work.known[i] else None for i in positions),
         )
-        future = self._executor.submit(run_piece, self._job, piece, self._remembered)
+        future = self._executor.submit(run_piece, self._job, piece)
         work.waiting += 1
         self._watched[future] = _Watch(work, piece, suspect)
 

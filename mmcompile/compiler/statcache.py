@@ -27,7 +27,8 @@ _ENTRY = np.dtype([("key", "<u8"), *((name, "<i8") for name in STAT_DTYPE.names 
 
 def old_enough(stat: npt.NDArray[Any], scanned_ns: int) -> npt.NDArray[np.bool_]:
     """Which files (N,) had been left alone long enough at `scanned_ns` that their stat tells them from any later version."""
-    return (np.maximum(stat["mtime_ns"], stat["ctime_ns"]) <= scanned_ns - _YOUNG_NS) & (stat["size"] >= 0)
+    old = np.maximum(stat["mtime_ns"], stat["ctime_ns"]) <= scanned_ns - _YOUNG_NS
+    return np.asarray(old & (stat["size"] >= 0))
 
 
 class StatCache:

@@ -6,19 +6,23 @@ a file under `.build/tmp/`, so several workers fill one shard and a full disk is
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
+import json
+import math
 import os
 import struct
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from mmcompile.compiler import decode, resample
+from mmcompile.compiler import decode
 from mmcompile.compiler.preprocess import Preprocess, channel_sums, store
 from mmcompile.compiler.reuse import OldShard, RowTable
 from mmcompile.compiler.seals import Seal, write_seal
@@ -40,6 +44,8 @@ STORED, COPIED, REJECTED, FAILED = 1, 2, 3, 4
 
 _BITS = {word: bit for bit, word in FLAGS.items()}
 _COPY = 8 << 20
+#: Pictures above this are decoded one at a time: two honest ones of 169 megapixels take 0.7 GB each, and more while they are converted.
+_LARGE_PIXELS = 48_000_000
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,7 @@ class Job:
     shards: Path
     reuse: Path | None = None
     old: tuple[OldShard, ...] = ()
+    remembered: Path | None = None
     timeout_s: float = 60.0
 
     @property
@@ -115,22 +122,39 @@ def read_hand(path: Path) -> tuple[int, float, int] | None:
 
 
 class _Hand:
-    """Says which item is in hand and how long it may take, in a file that outlives the process."""
+    """Says which item is in hand and how long it may take, in a file that outlives the process; lets large pictures take turns."""
 
     def __init__(self, path: Path, base_s: float) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         self._base, self._at = base_s, 0
+        self._turn_path, self._turn = path.with_name("large"), -1
 
     def take(self, at: int) -> None:
+        """Begin an item."""
+        self._end_turn()
         self._at = at
-        os.pwrite(self._fd, HAND.pack(at, self._base, os.getpid()), 0)
+        self._write(self._base)
 
     def opened(self, width: int, height: int) -> None:
-        """The size is known: a second more for each megapixel."""
-        os.pwrite(self._fd, HAND.pack(self._at, self._base + width * height / 1e6, os.getpid()), 0)
+        """The size is known: a second more for each megapixel; a large picture waits until no other worker holds one."""
+        if width * height > _LARGE_PIXELS and self._turn < 0:
+            self._write(math.inf)
+            self._turn = os.open(self._turn_path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            with contextlib.suppress(OSError):  # a file system without locks: no turns
+                fcntl.flock(self._turn, fcntl.LOCK_EX)
+        self._write(self._base + width * height / 1e6)
 
     def close(self) -> None:
+        self._end_turn()
         os.close(self._fd)
+
+    def _write(self, limit_s: float) -> None:
+        os.pwrite(self._fd, HAND.pack(self._at, limit_s, os.getpid()), 0)
+
+    def _end_turn(self) -> None:
+        if self._turn >= 0:
+            os.close(self._turn)
+            self._turn = -1
 
 
 _tables: dict[str, RowTable] = {}
@@ -146,16 +170,28 @@ def _table_of(job: Job) -> RowTable | None:
     return _tables[key]
 
 
-def run_piece(job: Job, piece: Piece, remembered: dict[str, dict[str, Any]]) -> PieceResult:
+def _remembered(job: Job) -> dict[str, dict[str, Any]]:
+    if job.remembered is None:
+        return {}
+    key = str(job.remembered)
+    if key not in _rejects:
+        _rejects.clear()
+        _rejects[key] = json.loads(job.remembered.read_bytes())
+    return _rejects[key]
+
+
+_rejects: dict[str, dict[str, dict[str, Any]]] = {}
+
+
+def run_piece(job: Job, piece: Piece) -> PieceResult:
     """Settle each item: copy its row where one is known to be right, else decode it; a bad image becomes a reject, an unreadable file a failure.
 
-    `remembered` are rejects of earlier runs by source hash: not decoded again.  Raises OSError when rows cannot be written.
+    Rejects of earlier runs are remembered by source hash, and not decoded again.  Raises OSError when rows cannot be written.
     """
     decode.initialise()
-    resample.initialise()
     n, image = len(piece.keys), job.image
     result = PieceResult(np.zeros(n, np.uint8), np.zeros(n, sample_dtype(job.fields)), np.zeros((n, 2), np.uint64), np.zeros(n, bool))
-    table = _table_of(job)
+    table, remembered = _table_of(job), _remembered(job)
     target = os.open(rows_path(job.scratch, piece.task), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     hand = _Hand(hand_path(job.scratch, piece.serial), job.timeout_s)
     row: npt.NDArray[Any] = np.empty((1, *image.shape), image.stored)
@@ -170,7 +206,7 @@ def run_piece(job: Job, piece: Piece, remembered: dict[str, dict[str, Any]]) -> 
                     if data is None:
                         digest, data = _read(job.source, key, None)
                     outcome = STORED
-                    record = _decode(job, data, key, digest, row, hand)
+                    record = _decode(job, cast(bytes, data), key, digest, row, hand)
             except DecodeError as error:
                 result.outcome[i] = REJECTED
                 result.rejects[i] = _reject(key, data, digest, error)
@@ -217,7 +253,7 @@ def _read(source: Source, key: bytes, known: str | None) -> tuple[str, bytes | N
 def _decode(job: Job, data: bytes, key: bytes, digest: str, row: npt.NDArray[Any], hand: _Hand) -> npt.NDArray[Any]:
     decoded = decode.decode(data, os.fsdecode(key), job.preprocess, on_open=hand.opened)
     row[0] = store(decoded.pixels, job.preprocess, decoded.depth)
-    record = np.zeros(1, sample_dtype(job.fields))[0]
+    record: npt.NDArray[Any] = np.zeros((), sample_dtype(job.fields))
     record["source_size"], record["source_hash"] = len(data), hash_pair(digest)
     record["width"], record["height"] = decoded.width, decoded.height
     record["mode"], record["format"] = decoded.mode.encode(), decoded.format.encode()
@@ -228,7 +264,7 @@ def _decode(job: Job, data: bytes, key: bytes, digest: str, row: npt.NDArray[Any
 
 
 def _row_hash(row: npt.NDArray[Any], label: int | None) -> int:
-    state = xxhash.xxh3_64(row.reshape(-1).view(np.uint8))
+    state = xxhash.xxh3_64(cast(Any, row.reshape(-1).view(np.uint8)))
     if label is not None:
         state.update(np.array(label, "<i8").tobytes())
     return int(state.intdigest())
@@ -339,7 +375,6 @@ def probe(job: Job, keys: list[bytes]) -> list[tuple[int, int, str] | None]:
 def measure(job: Job, keys: list[bytes], limit_s: float) -> tuple[int, float]:
     """Decode and preprocess some items for at most about `limit_s`; (items, seconds), not counting the first, which pays for start-up."""
     decode.initialise()
-    resample.initialise()
     done, began = -1, time.perf_counter()
     for key in keys:
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,12 +21,12 @@ from PIL import Image, ImageFile
 from mmcompile.compiler import depth as depths
 from mmcompile.compiler import resample
 from mmcompile.compiler.decode import convert, opening
-from mmcompile.compiler.decode.opening import initialise, pillow_warning, versions
+from mmcompile.compiler.decode.opening import FORMATS, initialise, pillow_warning, versions
 from mmcompile.compiler.formats import EXTENSIONS, TORCHVISION_EXTENSIONS, belongs, sniff
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.errors import DecodeError
 
-__all__ = ["EXTENSIONS", "TORCHVISION_EXTENSIONS", "Decoded", "decode", "initialise", "pillow_warning", "probe", "sniff", "versions"]
+__all__ = ["EXTENSIONS", "FORMATS", "TORCHVISION_EXTENSIONS", "Decoded", "decode", "initialise", "pillow_warning", "probe", "sniff", "versions"]
 
 _Pixels = npt.NDArray[Any]
 
@@ -59,21 +60,23 @@ class Decoded:
     warnings: tuple[str, ...]
 
 
-def decode(data: bytes, name: str, preprocess: Preprocess) -> Decoded:
+def decode(data: bytes, name: str, preprocess: Preprocess, on_open: Callable[[int, int], None] | None = None) -> Decoded:
     """The pixels of one file as `preprocess` wants them; `name` is looked at for its extension only.
+
+    `on_open(width, height)` is called when the size is known and decoding begins.
 
     Raises DecodeError with `stage` (open, load, convert, geometry), `code`, and `error`, the class that Pillow raised.  MemoryError passes.
     """
     options = _resolved(preprocess)
     with opening.pillow(options) as log:
         try:
-            return _decode(data, name, options, log)
+            return _decode(data, name, options, log, on_open)
         except DecodeError as error:
             if options.truncated != "accept" or error.details["stage"] != "load":
                 raise
         ImageFile.LOAD_TRUNCATED_IMAGES = True
         try:
-            made = _decode(data, name, options, log)
+            made = _decode(data, name, options, log, on_open)
         finally:
             ImageFile.LOAD_TRUNCATED_IMAGES = False
         return replace(made, warnings=(*made.warnings, "truncated-accepted"))
@@ -99,9 +102,11 @@ def _resolved(preprocess: Preprocess) -> Preprocess:
     return preprocess.resolved()
 
 
-def _decode(data: bytes, name: str, options: Preprocess, log: list[warnings.WarningMessage]) -> Decoded:
+def _decode(data: bytes, name: str, options: Preprocess, log: list[warnings.WarningMessage], on_open: Callable[[int, int], None] | None) -> Decoded:
     image = opening.open(data, name, options)
     format, mode, (width, height) = image.format or "", image.mode, image.size
+    if on_open is not None:
+        on_open(width, height)
     turned = opening.tag(image) if format == "TIFF" else 1
     with opening.stage("load", f"{format} data"):
         image.load()

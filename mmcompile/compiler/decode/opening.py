@@ -38,6 +38,8 @@ from mmcompile.errors import DecodeError
 
 #: Tried in this order.  MPO is found by the JPEG reader; TGA has no signature and is tried last, for its own names only.
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000", "ICO", "PSD")
+#: Every format name that a decoded picture may have.
+FORMATS = (*_FORMATS, "MPO", "TGA")
 #: What the pixels of a format depend on besides Pillow itself (names of PIL.features).
 _LIBRARIES = {
     "JPEG": ("libjpeg_turbo", "jpg"),
@@ -113,14 +115,8 @@ def open(data: bytes, name: str, options: Preprocess) -> Image.Image:
         try:
             image = Image.open(io.BytesIO(data), formats=formats)
         except PIL.UnidentifiedImageError as error:
-            what = (
-                f"a damaged {promised} header, or a kind of {promised} that Pillow does not read"
-                if promised
-                else "no image of a listed format"
-            )
-            raise DecodeError(
-                "the file is empty" if not data else what, stage="open", code="not-an-image", error=type(error).__name__
-            ) from error
+            what = f"a damaged {promised} header, or a kind of {promised} that Pillow does not read" if promised else "no image of a listed format"
+            raise DecodeError("the file is empty" if not data else what, stage="open", code="not-an-image", error=type(error).__name__) from error
         check_size(image, options, "open")
         return image
 
