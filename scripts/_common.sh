@@ -9,8 +9,9 @@ die() {
 
 # Prints a Python of at least 3.11: $PYTHON if it is set, else the first that does.
 find_python() {
-    local candidate
-    for candidate in ${PYTHON:-python3 python python3.13 python3.12 python3.11}; do
+    local candidate candidates=(python3 python python3.13 python3.12 python3.11)
+    [ -z "${PYTHON:-}" ] || candidates=("$PYTHON")
+    for candidate in "${candidates[@]}"; do
         if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then
             echo "$candidate"
             return

@@ -9,11 +9,11 @@ failed=""
 
 run() {
     echo "== $*"
-    "$VENV/bin/$1" "${@:2}" || failed="$failed $1"
+    "$VENV/bin/$1" "${@:2}" || failed="${failed:+$failed, }$*"
 }
 
 run ruff format --check .
 run ruff check .
 run mypy --strict
 run lint-imports --no-cache
-[ -z "$failed" ] || die "failed:$failed"
+[ -z "$failed" ] || die "failed: $failed"

