@@ -16,8 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mmcompile.compiler.formats import TORCHVISION_EXTENSIONS
 from mmcompile.compiler.sources import STAT_DTYPE, Scan
-from mmcompile.compiler.sources.folder import TORCHVISION_EXTENSIONS, FolderSource
+from mmcompile.compiler.sources.folder import FolderSource
 from mmcompile.errors import SourceError
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(24)
@@ -277,7 +278,7 @@ def test_files_that_may_not_be_looked_at_are_items_without_a_stat() -> None:
         finally:
             (root / "a").chmod(0o700)
     assert scan.keys == [b"a/1.jpg", b"b/2.jpg"]
-    assert [tuple(row)[0] for row in scan.stat] == [-1, len("b/2.jpg")]
+    assert scan.stat["size"].tolist() == [-1, len("b/2.jpg")]
 
 
 def test_include_and_exclude_take_globs_and_exact_keys(tmp_path: Path) -> None:

@@ -20,14 +20,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from mmcompile.compiler.formats import EXTENSIONS, sniff
 from mmcompile.compiler.sources import STAT_DTYPE, Scan
 from mmcompile.compiler.sources.names import Patterns, as_json, as_text, show
 from mmcompile.errors import SourceError
 
-__all__ = ["TORCHVISION_EXTENSIONS", "FolderSource"]
-
-#: torchvision.datasets.folder.IMG_EXTENSIONS: what `--compat torchvision` takes, by extension alone.
-TORCHVISION_EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"})
+__all__ = ["FolderSource"]
 
 #: Folders of these names that hold class folders are the splits of one dataset, not classes.
 _SPLIT_NAMES = frozenset({"train", "val", "valid", "validation", "test"})
@@ -193,14 +191,8 @@ class _Walk:
         self.counts: Counter[str] = Counter()
         self.found = 0
         self._known: dict[bytes, str] = {}  # suffix as it stands in a name -> "" for an image, else the reason to leave it out
-        self._sniff: Callable[[bytes], str | None] | None = None
-        if source.extensions is None:
-            from mmcompile.compiler.decode import EXTENSIONS, sniff  # late: this module stays free of Pillow
-
-            self._extensions = frozenset(EXTENSIONS)
-            self._sniff = sniff
-        else:
-            self._extensions = source.extensions
+        self._extensions = EXTENSIONS if source.extensions is None else source.extensions
+        self._sniffs = source.extensions is None
 
     def list_tree(self, top: _Sub) -> list[_Folder]:
         """`top` and every folder below it, in no particular order."""
@@ -248,7 +240,7 @@ class _Walk:
         reason = self._known.get(suffix)
         if reason is None:
             reason = self._known[suffix] = self._judge_suffix(suffix)
-        if reason and not (reason == "no extension" and self._sniff):
+        if reason and not (reason == "no extension" and self._sniffs):
             self.left_out[reason] += 1
             return
         name = as_text(raw_name)
@@ -311,7 +303,6 @@ class _Walk:
 
     def _is_image(self, path: bytes) -> bool:
         """Whether a file without an extension begins as a known format does; it is counted if not."""
-        assert self._sniff is not None
         try:
             fd = os.open(path, _OPEN_FLAGS)
             try:
@@ -321,7 +312,7 @@ class _Walk:
         except OSError:
             self.left_out["unreadable, no extension"] += 1
             return False
-        if self._sniff(head) is None:
+        if sniff(head) is None:
             self.left_out["no extension, no image"] += 1
             return False
         return True
