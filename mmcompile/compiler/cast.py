@@ -27,6 +27,8 @@ _FULL = {8: 255, 16: 65535}
 _8_TO_16 = 257
 #: 2^20 squares of 16 bits stay below 2^52: sums in float64 are exact.
 _CHUNK = 1 << 20
+#: 256 squares of 8 bits stay below 2^24: their sums in float32 are exact, at half the cost.
+_BLOCK = 256
 
 
 def store(pixels: npt.NDArray[Any], preprocess: Preprocess, depth: int) -> npt.NDArray[Any]:
@@ -88,12 +90,16 @@ def channel_sums(pixels: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArra
 
     Exact uint64 for unsigned pixels; float64 for signed and float ones.
     """
-    exact = pixels.dtype.kind == "u"
-    flat = pixels.reshape(-1, pixels.shape[-1])
-    kind = np.uint64 if exact else np.float64
-    sums, squares = np.zeros(flat.shape[1], kind), np.zeros(flat.shape[1], kind)
-    for start in range(0, len(flat), _CHUNK):
-        part = np.ascontiguousarray(flat[start : start + _CHUNK].T, dtype=np.float64)
-        sums += part.sum(axis=1).astype(kind)
-        squares += np.einsum("cn,cn->c", part, part).astype(kind)
+    channels = pixels.shape[2]
+    planes = np.ascontiguousarray(pixels.transpose(2, 0, 1)).reshape(channels, -1)
+    kind = np.uint64 if pixels.dtype.kind == "u" else np.float64
+    sums, squares = np.zeros(channels, kind), np.zeros(channels, kind)
+    narrow = pixels.dtype == np.uint8
+    for start in range(0, planes.shape[1], _CHUNK):
+        part: npt.NDArray[Any] = planes[:, start : start + _CHUNK].astype(np.float32 if narrow else np.float64)
+        whole = part.shape[1] // _BLOCK * _BLOCK if narrow else 0
+        pieces: tuple[npt.NDArray[Any], ...] = (part[:, :whole].reshape(channels, -1, _BLOCK), part[:, None, whole:])
+        for piece in pieces:
+            sums += np.einsum("cbn->cb", piece).sum(axis=1, dtype=np.float64).astype(kind)
+            squares += np.einsum("cbn,cbn->cb", piece, piece).sum(axis=1, dtype=np.float64).astype(kind)
     return sums, squares

@@ -1,7 +1,7 @@
 """The fixed list of formats: this module decides which names and which first bytes belong to it.
 
-With a fixed list nothing depends on what a process opened before.  Nothing here knows a decoder.  The list leaves out what runs other programs (EPS)
-and what has no place in a dataset of photographs.
+With a fixed list nothing depends on what a process opened before.  Nothing here knows a decoder.  The list leaves out what runs
+other programs (EPS) and what has no place in a dataset of photographs.
 """
 
 from __future__ import annotations

@@ -86,11 +86,12 @@ def is_giant(height: int, width: int, fitted: Fit) -> bool:
 class Maker:
     """A decoded picture that is converted only as far as a sample needs: all of it as an array, or a window of it after Pillow's resize.
 
-    `array` gives (H, W, C) uint8 or float32; `by_pillow(size, window)` the window of the picture resized to (height, width), the same
-    dtype or any if nothing is resized.  `rows_first`: this Pillow takes rows first for tall pictures.
+    `array(padded)` gives (H, W, C) uint8 or float32, where padded allows one more channel, without meaning; `by_pillow(size, window)`
+    the window of the picture resized to (height, width), the same dtype or any if nothing is resized.  `rows_first`: this Pillow takes
+    rows first for tall pictures.
     """
 
-    array: Callable[[], _Pixels]
+    array: Callable[[bool], _Pixels]
     by_pillow: Callable[[tuple[int, int], Window], _Pixels]
     rows_first: bool
 
@@ -115,9 +116,10 @@ def sample(height: int, width: int, options: Preprocess, maker: Maker) -> _Pixel
         part = maker.by_pillow(fitted.size, window)
     elif is_giant(height, width, fitted):
         rules = kernel.Rules("torch" if by_torch else "pillow", options.filter, maker.rows_first)
-        part = kernel.window(maker.array(), kernel.Box(*fitted.size, *window), rules)
+        part = kernel.window(maker.array(False), kernel.Box(*fitted.size, *window), rules)
     elif by_torch:
-        part = resize(maker.array(), fitted.size, options.filter)[top:bottom, left:right]
+        whole = resize(maker.array(True), fitted.size, options.filter)
+        part = np.ascontiguousarray(whole[top:bottom, left:right, : options.channels].transpose(2, 0, 1)).transpose(1, 2, 0)
     else:
         part = maker.by_pillow(fitted.size, window)
     return place(part, fitted)

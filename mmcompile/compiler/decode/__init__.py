@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import PIL
-from PIL import Image, ImageFile
+from PIL import Image
 
 from mmcompile.compiler import depth as depths
 from mmcompile.compiler import resample
@@ -68,18 +68,15 @@ def decode(data: bytes, name: str, preprocess: Preprocess, on_open: Callable[[in
     Raises DecodeError with `stage` (open, load, convert, geometry), `code`, and `error`, the class that Pillow raised.  MemoryError passes.
     """
     options = _resolved(preprocess)
-    with opening.pillow(options) as log:
-        try:
+    try:
+        with opening.pillow(options) as log:
             return _decode(data, name, options, log, on_open)
-        except DecodeError as error:
-            if options.truncated != "accept" or error.details["stage"] != "load":
-                raise
-        ImageFile.LOAD_TRUNCATED_IMAGES = True
-        try:
-            made = _decode(data, name, options, log, on_open)
-        finally:
-            ImageFile.LOAD_TRUNCATED_IMAGES = False
-        return replace(made, warnings=(*made.warnings, "truncated-accepted"))
+    except DecodeError as error:
+        if options.truncated != "accept" or error.details["stage"] != "load":
+            raise
+    with opening.pillow(options, truncated=True) as log:
+        made = _decode(data, name, options, log, on_open)
+    return replace(made, warnings=(*made.warnings, "truncated-accepted"))
 
 
 def probe(data: bytes, name: str, preprocess: Preprocess) -> tuple[int, int, str]:
@@ -116,8 +113,8 @@ def _decode(data: bytes, name: str, options: Preprocess, log: list[warnings.Warn
     if broken:
         codes.add("broken-exif")
     with opening.stage("convert", f"{format} pixels"):
-        original = image
         if options.orientation == "apply" and orientation in opening.TRANSPOSE:
+            _check_frames(image, options, codes)
             image = image.transpose(opening.TRANSPOSE[orientation])
         convert.check_kept(image, options)
         if options.icc == "ignore" and image.info.get("icc_profile"):
@@ -127,11 +124,6 @@ def _decode(data: bytes, name: str, options: Preprocess, log: list[warnings.Warn
             # Pillow has turned it already, whatever was asked for.
             orientation = turned
             width, height = (height, width) if turned >= 5 else (width, height)
-        more = opening.has_more_frames(original)
-    if more:
-        if options.frames == "error":
-            raise DecodeError("more than one frame, and --frames error", stage="convert", code="frames")
-        codes.add("more-frames")
     with opening.stage("geometry", "resized picture"):
         if wide is not None:
             depth = wide[1]
@@ -139,11 +131,21 @@ def _decode(data: bytes, name: str, options: Preprocess, log: list[warnings.Warn
         else:
             depth = 8
             made = _fit_bytes(image, options, codes)
+    if image.format is not None:
+        # Last, and on the image as opened: some readers step to the second frame to find out, and drop the pixels of the first.
+        _check_frames(image, options, codes)
     if any(issubclass(w.category, UserWarning) for w in log):
         codes.add("pillow-warning")
     if not belongs(name, format):
         codes.add("wrong-extension")
     return Decoded(made, depth, width, height, format, mode, orientation, tuple(sorted(codes)))
+
+
+def _check_frames(image: Image.Image, options: Preprocess, codes: set[str]) -> None:
+    if opening.has_more_frames(image):
+        if options.frames == "error":
+            raise DecodeError("more than one frame, and --frames error", stage="convert", code="frames")
+        codes.add("more-frames")
 
 
 def _fit_bytes(image: Image.Image, options: Preprocess, codes: set[str]) -> _Pixels:
@@ -156,7 +158,10 @@ def _fit_bytes(image: Image.Image, options: Preprocess, codes: set[str]) -> _Pix
         top, left, bottom, right = window
         return convert.to_array(picture.crop((left, top, right, bottom)), None, codes)
 
-    maker = resample.Maker(lambda: convert.to_array(image, options, codes), by_pillow, _ROWS_FIRST)
+    def array(padded: bool) -> _Pixels:
+        return convert.to_array(image, options, codes, padded=padded)
+
+    maker = resample.Maker(array, by_pillow, _ROWS_FIRST)
     return resample.sample(image.height, image.width, options, maker)
 
 
@@ -172,6 +177,6 @@ def _fit_values(values: _Pixels, options: Preprocess) -> _Pixels:
         resized = Image.fromarray(values.astype(np.float32)).resize((size[1], size[0]), _FILTERS[options.filter])
         return np.asarray(resized.crop((left, top, right, bottom)))[:, :, None]
 
-    maker = resample.Maker(lambda: values.astype(np.float32)[:, :, None], by_pillow, _ROWS_FIRST)
+    maker = resample.Maker(lambda padded: values.astype(np.float32)[:, :, None], by_pillow, _ROWS_FIRST)
     made = depths.resized_back(resample.sample(values.shape[0], values.shape[1], replace(options, resampler="pillow"), maker), values.dtype)
     return np.repeat(made, options.channels, axis=2) if options.channels > 1 else made

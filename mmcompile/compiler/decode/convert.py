@@ -91,8 +91,8 @@ def _converted(image: Image.Image, options: Preprocess, codes: set[str]) -> Imag
 
 
 def _convert(image: Image.Image, wanted: str) -> Image.Image:
-    """Grey is computed from RGB, so that every mode takes one road; for greys that road gives the same bytes."""
-    if wanted == "L" and image.mode not in ("1", "RGB"):
+    """Every mode takes the road over RGB, the one conversion that all of them have; greys come out of it as they went in."""
+    if image.mode not in ("1", "L", "RGB"):
         image = image.convert("RGB")
     return image.convert(wanted)
 
@@ -123,11 +123,15 @@ def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
         yield top, image.crop((0, top, width, min(top + step, height)))
 
 
-def to_array(image: Image.Image, options: Preprocess | None, codes: set[str]) -> _Pixels:
-    """Pixels (H, W, C) uint8, converted strip by strip (`options` None: as they are)."""
+def to_array(image: Image.Image, options: Preprocess | None, codes: set[str], *, padded: bool = False) -> _Pixels:
+    """Pixels (H, W, C) uint8, converted strip by strip (`options` None: as they are); `padded` allows a byte without meaning after RGB."""
     out: _Pixels | None = None
     for top, strip in _strips(image):
-        part = np.asarray(_converted(strip, options, codes) if options else strip)
+        made = _converted(strip, options, codes) if options else strip
+        if padded and made.mode == "RGB" and strip is image:
+            # As it lies in Pillow's memory: a copy instead of a repacking of every pixel.
+            return np.frombuffer(made.tobytes("raw", "RGBX"), np.uint8).reshape(made.height, made.width, 4)
+        part = np.asarray(made)
         part = part if part.ndim == 3 else part[:, :, None]
         if part.shape[0] == image.height:
             return part

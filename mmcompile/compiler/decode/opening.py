@@ -8,34 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import io
 import threading
 import warnings
 from collections.abc import Iterator
 
 import PIL
-from PIL import (  # noqa: F401  # noqa: F401
-    AvifImagePlugin,
-    BmpImagePlugin,
-    GifImagePlugin,
-    IcoImagePlugin,
-    Image,
-    Jpeg2KImagePlugin,
-    JpegImagePlugin,
-    MpoImagePlugin,
-    PngImagePlugin,
-    PpmImagePlugin,
-    PsdImagePlugin,
-    TgaImagePlugin,
-    TiffImagePlugin,
-    WebPImagePlugin,
-    features,
-)
+from PIL import Image, ImageFile, features
 
 from mmcompile.compiler.formats import may_be_tga, sniff
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.errors import DecodeError
 
+#: The modules that read the listed formats.
+_READERS = ("Avif", "Bmp", "Gif", "Ico", "Jpeg", "Jpeg2K", "Mpo", "Png", "Ppm", "Psd", "Tga", "Tiff", "WebP")
 #: Tried in this order.  MPO is found by the JPEG reader; TGA has no signature and is tried last, for its own names only.
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000", "ICO", "PSD")
 #: Every format name that a decoded picture may have.
@@ -68,23 +55,34 @@ PNG_ORIENTATION = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
 _lock = threading.RLock()
 
 
+@functools.cache
 def initialise() -> None:
-    """For a worker process: every reader is loaded (importing this module did), and none starts threads of its own."""
-    AvifImagePlugin.DEFAULT_MAX_THREADS = 1
+    """Load every reader once, so that no outcome depends on what was opened before; none of them starts threads of its own.
+
+    Workers call it when they start; opening a file calls it too.
+    """
+    for reader in _READERS:
+        # An older Pillow has no AVIF; such files are then rejected as unreadable.
+        with contextlib.suppress(ImportError):
+            module = importlib.import_module(f"PIL.{reader}ImagePlugin")
+            if reader == "Avif":
+                module.DEFAULT_MAX_THREADS = 1  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
-def pillow(options: Preprocess) -> Iterator[list[warnings.WarningMessage]]:
-    """Pillow under our limits: warnings are recorded and change nothing."""
+def pillow(options: Preprocess, *, truncated: bool = False) -> Iterator[list[warnings.WarningMessage]]:
+    """Pillow under our limits, one caller at a time; warnings are recorded and change nothing; `truncated` fills up what is missing."""
     with _lock, warnings.catch_warnings(record=True) as log:
         warnings.simplefilter("always")
-        before = Image.MAX_IMAGE_PIXELS
+        initialise()
+        before = Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES
         # Pillow raises above twice this number.
         Image.MAX_IMAGE_PIXELS = (options.max_pixels + 1) // 2
+        ImageFile.LOAD_TRUNCATED_IMAGES = truncated
         try:
             yield log
         finally:
-            Image.MAX_IMAGE_PIXELS = before
+            Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES = before
 
 
 @contextlib.contextmanager
@@ -95,6 +93,8 @@ def stage(stage: str, what: str) -> Iterator[None]:
         raise
     except Exception as error:
         code, message = _explain(error, what)
+        if stage == "load":
+            message += " (--truncated accept keeps what can be had)"
         raise DecodeError(message, stage=stage, code=code, error=type(error).__name__) from error
 
 
@@ -104,7 +104,7 @@ def _explain(error: Exception, what: str) -> tuple[str, str]:
     if isinstance(error, NotImplementedError):
         return "unsupported", f"a kind of {what} that Pillow does not read"
     if isinstance(error, EOFError) or "truncated" in str(error).lower():
-        return "truncated", f"the file ends before the {what} does (--truncated accept keeps what is there)"
+        return "truncated", f"the file ends before the {what} does"
     return "corrupt", f"the {what} cannot be decoded"
 
 
@@ -156,7 +156,7 @@ def orientation(image: Image.Image) -> tuple[int, bool]:
 
 
 def has_more_frames(image: Image.Image) -> bool:
-    """Looked at last, because some readers step to the second frame to find out; a damaged one behind the first is no business of ours."""
+    """A damaged frame behind the first is no business of ours."""
     try:
         return bool(getattr(image, "is_animated", False))
     except MemoryError:
@@ -176,7 +176,10 @@ def versions(format: str | None = None, *, icc: bool = False) -> dict[str, str]:
 
 @functools.cache
 def _version(name: str) -> str:
-    return features.version(name) or "none"
+    with warnings.catch_warnings():
+        # A feature that this Pillow does not know is none that its pixels depend on.
+        warnings.simplefilter("ignore")
+        return features.version(name) or "none"
 
 
 def pillow_warning() -> str | None:
