@@ -54,7 +54,13 @@ def test_signed_and_float_sources_are_kept_as_they_are():
 
 @pytest.mark.parametrize(
     ("value", "source", "dtype"),
-    [(40_000, np.uint16, "int16"), (-1, np.int32, "uint16"), (70_000, np.int32, "uint16"), (70_000, np.int32, "float16"), (0.5, np.float32, "int32")],
+    [
+        (40_000, np.uint16, "int16"),
+        (-1, np.int32, "uint16"),
+        (70_000, np.int32, "uint16"),
+        (70_000, np.int32, "float16"),
+        (0.5, np.float32, "int32"),
+    ],
 )
 def test_a_value_that_does_not_fit_is_a_reject_of_the_cast(value, source, dtype):
     with pytest.raises(DecodeError) as caught:
@@ -75,7 +81,9 @@ def test_layouts_hold_the_same_numbers_and_are_contiguous():
     assert np.array_equal(store(pixels, baked, 8).transpose(2, 0, 1), to_tensor(pixels, IMAGENET.mean, IMAGENET.std).numpy())
 
 
-@hypothesis.given(hnp.arrays(hypothesis.strategies.sampled_from([np.uint8, np.uint16]), hnp.array_shapes(min_dims=3, max_dims=3, max_side=40)))
+@hypothesis.given(
+    hnp.arrays(hypothesis.strategies.sampled_from([np.uint8, np.uint16]), hnp.array_shapes(min_dims=3, max_dims=3, max_side=40))
+)
 def test_sums_are_exact(pixels):
     sums, squares = channel_sums(pixels)
     planes = [[int(v) for v in plane.ravel()] for plane in pixels.transpose(2, 0, 1)]
