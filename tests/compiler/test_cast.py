@@ -81,9 +81,7 @@ def test_layouts_hold_the_same_numbers_and_are_contiguous():
     assert np.array_equal(store(pixels, baked, 8).transpose(2, 0, 1), to_tensor(pixels, IMAGENET.mean, IMAGENET.std).numpy())
 
 
-@hypothesis.given(
-    hnp.arrays(hypothesis.strategies.sampled_from([np.uint8, np.uint16]), hnp.array_shapes(min_dims=3, max_dims=3, max_side=40))
-)
+@hypothesis.given(hnp.arrays(hypothesis.strategies.sampled_from([np.uint8, np.uint16]), hnp.array_shapes(min_dims=3, max_dims=3, max_side=40)))
 def test_sums_are_exact(pixels):
     sums, squares = channel_sums(pixels)
     planes = [[int(v) for v in plane.ravel()] for plane in pixels.transpose(2, 0, 1)]

@@ -96,9 +96,7 @@ class Examined:
             found = self.decoded(preset)
             self.check("refused", isinstance(found, DecodeError))
             if isinstance(found, DecodeError) and found.details.get("error"):
-                self.check(
-                    "refused where and by what", (found.details["stage"], found.details["error"]) == (self.row["stage"], self.row["error"])
-                )
+                self.check("refused where and by what", (found.details["stage"], found.details["error"]) == (self.row["stage"], self.row["error"]))
 
     def values(self):
         for preset, column in expected(self.row):

@@ -14,6 +14,9 @@ def saved(format, **options):
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000", "ICO"])
 def test_32_bytes_tell_a_listed_format(format):
+    Image.init()
+    if format not in Image.SAVE:
+        pytest.skip(f"this Pillow writes no {format}")
     assert sniff(saved(format)[:32]) == format
 
 
