@@ -49,9 +49,10 @@ class Reader:
         self._shards = self.root / "shards"
         self.table = self._read(file_name("table", self.index.table), self.index.table_dtype(), (self.index.shards,))
         rows = self.table["rows"]
-        if (rows.size and (rows.min() < 1 or rows.max() > self.index.samples)) or int(rows.sum()) != self.index.samples:
+        # summed as float64, which is exact below 2^53 and cannot wrap around
+        if (rows.size and (rows.min() < 1 or rows.max() > self.index.samples)) or rows.sum(dtype=np.float64) != self.index.samples:
             raise CorruptShardError(
-                f"{self._shards / file_name('table', self.index.table)}: its rows sum up to {int(rows.sum()):,}, the index says "
+                f"{self._shards / file_name('table', self.index.table)}: its rows sum up to {int(rows.sum(dtype=np.float64)):,}, the index says "
                 f"{self.index.samples:,} in {self.index.shards:,} shards of at least 1",
                 path=str(self.root),
             )

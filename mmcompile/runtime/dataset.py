@@ -28,6 +28,7 @@ __all__ = ["MMapShardDataset"]
 
 #: What is opened again after unpickling instead of travelling.
 _OPENED = ("_columns", "_image", "_label", "_first", "_length", "_targets", "_seeded")
+_MASK = "samples are asked for by number; turn a mask into numbers with torch.nonzero or numpy.flatnonzero"
 
 
 class MMapShardDataset(Dataset[Any]):
@@ -42,8 +43,8 @@ class MMapShardDataset(Dataset[Any]):
 
     split: the name of a split, or "all"; needed where there are several.
     fields: names of the fields to read, in the order wanted (others are never touched); a single one comes bare, not in a tuple.
-    transform: called with the image (a tensor of its own).  target_transform: called with the label.  transforms: called with all fields, in place of
-        the two.  A transform with a parameter named `generator` gets a torch.Generator there, seeded from the row alone.
+    transform: called with the image (a tensor of its own).  target_transform: called with the label.  transforms: called with all fields, in place
+        of the two.  One with a parameter named `generator` gets a torch.Generator there, seeded from the row alone (so the same in every epoch).
     dtype: the dtype on disk for raw values, or a float dtype for the numbers: x / 255 (16 bit: x / 65535), normalised if built so.  By default the
         numbers in float32 where the dataset was built with normalisation, else what lies on disk.
     crop: an int or (height, width): the centre of each image, equal to torchvision's CenterCrop.
@@ -164,14 +165,15 @@ class MMapShardDataset(Dataset[Any]):
         if isinstance(keys, torch.Tensor):
             keys = keys.detach().cpu().numpy()
         if not isinstance(keys, np.ndarray):
-            if bool in set(map(type, keys)):
-                raise TypeError("samples are asked for by number; turn a mask into numbers with torch.nonzero or numpy.flatnonzero")
+            kinds = set(map(type, keys))
+            if bool in kinds:
+                raise TypeError(_MASK)
             try:
-                keys = np.array([_integer(key) for key in keys], np.int64)
+                keys = np.array(keys if kinds <= {int} else [_integer(key) for key in keys], np.int64)
             except OverflowError:
                 raise IndexError(f"a sample in the list is out of range: the dataset has {self._length:,}") from None
         if keys.dtype == np.bool_:
-            raise TypeError("samples are asked for by number; turn a mask into numbers with torch.nonzero or numpy.flatnonzero")
+            raise TypeError(_MASK)
         if keys.ndim != 1 or keys.dtype.kind not in "iu":
             raise TypeError(f"a batch takes one axis of integers, not {keys.dtype} of shape {keys.shape}")
         bad = (keys >= self._length) | (keys < -self._length)
