@@ -105,9 +105,18 @@ class Reader:
         if self.engine == "mmap":
             return np.asarray(self._mapped(field, shard, True)[local])
         spec = self._fields[field]
+        self.ready(field, row)
         out = np.empty(spec.shape, spec.stored)
         self._pread(field, shard, local, out.reshape((1, *spec.shape)))
         return out
+
+    def ready(self, field: str, row: int) -> None:
+        """Open the shard of a row: its size is checked before anybody allocates what the index claims."""
+        shard, _ = self.locate(row)
+        if self.engine == "mmap":
+            self._mapped(field, shard, False)
+        else:
+            self._file(field, shard)
 
     def gather(self, field: str, rows: npt.NDArray[np.int64], out: Array | None = None, region: Region = ()) -> Array:
         """Copy rows, in the order asked, into `out` (N, *shape), C-contiguous (a new array when None).  Never from a copy-on-write map.
@@ -116,6 +125,8 @@ class Reader:
         """
         spec = self._fields[field]
         rows = np.asarray(rows, np.int64)
+        if len(rows):
+            self.ready(field, int(rows[0]))
         if out is None:
             part = tuple(len(range(n)[cut]) for n, cut in zip(spec.shape, region, strict=True)) if region else spec.shape
             out = np.empty((len(rows), *part), spec.stored)
@@ -144,15 +155,8 @@ class Reader:
     def column(self, field: str) -> Array:
         """All rows of a field as one array in memory: for labels and other small fields."""
         spec = self._fields[field]
-        out = np.empty((len(self), *spec.shape), spec.stored)
-        for shard in range(len(self.table)):
-            start, stop = self._bounds[shard], self._bounds[shard + 1]
-            fd, offset = self._open_file(field, shard)
-            try:
-                read_into(fd, out[start:stop], offset, self.path(field, shard))
-            finally:
-                os.close(fd)
-        return out
+        parts = [self._read(self.path(field, k).name, spec.stored, (int(n), *spec.shape)) for k, n in enumerate(self.table["rows"])]
+        return np.concatenate(parts) if parts else np.empty((0, *spec.shape), spec.stored)
 
     def samples(self, shard: int) -> Array:
         """The provenance of a shard's rows: a structured array, see `samples.sample_dtype`."""
@@ -197,9 +201,8 @@ class Reader:
     def find(self, key: bytes) -> int:
         """The row of a source key.  Raises KeyError.  The first call reads all keys once; 16 bytes a row stay in memory."""
         if self._hashes is None:
-            hashes = np.empty(len(self), np.uint64)
-            for shard in range(len(self.table)):
-                hashes[self._bounds[shard] : self._bounds[shard + 1]] = [key_hash(k) for k in self.keys(shard)]
+            parts = [np.array([key_hash(k) for k in self.keys(shard)], np.uint64) for shard in range(len(self.table))]
+            hashes = np.concatenate(parts) if parts else np.empty(0, np.uint64)
             order = np.argsort(hashes, kind="stable")
             self._hashes = hashes[order], order
         hashes, order = self._hashes
@@ -251,11 +254,12 @@ class Reader:
         return keep(self._maps, key, mapped[offset:].view(spec.stored).reshape(shape), self._limit)
 
     def _pread(self, field: str, shard: int, local: int, out: Array) -> None:
-        spec = self._fields[field]
+        file = self._file(field, shard)
+        read_into(file.fd, out, file.offset + local * self._fields[field].row_bytes, self.path(field, shard))
+
+    def _file(self, field: str, shard: int) -> _File:
         file = self._files.get((field, shard))
-        if file is None:
-            file = keep(self._files, (field, shard), _File(*self._open_file(field, shard)), self._limit)
-        read_into(file.fd, out, file.offset + local * spec.row_bytes, self.path(field, shard))
+        return file if file is not None else keep(self._files, (field, shard), _File(*self._open_file(field, shard)), self._limit)
 
     def close(self) -> None:
         """Drop all maps and descriptors; views that are still held stay valid, and the Reader can be used on."""

@@ -83,6 +83,8 @@ class ImageColumn:
         """(N, C, H, W) as the file holds it, in memory of its own; channels_last where rows lie so on disk."""
         if self._raw:
             return self._tensor(self._reader.gather(self.name, rows, region=self._region))
+        if len(rows):
+            self._reader.ready(self.name, int(rows[0]))
         out = _empty((len(rows), *self.shape), self.dtype, self._hwc)
         step = max(1, _CACHED // (4 * math.prod(self.shape)))
         for at in range(0, len(rows), step):
@@ -147,16 +149,16 @@ class ClassColumn:
 
 def _centre(crop: Any, height: int, width: int, name: str) -> tuple[slice, slice]:
     """The rows and columns of a centre crop, its offset rounded as torchvision's (half to even)."""
-    size = (crop, crop) if isinstance(crop, int) else tuple(crop) if isinstance(crop, tuple | list) else ()
-    if len(size) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in size):
+    size = tuple(crop) if isinstance(crop, tuple | list) else (crop, crop)
+    if len(size) != 2 or not all(isinstance(n, int | np.integer) and not isinstance(n, bool) and n > 0 for n in size):
         raise ValueError(f"crop must be a positive int or (height, width), not {crop!r}")
     if size[0] > height or size[1] > width:
         raise ValueError(
             f"crop {size[0]} x {size[1]} (height x width) is larger than field {name!r}, stored as {height} x {width}; "
             "ask for less, or build with a larger crop"
         )
-    top, left = (round((n - part) / 2) for n, part in zip((height, width), size, strict=True))
-    return slice(top, top + size[0]), slice(left, left + size[1])
+    top, left = (round((n - part) / 2) for n, part in zip((height, width), map(int, size), strict=True))
+    return slice(top, top + int(size[0])), slice(left, left + int(size[1]))
 
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype, hwc: bool) -> Tensor:

@@ -277,26 +277,21 @@ class MMapShardDataset(Dataset[Any]):
     def stats(self) -> dict[str, tuple[float, ...]] | None:
         """{"mean": …, "std": …} of the split's pixels, a number for each channel, before normalisation (8 bit: of x / 255); None without pixels."""
         index = self._reader.index
-        check = Check(self.root / "index.json")
-        names = [f.name for f in index.fields if f.meaning == "image"]
-        parts = [s for s in index.splits if s.start >= self._first and s.stop <= self._first + self._length and s.stop > s.start]
-        pixels, first, second = 0, np.zeros(0), np.zeros(0)
-        for split in parts if names else []:
-            found = check.mapping(index.statistics.get(split.name, {}), "statistics", None).get(names[0])
+        field = next((f for f in index.fields if f.meaning == "image"), None)
+        if field is None:
+            return None
+        check, parts = Check(self.root / "index.json"), []
+        for split in index.splits:
+            if not self._first <= split.start < split.stop <= self._first + self._length:
+                continue
+            where = f"statistics.{split.name}"
+            found = check.mapping(index.statistics.get(split.name, {}), where, None).get(field.name)
             if found is None:
                 return None
-            where = f"statistics.{split.name}"
-            entry = check.mapping(found, where, None)
-            count = check.count(entry.get("pixels"), where, least=1)
-            mean, std = (np.array([check.number(v, where) for v in check.sequence(entry.get(key), where, most=1 << 20)]) for key in ("mean", "std"))
-            if len(parts) == 1:
-                return {"mean": tuple(mean.tolist()), "std": tuple(std.tolist())}
-            first, second = (first if pixels else 0) + count * mean, (second if pixels else 0) + count * (std**2 + mean**2)
-            pixels += count
-        if not pixels:
-            return None
-        mean = first / pixels
-        return {"mean": tuple(mean.tolist()), "std": tuple(np.sqrt(np.maximum(0, second / pixels - mean**2)).tolist())}
+            entry, n = check.mapping(found, where, None), field.channels
+            moments = [[check.number(v, where) for v in check.sequence(entry.get(key), where, least=n, most=n)] for key in ("mean", "std")]
+            parts.append((check.count(entry.get("pixels"), where, least=1), *moments))
+        return _pooled(parts)
 
     def source(self, i: int) -> str:
         """The key of a sample: its source's path in RAW, as text by `os.fsdecode`."""
@@ -315,6 +310,18 @@ class MMapShardDataset(Dataset[Any]):
         classes = "" if names is None else f", {len(names):,} classes"
         split = "" if self._split is None else f", split={self._split!r}"
         return f"{type(self).__name__}({str(self.root)!r}{split}): {self._length:,} samples of {fields}{classes}; generation {self.generation}"
+
+
+def _pooled(parts: list[Any]) -> dict[str, tuple[float, ...]] | None:
+    """Mean and standard deviation of all pixels from the (pixels, means, standard deviations) of parts; of a single part exactly its own."""
+    if len(parts) <= 1:
+        return {"mean": tuple(parts[0][1]), "std": tuple(parts[0][2])} if parts else None
+    pixels, means, stds = (np.array(column, np.float64) for column in zip(*parts, strict=True))
+    with np.errstate(all="ignore"):  # numbers of a stranger may overflow
+        share = (pixels / pixels.sum())[:, None]
+        mean = (share * means).sum(0)
+        std = np.sqrt((share * (stds**2 + (means - mean) ** 2)).sum(0))
+    return {"mean": tuple(mean.tolist()), "std": tuple(std.tolist())}
 
 
 def _integer(key: Any) -> int:

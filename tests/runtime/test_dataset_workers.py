@@ -67,6 +67,21 @@ def test_transforms_and_pread_in_a_spawned_worker(root: Path) -> None:
     assert (labels == LABELS).all()
 
 
+@pytest.mark.parametrize("engine", ["mmap", "pread"])
+def test_more_shards_than_can_be_held_open_read_the_same(tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_dataset(tmp_path, IMAGES, LABELS, shards=(1,) * 23)
+    monkeypatch.setattr("mmcompile.runtime.column._HELD", 2)
+    ds = MMapShardDataset(tmp_path, engine=engine)
+    ds._reader._limit = 3
+    held = [ds[i] for i in range(23)]
+    for _ in range(2):
+        assert all((x.numpy() == IMAGES[i]).all() and y == LABELS[i] for i, (x, y) in enumerate(held))
+        assert (ds[::-1][0].numpy() == IMAGES[::-1]).all()
+        held = [ds[i] for i in range(23)]
+    assert len(ds._reader._maps) <= 3
+    assert len(ds._reader._files) <= 3
+
+
 def test_subsets_splits_and_concatenations_of_torch(root: Path) -> None:
     ds = MMapShardDataset(root)
     images, _ = read(DataLoader(Subset(ds, [5, 22, 5]), batch_size=2))
