@@ -29,7 +29,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from mmcompile.runtime.dataset import MMapShardDataset
+from mmcompile import MMapShardDataset
 
 SIZE, CROP = 256, 224
 
@@ -91,7 +91,7 @@ def rows_of(ds: MMapShardDataset, plain: PlainFolder, memmap: PlainMemmap, batch
     """Name -> what reads samples in the order given and returns how many it read."""
     whole = np.array(memmap.rows)
     recycled = np.empty((batch, *whole.shape[1:]), whole.dtype)
-    source, one = whole[:batch].copy(), torch.empty(whole.shape[1:], dtype=torch.uint8)
+    source, one = whole[:batch].copy(), np.empty(whole.shape[1:], whole.dtype)
 
     def stock(dataset: Dataset, share: int) -> Callable[[list[int]], int]:
         return lambda order: drain(DataLoader(dataset, batch_size=batch, sampler=order[: len(order) // share], num_workers=workers), len(order))
@@ -112,7 +112,7 @@ def rows_of(ds: MMapShardDataset, plain: PlainFolder, memmap: PlainMemmap, batch
 
     def copies(order: list[int]) -> int:
         for i in order:
-            one.copy_(ds[i][0])
+            np.copyto(one, ds[i][0].numpy())
         return len(order)
 
     return {
