@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -29,7 +27,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from mmcompile import MMapShardDataset
+from mmcompile import MMapShardDataset, Preprocess, build
 
 SIZE, CROP = 256, 224
 
@@ -142,7 +140,7 @@ def main() -> None:
         if args.raw is None:
             make_raw(raw, args.samples)
         if args.out is None:
-            subprocess.run([sys.executable, "-m", "mmcompile", "build", raw, out, "--resize", str(SIZE), "--crop", str(CROP)], check=True)
+            build(raw, out, preprocess=Preprocess(resize=SIZE, crop=CROP))
         ds = MMapShardDataset(out, dtype=torch.uint8)
         if ds.shape != (3, CROP, CROP) or len(ds) < args.batch:
             parser.error(f"{out}: needs at least {args.batch} samples of (3, {CROP}, {CROP}), found {len(ds)} of {ds.shape}")
