@@ -7,6 +7,7 @@ A reader knows from the index what each header must say, so it compares bytes an
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import stat
@@ -91,10 +92,14 @@ def save_blob(folder: Path, kind: str, parts: list[Any], scratch: Path, suffix: 
         write_atomic(final, b"".join(bytes(part) for part in parts))
         return digest
     temporary = scratch / f"{final.name}.{os.getpid()}"
-    with open(temporary, "wb") as file:
-        for part in parts:
-            file.write(part)
-    install(temporary, final)
+    try:
+        with open(temporary, "wb") as file:
+            for part in parts:
+                file.write(part)
+        install(temporary, final)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     return digest
 
 
@@ -106,8 +111,8 @@ def open_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tupl
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
-        raise
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
     except OSError as error:
         if path.is_symlink():
             raise FormatError(f"{path}: a link; files of a dataset are regular files inside its folder", path=str(path)) from None
@@ -146,7 +151,10 @@ def read_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Arra
     """A whole small array in memory of its own, checked as by `open_array`."""
     fd, offset = open_array(path, dtype, shape)
     try:
-        out = np.empty(shape, dtype)
+        try:
+            out = np.empty(shape, dtype)
+        except MemoryError:  # the file is as long as it claims, with a hole in it as like as not
+            raise CorruptShardError(f"{path}: its {os.fstat(fd).st_size:,} bytes do not fit into memory", path=str(path)) from None
         read_into(fd, out, offset, path)
     finally:
         os.close(fd)
