@@ -20,7 +20,20 @@ from mmcompile.format.canonical import HASH, Check, canonical, name_to_json, par
 from mmcompile.format.commit import write_atomic
 from mmcompile.format.npy import file_name, hash_bytes
 
-__all__ = ["BLOB_LIMIT", "DTYPES", "INDEX_LIMIT", "LIST_LIMIT", "VERSION", "Field", "Index", "Split", "load_classes", "load_index", "publish"]
+__all__ = [
+    "BLOB_LIMIT",
+    "DTYPES",
+    "INDEX_LIMIT",
+    "LIST_LIMIT",
+    "VERSION",
+    "Field",
+    "Index",
+    "Split",
+    "load_classes",
+    "load_index",
+    "not_a_dataset",
+    "publish",
+]
 
 VERSION = 1
 #: index.json and generation files are at most this long, on write and on read.
@@ -306,7 +319,7 @@ def load_index(root: Path, generation: str | None = None) -> tuple[Index, str]:
     try:
         data = read_limited(path, INDEX_LIMIT)
     except (FileNotFoundError, NotADirectoryError):
-        raise NotADatasetError(_not_a_dataset(root), path=str(root)) from None
+        raise NotADatasetError(not_a_dataset(root), path=str(root)) from None
     for folder in ("shards", "generations"):
         if (root / folder).is_symlink():
             raise FormatError(f"{root / folder}: a link; the folders of a dataset lie inside it", path=str(root / folder))
@@ -335,7 +348,8 @@ def load_index(root: Path, generation: str | None = None) -> tuple[Index, str]:
     return Index.from_bytes(data, path), generation
 
 
-def _not_a_dataset(root: Path) -> str:
+def not_a_dataset(root: Path) -> str:
+    """What to say of a folder without index.json."""
     if not os.path.exists(root):
         return f"{root}: no such folder; build one with `mmcompile build RAW {root}`"
     if not root.is_dir():

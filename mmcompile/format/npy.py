@@ -14,6 +14,7 @@ import stat
 import struct
 import sys
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,6 +27,7 @@ from mmcompile.format.commit import install, write_atomic
 
 __all__ = [
     "ALIGN",
+    "file_bytes",
     "file_name",
     "hash_bytes",
     "hash_file",
@@ -54,6 +56,11 @@ def header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", total - 10) + text.ljust(total - 11) + b"\n"
 
 
+def file_bytes(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
+    """The exact size of the file of an array."""
+    return len(header(dtype, shape)) + dtype.itemsize * _product(shape)
+
+
 def file_name(kind: str, digest: str, suffix: str = ".npy") -> str:
     """The name of a file in shards/: what it holds, then its hash."""
     return f"{kind}-{digest}{suffix}"
@@ -64,14 +71,19 @@ def hash_bytes(data: bytes) -> str:
     return xxhash.xxh3_128_hexdigest(data)
 
 
-def hash_file(fd: int) -> str:
-    """xxh3-128 of an open file from its start to its end, as 32 hex digits."""
+def hash_file(fd: int, seen: Callable[[int], None] | None = None) -> str:
+    """xxh3-128 of an open file from its start to its end, as 32 hex digits; `seen` is told the bytes of each piece.
+
+    Reading and hashing release the interpreter: threads do run beside each other.
+    """
     state, offset = xxhash.xxh3_128(), 0
     buffer = bytearray(_CHUNK)
     view = memoryview(buffer)
     while count := os.preadv(fd, [buffer], offset):
         state.update(view[:count])
         offset += count
+        if seen is not None:
+            seen(count)
     return state.hexdigest()
 
 
