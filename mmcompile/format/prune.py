@@ -7,7 +7,6 @@ generation, and the next prune takes it.
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,8 +59,8 @@ class PruneReport:
 def prune(root: str | Path, keep: int = 1, *, delete: bool) -> PruneReport:
     """Delete (or with `delete=False` only list) all but the `keep` newest generations, and the files that none of those names.
 
-    The current generation is always kept.  Age is the mtime of the generation's file.  Deletes under the lock of the folder.  Raises FormatError, with
-    nothing deleted, where a kept generation, its table or a seal of an unfinished build cannot be read, as what they name is then unknown;
+    The current generation is always kept.  Age is the mtime of the generation's file.  Deletes under the lock of the folder.  Raises FormatError,
+    with nothing deleted, where a kept generation, its table or a seal of an unfinished build cannot be read, as what they name is then unknown;
     BuildError where another run is at work.
     """
     if keep < 1:
