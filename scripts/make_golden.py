@@ -1,7 +1,7 @@
 """Writes the golden datasets of format version 1 into a folder: `python scripts/make_golden.py tests/golden/v1`.
 
-They are made from arithmetic, never from image files, so the same bytes come out wherever this runs; a test compares them.  Every later version of the
-package reads the copies in tests/golden/v1, and this script stays able to write them.
+They are made from arithmetic, never from image files, so the same bytes come out wherever this runs; a test compares them.  Every later version of
+the package reads the copies in tests/golden/v1, and this script stays able to write them.
 """
 
 from __future__ import annotations
