@@ -168,7 +168,7 @@ class Reader:
             raise self._missing(self._shards / name) from None
 
     def _missing(self, path: Path) -> Exception:
-        if not (self.root / "generations" / f"{self.generation}.json").exists():
+        if not os.path.exists(self.root / "generations" / f"{self.generation}.json"):
             return GenerationError(
                 f"{path}: gone, as generation {self.generation} was pruned or removed; open the dataset anew",
                 path=str(path),

@@ -83,7 +83,12 @@ def test_only_files_that_are_provably_ours_are_deleted(three: tuple[Path, list[s
     os.mkfifo(shards / ("label-" + "2" * 32 + ".npy"))
     (root / "generations" / "README").write_bytes(b"mine")
     report = prune(root, delete=True)
-    kept = {"generations/README", "shards/folder", "shards/notes.txt", *(f"shards/{k}-{d * 32}.npy" for k, d in (("image", "0"), ("label", "1"), ("label", "2")))}
+    kept = {
+        "generations/README",
+        "shards/folder",
+        "shards/notes.txt",
+        *(f"shards/{k}-{d * 32}.npy" for k, d in (("image", "0"), ("label", "1"), ("label", "2"))),
+    }
     assert set(report.others) == kept
     assert all(os.path.lexists(root / name) for name in kept)
 
