@@ -73,7 +73,7 @@ def keys_of(samples: Array, blob: bytes | memoryview) -> list[bytes]:
     """The keys of a shard's rows; row r's key is blob[key_stop[r - 1] : key_stop[r]]."""
     stops = samples["key_stop"].tolist()
     data = bytes(blob)
-    return [data[a:b] for a, b in zip([0, *stops[:-1]], stops, strict=True)]
+    return [data[a:b] for a, b in zip([0, *stops], stops, strict=False)]
 
 
 def row_hashes(rows: list[Array]) -> npt.NDArray[np.uint64]:
