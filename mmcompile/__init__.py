@@ -1,0 +1,87 @@
+"""The public names.  Errors are at hand at once; the rest is loaded on first use, so `import mmcompile` needs neither torch nor Pillow."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from mmcompile.errors import (
+    BuildError,
+    CorruptShardError,
+    DecodeError,
+    EngineError,
+    FormatError,
+    GenerationError,
+    MMCompileError,
+    NotADatasetError,
+    OptionError,
+    OutputExistsError,
+    ResumeError,
+    SourceError,
+    VersionError,
+)
+
+if TYPE_CHECKING:
+    from mmcompile.compiler.driver import build
+    from mmcompile.compiler.outcome import BuildReport
+    from mmcompile.compiler.preprocess import Normalize, Preprocess
+    from mmcompile.format.verify import verify
+    from mmcompile.runtime.dataset import MMapShardDataset
+
+    __version__: str
+
+__all__ = [
+    "BuildError",
+    "BuildReport",
+    "CorruptShardError",
+    "DecodeError",
+    "EngineError",
+    "FormatError",
+    "GenerationError",
+    "MMCompileError",
+    "MMapShardDataset",
+    "Normalize",
+    "NotADatasetError",
+    "OptionError",
+    "OutputExistsError",
+    "Preprocess",
+    "ResumeError",
+    "SourceError",
+    "VersionError",
+    "__version__",
+    "build",
+    "verify",
+]
+
+_HOMES = {
+    "BuildReport": "mmcompile.compiler.outcome",
+    "MMapShardDataset": "mmcompile.runtime.dataset",
+    "Normalize": "mmcompile.compiler.preprocess",
+    "Preprocess": "mmcompile.compiler.preprocess",
+    "build": "mmcompile.compiler.driver",
+    "verify": "mmcompile.format.verify",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        value: Any = _installed_version()
+    elif name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _installed_version() -> str:
+    from importlib import metadata  # takes longer to import than all of the above
+
+    try:
+        return metadata.version("mmcompile")
+    except metadata.PackageNotFoundError:  # a checkout on PYTHONPATH
+        return "0+unknown"

@@ -16,7 +16,7 @@ import xxhash
 
 from mmcompile.format.index import Field
 
-__all__ = ["FLAGS", "combine_statistics", "hash_pair", "keys_of", "pair_hash", "row_hashes", "sample_dtype", "shard_sums"]
+__all__ = ["FLAGS", "combine_statistics", "flag_counts", "hash_pair", "keys_of", "pair_hash", "row_hashes", "sample_dtype", "shard_sums"]
 
 #: What was done to a source, beyond the settings: bit -> word.  A bit never changes its meaning.
 FLAGS = {
@@ -74,6 +74,12 @@ def keys_of(samples: Array, blob: bytes | memoryview) -> list[bytes]:
     stops = samples["key_stop"].tolist()
     data = bytes(blob)
     return [data[a:b] for a, b in zip([0, *stops], stops, strict=False)]
+
+
+def flag_counts(flags: npt.NDArray[Any]) -> dict[str, int]:
+    """How many of these rows carry each flag, by word; words that none carries are left out."""
+    counts = {word: int(np.count_nonzero(flags & np.uint32(bit))) for bit, word in FLAGS.items()}
+    return {word: n for word, n in counts.items() if n}
 
 
 def row_hashes(rows: list[Array]) -> npt.NDArray[np.uint64]:

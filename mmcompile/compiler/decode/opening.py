@@ -1,0 +1,192 @@
+"""Bytes to an open image: this module decides which readers exist, under which limits, and what a failure is called.
+
+Whatever Pillow raises (its many types included) ends as a DecodeError with a message of our own; only MemoryError passes through, which
+says something about the machine.  Warnings are recorded and change nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import io
+import threading
+import warnings
+from collections.abc import Iterator
+
+import PIL
+from PIL import Image, ImageFile, features
+
+from mmcompile.compiler.formats import may_be_tga, sniff
+from mmcompile.compiler.preprocess import Preprocess
+from mmcompile.errors import DecodeError
+
+#: The modules that read the listed formats.
+_READERS = ("Avif", "Bmp", "Gif", "Ico", "Jpeg", "Jpeg2K", "Mpo", "Png", "Ppm", "Psd", "Tga", "Tiff", "WebP")
+#: Tried in this order.  MPO is found by the JPEG reader; TGA has no signature and is tried last, for its own names only.
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000", "ICO", "PSD")
+#: Every format name that a decoded picture may have.
+FORMATS = (*_FORMATS, "MPO", "TGA")
+#: What the pixels of a format depend on besides Pillow itself (names of PIL.features).
+_LIBRARIES = {
+    "JPEG": ("libjpeg_turbo", "jpg"),
+    "MPO": ("libjpeg_turbo", "jpg"),
+    # TIFF may hold JPEG data, and LAB, which only LCMS turns into RGB.
+    "TIFF": ("libtiff", "libjpeg_turbo", "jpg", "littlecms2"),
+    "WEBP": ("webp",),
+    "AVIF": ("avif",),
+    "JPEG2000": ("jpg_2000",),
+}
+#: The first Pillow whose decoders have the holes mended that the corpus knows of.
+_SAFE_PILLOW = 13
+_ORIENTATION = 0x0112
+TRANSPOSE = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+#: Without one of these in a PNG there is no orientation, and no reason to decode it all to look behind the pixels.
+PNG_ORIENTATION = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
+
+_lock = threading.RLock()
+
+
+@functools.cache
+def initialise() -> None:
+    """Load every reader once, so that no outcome depends on what was opened before; none of them starts threads of its own.
+
+    Workers call it when they start; opening a file calls it too.
+    """
+    for reader in _READERS:
+        # An older Pillow has no AVIF; such files are then rejected as unreadable.
+        with contextlib.suppress(ImportError):
+            module = importlib.import_module(f"PIL.{reader}ImagePlugin")
+            if reader == "Avif":
+                module.DEFAULT_MAX_THREADS = 1  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def pillow(options: Preprocess, *, truncated: bool = False) -> Iterator[list[warnings.WarningMessage]]:
+    """Pillow under our limits, one caller at a time; warnings are recorded and change nothing; `truncated` fills up what is missing."""
+    with _lock, warnings.catch_warnings(record=True) as log:
+        warnings.simplefilter("always")
+        initialise()
+        before = Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES
+        # Pillow raises above twice this number.
+        Image.MAX_IMAGE_PIXELS = (options.max_pixels + 1) // 2
+        ImageFile.LOAD_TRUNCATED_IMAGES = truncated
+        try:
+            yield log
+        finally:
+            Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES = before
+
+
+@contextlib.contextmanager
+def stage(stage: str, what: str) -> Iterator[None]:
+    try:
+        yield
+    except (MemoryError, DecodeError):
+        raise
+    except Exception as error:
+        code, message = _explain(error, what)
+        if stage == "load":
+            message += " (--truncated accept keeps what can be had)"
+        raise DecodeError(message, stage=stage, code=code, error=type(error).__name__) from error
+
+
+def _explain(error: Exception, what: str) -> tuple[str, str]:
+    if isinstance(error, Image.DecompressionBombError):
+        return "pixel-limit", "more pixels than --max-pixels allows"
+    if isinstance(error, NotImplementedError):
+        return "unsupported", f"a kind of {what} that Pillow does not read"
+    if isinstance(error, EOFError) or "truncated" in str(error).lower():
+        return "truncated", f"the file ends before the {what} does"
+    return "corrupt", f"the {what} cannot be decoded"
+
+
+def open(data: bytes, name: str, options: Preprocess) -> Image.Image:
+    formats = (*_FORMATS, "TGA") if may_be_tga(name) else _FORMATS
+    promised = sniff(data[:32])
+    with stage("open", f"{promised or 'image'} header"):
+        try:
+            image = Image.open(io.BytesIO(data), formats=formats)
+        except PIL.UnidentifiedImageError as error:
+            what = f"a damaged {promised} header, or a kind of {promised} that Pillow does not read" if promised else "no image of a listed format"
+            raise DecodeError("the file is empty" if not data else what, stage="open", code="not-an-image", error=type(error).__name__) from error
+        check_size(image, options, "open")
+        return image
+
+
+def check_size(image: Image.Image, options: Preprocess, stage: str) -> None:
+    width, height = image.size
+    if width < 1 or height < 1:
+        raise DecodeError(f"a picture of {width}x{height} has no pixels", stage=stage, code="not-an-image")
+    if width * height > options.max_pixels:
+        raise DecodeError(
+            f"{width}x{height} is {width * height} pixels, more than --max-pixels {options.max_pixels}", stage=stage, code="pixel-limit"
+        )
+    if options.max_aspect is not None and max(width, height) > options.max_aspect * min(width, height):
+        raise DecodeError(f"{width}x{height} is longer than --max-aspect {options.max_aspect:g}", stage=stage, code="aspect-limit")
+
+
+def tag(image: Image.Image) -> int:
+    try:
+        return int(image.tag_v2.get(_ORIENTATION, 1))  # type: ignore[attr-defined]
+    except MemoryError:
+        raise
+    except Exception:
+        return 1
+
+
+def orientation(image: Image.Image) -> tuple[int, bool]:
+    """(1 to 8, whether EXIF is broken): what exif_transpose of Pillow would go by, XMP included; broken EXIF is no orientation."""
+    with warnings.catch_warnings(record=True) as log:
+        warnings.simplefilter("always")
+        try:
+            found = image.getexif().get(_ORIENTATION, 1)
+        except MemoryError:
+            raise
+        except Exception:
+            return 1, True
+    return next((k for k in TRANSPOSE if found == k), 1), bool(log)
+
+
+def has_more_frames(image: Image.Image) -> bool:
+    """A damaged frame behind the first is no business of ours."""
+    try:
+        return bool(getattr(image, "is_animated", False))
+    except MemoryError:
+        raise
+    except Exception:
+        return False
+
+
+def versions(format: str | None = None, *, icc: bool = False) -> dict[str, str]:
+    """The versions that the pixels of a format depend on (None: all formats); `icc` adds the library that converts profiles."""
+    wanted = list(_LIBRARIES.get(format, ())) if format is not None else [name for names in _LIBRARIES.values() for name in names]
+    found = {"pillow": PIL.__version__}
+    for name in sorted({*wanted, *(["littlecms2"] if icc else [])}):
+        found[name] = _version(name)
+    return found
+
+
+@functools.cache
+def _version(name: str) -> str:
+    with warnings.catch_warnings():
+        # A feature that this Pillow does not know is none that its pixels depend on.
+        warnings.simplefilter("ignore")
+        return features.version(name) or "none"
+
+
+def pillow_warning() -> str | None:
+    """One line for a person where the installed Pillow has decoder holes that a later one mends."""
+    if int(PIL.__version__.split(".")[0]) >= _SAFE_PILLOW:
+        return None
+    return (
+        f"Pillow {PIL.__version__} has known decoder holes that {_SAFE_PILLOW} mends: "
+        f"pip install 'pillow>={_SAFE_PILLOW}' before building from files of others"
+    )

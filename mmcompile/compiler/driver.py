@@ -1,0 +1,470 @@
+"""Hides the order of a build: scan, choose, plan, take what is there, run the rest, publish.
+
+Until `publish` replaces index.json the published dataset is untouched; whatever was sealed before a stop is found again by the next run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import secrets
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mmcompile.compiler import decode, geometry, resample
+from mmcompile.compiler.engines import LocalExecutor, make_executor
+from mmcompile.compiler.outcome import BuildReport, Progress
+from mmcompile.compiler.output import check_output, clean_up, describe_changes, free_bytes, publish_shards
+from mmcompile.compiler.plan import SHARD_BYTES, ShardTask, fingerprint, key_hashes, make_tasks, rows_per_shard
+from mmcompile.compiler.preprocess import PIXEL_REVISION, Preprocess
+from mmcompile.compiler.previous import Fingerprints, Previous, Whole
+from mmcompile.compiler.reuse import write_table
+from mmcompile.compiler.run import Counts, Runner, ShardWork
+from mmcompile.compiler.seals import Seal
+from mmcompile.compiler.sources import Scan, Source
+from mmcompile.compiler.sources.folder import FolderSource
+from mmcompile.compiler.statcache import StatCache, old_enough
+from mmcompile.compiler.task import Job, hash_items, measure
+from mmcompile.errors import BuildError, DecodeError, EngineError, OptionError, SourceError
+from mmcompile.format.canonical import canonical, name_from_json
+from mmcompile.format.commit import write_atomic
+from mmcompile.format.index import Field, Index
+from mmcompile.format.lock import Lock
+
+__all__ = ["BuildOptions", "BuildReport", "build"]
+
+#: Seconds between two saves of the stat cache while shards are sealed (a save writes all of it; seals hold the same facts).
+_SAVE_S = 30.0
+#: Items hashed by one call of a worker.
+_HASH_CHUNK = 128
+#: Most keys and reject lines that an error carries.
+_SHOWN = 1000
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """How to run a build.  Nothing here changes a byte of the dataset but `shard_bytes`, which moves the cuts.
+
+    `workers`: processes, None: as many as this process may use.  `decode_timeout_s`: seconds that one image may take, and one more for
+    each megapixel.  `lock=False` is for file systems without file locks: the caller makes sure that no other run is at work.
+    """
+
+    workers: int | None = None
+    engine: str = "local"
+    shard_bytes: int = SHARD_BYTES
+    decode_timeout_s: float = 60.0
+    lock: bool = True
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 1:
+            raise OptionError(f"workers must be at least 1, not {self.workers}")
+        if self.shard_bytes < 1:
+            raise OptionError(f"shard_bytes must be at least 1, not {self.shard_bytes}")
+        if not self.decode_timeout_s > 0:
+            raise OptionError(f"decode_timeout_s must be above 0, not {self.decode_timeout_s}")
+
+
+def build(
+    source: str | Path | Source,
+    out: str | Path,
+    *,
+    preprocess: Preprocess | None = None,
+    options: BuildOptions | None = None,
+    max_rejects: int | str = 0,
+    progress: Callable[[Progress], None] | None = None,
+    dry_run: bool = False,
+) -> BuildReport:
+    """Compile `source` (a folder of images, or a Source) into the dataset `out`, and publish it.
+
+    The bytes of the dataset depend on the sources, `preprocess` and `shard_bytes` alone.  `max_rejects`: how many bad images may be left
+    out, a number or "2%" of the items.  Safe to kill at any moment: the same call goes on where it stopped.
+
+    Raises OptionError before anything is written; DecodeError when more images were rejected than allowed, SourceError when files could not
+    be read or settled (both with everything else sealed, nothing published); OutputExistsError; EngineError; BuildError when another run is
+    at work, or the disk is full.
+    """
+    run = _Build(_as_source(source), Path(out), preprocess or Preprocess(), options or BuildOptions(), max_rejects, progress or (lambda _: None))
+    try:
+        return run.dry() if dry_run else run.build()
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) and not isinstance(error, BuildError):
+            raise BuildError(
+                f"{out}: no space left on the device; what is finished is kept: free some space and run the same command again"
+            ) from error
+        raise
+
+
+def _as_source(source: str | Path | Source) -> Source:
+    return FolderSource(os.fspath(source)) if isinstance(source, str | Path) else source
+
+
+def allowed_rejects(max_rejects: int | str, items: int) -> int:
+    """The number of rejects that may be left out; "2%" is of the items planned, rounded down."""
+    text = str(max_rejects).strip()
+    try:
+        value = math.floor(float(text[:-1]) / 100 * items) if text.endswith("%") else int(text)
+        if not value >= 0 or (text.endswith("%") and not float(text[:-1]) <= 100):
+            raise ValueError
+    except (ValueError, OverflowError):
+        raise OptionError(f"max_rejects must be a number of images or a percentage such as 2%, not {max_rejects!r}") from None
+    return value
+
+
+class _Build:
+    """One call of `build`, step by step."""
+
+    def __init__(
+        self, source: Source, out: Path, preprocess: Preprocess, options: BuildOptions, max_rejects: int | str, progress: Callable[[Progress], None]
+    ) -> None:
+        self.source, self.options, self.max_rejects, self.progress = source, options, max_rejects, progress
+        self.out = Path(os.path.abspath(out))
+        self.asked = preprocess
+        self.began = time.monotonic()
+        self.report = BuildReport(out=str(out), samples=0, rejects=0, shards=0, bytes=0, seconds=0.0)
+        allowed_rejects(max_rejects, 0)
+        preprocess.resolved()
+        self.executor = make_executor(options.engine, options.workers)
+        self.workers = self.executor.workers if isinstance(self.executor, LocalExecutor) else options.workers or 1
+
+    # ------------------------------------------------------------------ the two ways through
+
+    def build(self) -> BuildReport:
+        """Build and publish."""
+        try:
+            check_output(self.out, self.source.root)
+            self._scan()
+            (self.out / ".build").mkdir(parents=True, exist_ok=True)
+            with Lock(self.out / ".build" / "lock", required=self.options.lock) as lock:
+                scratch = self._make_scratch()
+                try:
+                    self._choose(scratch)
+                    self._plan()
+                    self._run(scratch)
+                    return self._publish(lock, scratch)
+                finally:
+                    self._stop()
+                    self._save_stats()
+                    shutil.rmtree(scratch, ignore_errors=True)
+        finally:
+            self._stop()
+
+    def dry(self) -> BuildReport:
+        """Say what would be built; write nothing."""
+        try:
+            check_output(self.out, self.source.root)
+            self._scan()
+            self._choose(Path(os.devnull))
+            self._plan()
+            todo = [t for t in self.tasks if t.number not in self.whole]
+            kept = sum(w.rows for w in self.whole.values())
+            n = sum(len(t) for t in todo)
+            row_bytes = sum(f.row_bytes for f in self.fields)
+            return replace(
+                self._described(),
+                samples=len(self.scan.keys) - sum(len(w.rejects) for w in self.whole.values()),
+                shards=len(self.tasks),
+                bytes=len(self.scan.keys) * row_bytes,
+                kept=kept,
+                dry_run=True,
+                free_bytes=free_bytes(self.out),
+                estimate_s=self._estimate(todo, n),
+                seconds=time.monotonic() - self.began,
+            )
+        finally:
+            self._stop()
+
+    # ------------------------------------------------------------------ steps
+
+    def _scan(self) -> None:
+        self.progress(Progress("scan"))
+        self.scanned_ns = time.time_ns()
+        self.scan: Scan = self.source.scan(lambda n: self.progress(Progress("scan", n)))
+        self.hashes64 = key_hashes(self.scan.keys)
+        self.allowed = allowed_rejects(self.max_rejects, len(self.scan.keys))
+
+    def _make_scratch(self) -> Path:
+        folder = self.out / ".build" / "tmp"
+        shutil.rmtree(folder, ignore_errors=True)  # we hold the lock, so whatever lies here is of a dead run
+        scratch = folder / secrets.token_hex(8)
+        scratch.mkdir(parents=True)
+        (self.out / "shards").mkdir(exist_ok=True)
+        return scratch
+
+    def _choose(self, scratch: Path) -> None:
+        asked = self.asked.resolved()
+        self.job = Job(self.source, asked, (), scratch, self.out / "shards", timeout_s=self.options.decode_timeout_s)
+        why = ""
+        if asked.needs_size() or (asked.mode == "keep" and asked.kept_mode is None):
+            self.progress(Progress("choose", message="looking at image sizes"))
+            asked, why = geometry.choose(self.job, self.executor, self.scan.keys, self.hashes64)
+        self.preprocess, self.why = asked.resolved(), why
+        normalize = self.preprocess.read_normalize()
+        image = Field(
+            "image",
+            self.preprocess.dtype,
+            self.preprocess.row_shape(),
+            "image",
+            self.preprocess.layout,
+            self.preprocess.read_scale(),
+            None if normalize is None else (normalize.mean, normalize.std),
+        )
+        self.fields = (image,) if self.scan.labels is None else (image, Field("label", "int64", (), "class"))
+        self.versions = versions_of(self.preprocess)
+        self.marks = _marks(self.preprocess, self.versions, PIXEL_REVISION)
+        self.settings = {"preprocess": self.preprocess.settings(), "source": self.source.identity(), "shard_bytes": self.options.shard_bytes}
+
+    def _plan(self) -> None:
+        """Cut shards, and see which of them are there already."""
+        keys, labels, stat = self.scan.keys, self.scan.labels, self.scan.stat
+        self.rows = rows_per_shard(sum(f.row_bytes for f in self.fields), self.options.shard_bytes)
+        self.tasks = make_tasks(keys, labels, self.hashes64, self.rows, (self.marks.pixel, self.marks.store))
+        self.previous = Previous(self.out, self.fields, self.marks, marks_of_index)
+        self.previous.load()
+        self.changed = tuple(describe_changes(self.previous.settings, self.settings))
+        self._same_choice()
+        for line in self.changed:
+            self.progress(Progress("plan", message=f"differs from what is in {self.out}: {line}"))
+        self.cache = StatCache(self.out / ".build" / "stat-cache", self.source.location())
+        self.source_hashes, self.known = self.cache.known(self.hashes64, stat)
+        candidates: list[tuple[ShardTask, Whole]] = []
+        for task in self.tasks:
+            part = slice(task.start, task.stop)
+            whole = self.previous.whole(task, keys[part], None if labels is None else labels[part])
+            if whole is not None:
+                if whole.stat is not None:
+                    same = (whole.stat == stat[part]) & ~self.known[part]
+                    self.source_hashes[part][same] = whole.hashes[same]
+                    self.known[part] |= same
+                candidates.append((task, whole))
+        self._hash_unknown([i for task, _ in candidates for i in range(task.start, task.stop) if not self.known[i]])
+        self.whole: dict[int, Whole] = {}
+        for task, whole in candidates:
+            part = slice(task.start, task.stop)
+            if self.known[part].all() and np.array_equal(self.source_hashes[part], whole.hashes):
+                self.whole[task.number] = whole
+
+    def _same_choice(self) -> None:
+        """A rebuild that nobody told a size must not silently choose another one."""
+        before = (self.previous.settings or {}).get("preprocess")
+        if not self.why or not before or self.previous.index is None:
+            return
+        try:
+            old = Preprocess.from_settings(before)
+        except (OptionError, KeyError, TypeError, ValueError):
+            return
+        mine = self.preprocess
+        if (old.resize, old.crop, old.pad, old.keep_size) != (mine.resize, mine.crop, mine.pad, mine.keep_size):
+            raise OptionError(
+                f"{self.out}: published with {typed(old)}; for the images that are there now the choice would be {typed(mine)} ({self.why}). "
+                f"Say which: add {typed(old)} to go on as before, or {typed(mine)} to change",
+                before=typed(old),
+                now=typed(mine),
+            )
+
+    def _hash_unknown(self, items: list[int]) -> None:
+        """Read the files whose stat does not tell that they are unchanged, where that may save a whole shard."""
+        chunks = [items[i : i + _HASH_CHUNK] for i in range(0, len(items), _HASH_CHUNK)]
+        futures = [self.executor.submit(hash_items, self.job, [self.scan.keys[i] for i in chunk]) for chunk in chunks]
+        for done, (chunk, future) in enumerate(zip(chunks, futures, strict=True)):
+            found = future.result()
+            read = found.any(axis=1)
+            at = np.array(chunk)[read]
+            self.source_hashes[at], self.known[at] = found[read], True
+            self.progress(Progress("check", min(len(items), (done + 1) * _HASH_CHUNK), len(items)))
+
+    def _run(self, scratch: Path) -> None:
+        todo = [t for t in self.tasks if t.number not in self.whole]
+        total = sum(len(t) for t in todo)
+        self._check_disk(sum(len(t) for t in todo))
+        write_atomic(self.out / ".build" / "settings.json", canonical(self.settings))
+        table = write_table(self.previous.old, scratch) if todo else None
+        self.job = replace(self.job, preprocess=self.preprocess, fields=self.fields, reuse=table, old=tuple(self.previous.old) if table else ())
+        if self.previous.remembered and todo:
+            self.job = replace(self.job, remembered=scratch / "remembered.json")
+            write_atomic(scratch / "remembered.json", canonical(self.previous.remembered), durable=False)
+        self.sealed: dict[int, Seal] = {}
+        self._saved = time.monotonic()
+
+        def on_sealed(work: ShardWork, seal: Seal) -> None:
+            part = slice(work.task.start, work.task.stop)
+            self.source_hashes[part], self.known[part] = work.hashes, work.known
+            self.sealed[work.task.number] = seal
+            if time.monotonic() - self._saved > _SAVE_S:
+                self._save_stats()
+
+        def on_progress(counts: Counts) -> None:
+            self.progress(Progress("build", counts.done, total, counts.rejects))
+
+        self.runner = Runner(self.executor, self.job, on_sealed, on_progress, self.workers)
+        self.runner.run(self._works(todo))
+        if self.runner.failures:
+            self._raise_failures()
+
+    def _works(self, todo: list[ShardTask]) -> Iterator[ShardWork]:
+        stat = self.scan.stat.copy()
+        stat[~old_enough(stat, self.scanned_ns)] = (-1, -1, -1, -1)
+        empty = Seal("", self.marks.pixel, self.marks.store, self.marks.formats, None, stat[:0], np.empty((0, 2), np.uint64), {}, {})
+        for task in todo:
+            part = slice(task.start, task.stop)
+            labels = None if self.scan.labels is None else self.scan.labels[part]
+            seal = replace(empty, task=task.id, stat=stat[part])
+            sizes = self.scan.stat["size"][part]
+            yield ShardWork(task, self.scan.keys[part], labels, sizes, self.source_hashes[part].copy(), self.known[part].copy(), seal)
+
+    def _check_disk(self, items: int) -> None:
+        need = items * (sum(f.row_bytes for f in self.fields) + 256)
+        free = free_bytes(self.out)
+        if free is not None and need > free:
+            raise BuildError(
+                f"{self.out}: {need:,} bytes are needed for {items:,} samples, {free:,} are free; nothing was decoded: free some space, "
+                "or choose a smaller size or --dtype uint8",
+                needed=need,
+                free=free,
+            )
+
+    def _raise_failures(self) -> None:
+        failures = self.runner.failures
+        keys = [os.fsdecode(key) for key, _ in failures[:_SHOWN]]
+        first = "; ".join(f"{os.fsdecode(key)!r}: {reason}" for key, reason in failures[:3])
+        raise SourceError(
+            f"{len(failures):,} file{'s' if len(failures) > 1 else ''} could not be read or settled ({first}{', …' if len(failures) > 3 else ''}); "
+            "all else is finished and kept, nothing is published: mend them, or leave them out",
+            keys=keys,
+            reasons=[reason for _, reason in failures[:_SHOWN]],
+            count=len(failures),
+        )
+
+    def _publish(self, lock: Lock, scratch: Path) -> BuildReport:
+        self.progress(Progress("publish"))
+        rejects: list[dict[str, Any]] = []
+        for task in self.tasks:
+            whole, seal = self.whole.get(task.number), self.sealed.get(task.number)
+            lines = whole.rejects if whole is not None else seal.rejects if seal is not None else {}
+            rejects += [lines[i] for i in sorted(lines)]
+        listed = self.out / ".build" / "rejects.jsonl"
+        write_atomic(listed, b"".join(canonical(line) for line in rejects))
+        if len(rejects) > self.allowed:
+            self._raise_rejects(rejects, listed)
+        stored = len(self.scan.keys) - len(rejects)
+        if not stored:
+            raise DecodeError(
+                f"{self.out}: all {len(rejects):,} images were rejected, so there is nothing to publish; see {listed}",
+                rejects=len(rejects),
+                report=str(listed),
+            )
+        if not lock.still_held():
+            raise BuildError(f"{self.out}: .build was removed while the build ran; nothing is published: run the same command again")
+        done = publish_shards(self, rejects)
+        clean_up(self.out, self.previous.seals, self.sealed)
+        counts = self.runner.counts
+        kept = sum(w.rows for w in self.whole.values())
+        return replace(
+            self._described(),
+            samples=stored,
+            rejects=len(rejects),
+            shards=done.shards,
+            bytes=done.bytes,
+            generation=done.generation,
+            decoded=counts.decoded,
+            copied=counts.copied,
+            kept=kept,
+            counts={**self.scan.counts, **done.flags},
+            reject_reasons=dict(Counter(line["code"] for line in rejects)),
+            rejects_file=done.rejects_file,
+            seconds=time.monotonic() - self.began,
+        )
+
+    def _raise_rejects(self, rejects: list[dict[str, Any]], listed: Path) -> None:
+        reasons = Counter(line["code"] for line in rejects)
+        raise DecodeError(
+            f"{len(rejects):,} of {len(self.scan.keys):,} images were rejected ({', '.join(f'{n:,} {code}' for code, n in reasons.most_common())}), "
+            f"{self.allowed:,} allowed; all others are finished and kept, nothing is published: see {listed}",
+            rejects=len(rejects),
+            allowed=self.allowed,
+            report=str(listed),
+            examples=[(name_from_json(line["key"]), line["message"]) for line in rejects[:10]],
+        )
+
+    # ------------------------------------------------------------------ small things
+
+    def _described(self) -> BuildReport:
+        warnings = [*self.scan.warnings, *self.preprocess.notes()]
+        if (warning := decode.pillow_warning()) is not None:
+            warnings.append(warning)
+        return replace(
+            self.report,
+            classes=self.scan.classes,
+            shape=self.preprocess.sample_shape(),
+            dtype=self.preprocess.dtype,
+            geometry=self.why or typed(self.preprocess),
+            workers=self.workers,
+            left_out=self.scan.left_out,
+            counts=self.scan.counts,
+            warnings=tuple(warnings),
+            changed=self.changed,
+        )
+
+    def _estimate(self, todo: list[ShardTask], n: int) -> float | None:
+        if not n:
+            return 0.0
+        items = [i for t in todo for i in (t.start, (t.start + t.stop) // 2, t.stop - 1)]
+        step = max(1, len(items) // 24)
+        keys = [self.scan.keys[i] for i in [items[0], *items[::step]]]
+        try:
+            done, seconds = self.executor.submit(measure, replace(self.job, preprocess=self.preprocess), keys, 2.0).result()
+        except EngineError:
+            return None
+        return seconds / done * n / self.workers if done else None
+
+    def _save_stats(self) -> None:
+        if hasattr(self, "cache"):
+            self._saved = time.monotonic()
+            with contextlib.suppress(OSError):
+                self.cache.save(self.hashes64, self.scan.stat, self.source_hashes, self.known, self.scanned_ns)
+
+    def _stop(self) -> None:
+        if isinstance(self.executor, LocalExecutor):
+            self.executor.kill()
+        else:
+            self.executor.shutdown(cancel_futures=True)
+
+
+def versions_of(preprocess: Preprocess, format: str | None = None) -> dict[str, str]:
+    """The library versions that pixels of a source format depend on; of all listed formats when None."""
+    found = decode.versions(format, icc=preprocess.icc == "srgb")
+    return {**found, **resample.versions()} if preprocess.resolved().resampler == "torch" else found
+
+
+def _marks(preprocess: Preprocess, versions: dict[str, str], revision: int) -> Fingerprints:
+    settings = preprocess.pixel_settings()
+    formats = {}
+    for name in decode.FORMATS:
+        formats[name] = fingerprint(settings, {k: versions.get(k, "") for k in versions_of(preprocess, name)}, revision)
+    return Fingerprints(fingerprint(settings, versions, revision), fingerprint(preprocess.store_settings(), {}, revision), formats)
+
+
+def marks_of_index(index: Index) -> Fingerprints:
+    """The fingerprints of a published generation; marks that equal nothing where its settings cannot be understood."""
+    try:
+        return _marks(Preprocess.from_settings(index.settings["preprocess"]), index.versions, index.pixel_revision)
+    except (OptionError, KeyError, TypeError, ValueError):
+        return Fingerprints("", "", {})
+
+
+def typed(preprocess: Preprocess) -> str:
+    """The geometry as options of the command."""
+
+    def size(value: Any) -> str:
+        return f"{value[0]}x{value[1]}" if isinstance(value, tuple) else str(value)
+
+    names = (("resize", "--resize"), ("crop", "--crop"), ("pad", "--pad"), ("keep_size", "--keep-size"))
+    return " ".join(f"{flag} {size(value)}" for name, flag in names if (value := getattr(preprocess, name)) is not None)

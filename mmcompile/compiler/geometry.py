@@ -1,0 +1,65 @@
+"""Hides how a size is chosen when nobody typed one: look at the headers of up to 1,000 images, keep their size if it is one, else 256."""
+
+from __future__ import annotations
+
+from collections import Counter
+from concurrent.futures import Executor
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from mmcompile.compiler.preprocess import Preprocess
+from mmcompile.compiler.task import Job, probe
+from mmcompile.errors import EngineError
+
+__all__ = ["LOOKED_AT", "choose"]
+
+#: Headers looked at: those with the smallest key hash, so that the choice is even over the folder and depends on the keys alone.
+LOOKED_AT = 1000
+_CHUNK = 25
+_SIDE = 256
+
+
+def choose(job: Job, executor: Executor, keys: list[bytes], hashes: npt.NDArray[np.uint64]) -> tuple[Preprocess, str]:
+    """The preprocess with its size (and with mode "keep" its mode) fixed as if typed, and a sentence that says what was chosen and why."""
+    preprocess = job.preprocess
+    picked = np.argsort(hashes, kind="stable")[:LOOKED_AT].tolist()
+    found = [f for f in _probe_all(job, executor, [keys[i] for i in picked]) if f is not None]
+    said = []
+    if preprocess.mode == "keep" and preprocess.kept_mode is None:
+        modes = Counter(mode for _, _, mode in found)
+        mode = min(modes, key=lambda m: (-modes[m], m)) if modes else "RGB"
+        preprocess = replace(preprocess, kept_mode=mode)
+        said.append(f"mode {mode} kept" + (f" ({modes[mode]} of {len(found)} looked at; others will be rejected)" if len(modes) > 1 else ""))
+    if preprocess.needs_size():
+        sizes = {(height, width) for width, height, _ in found}
+        if len(sizes) == 1:
+            height, width = sizes.pop()
+            preprocess = preprocess.with_size(height, width)
+            said.append(f"{height}x{width} kept: all {len(found):,} images looked at have this size (height x width)")
+        else:
+            preprocess = replace(preprocess, resize=_SIDE, crop=_SIDE)
+            if sizes:
+                low, high = min(sizes, key=lambda s: s[0] * s[1]), max(sizes, key=lambda s: s[0] * s[1])
+                why = f"{len(sizes):,} sizes from {low[0]}x{low[1]} to {high[0]}x{high[1]} among {len(found):,} images looked at"
+            else:
+                why = "no image could be looked at"
+            said.append(f"short side to {_SIDE}, centre crop {_SIDE}: {why}; MMapShardDataset(out, crop=224) gives the usual evaluation crop")
+    return preprocess, "; ".join(said)
+
+
+def _probe_all(job: Job, executor: Executor, keys: list[bytes]) -> list[tuple[int, int, str] | None]:
+    chunks = [keys[i : i + _CHUNK] for i in range(0, len(keys), _CHUNK)]
+    futures = [executor.submit(probe, job, chunk) for chunk in chunks]
+    out: list[tuple[int, int, str] | None] = []
+    for chunk, future in zip(chunks, futures, strict=True):
+        try:
+            out += future.result()
+        except EngineError:  # a header that kills its worker: look at the others one by one
+            for key in chunk:
+                try:
+                    out += executor.submit(probe, job, [key]).result()
+                except EngineError:
+                    out.append(None)
+    return out

@@ -1,0 +1,90 @@
+"""Hides how items become shards: order, cuts, fingerprints.  Pure functions over keys and settings; nothing here looks at a clock or a disk.
+
+A cut depends on keys alone, never on outcomes, so one file added near the front rewrites one or two shards and a reject moves no cut.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from mmcompile.format.canonical import canonical
+from mmcompile.format.npy import hash_bytes
+
+__all__ = ["SHARD_BYTES", "ShardTask", "cuts", "fingerprint", "key_hashes", "make_tasks", "rows_per_shard", "task_id"]
+
+#: A shard's usual size: large enough that 10^7 images make some thousand files, small enough to be hashed from the page cache in 10 ms.
+SHARD_BYTES = 1 << 28
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    """The items [start, stop) of the scan, which become one shard (or none, when all are rejected)."""
+
+    number: int
+    start: int
+    stop: int
+    id: str
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+def key_hashes(keys: Iterable[bytes]) -> npt.NDArray[np.uint64]:
+    """xxh3-64 of each key: uint64 (N,)."""
+    return np.fromiter((xxhash.xxh3_64_intdigest(key) for key in keys), np.uint64)
+
+
+def rows_per_shard(row_bytes: int, shard_bytes: int = SHARD_BYTES) -> int:
+    """R: the number of rows that cuts aim at."""
+    return max(1, shard_bytes // max(1, row_bytes))
+
+
+def cuts(hashes: npt.NDArray[np.uint64], rows: int) -> list[int]:
+    """Where shards start, and the end: 0 = cuts[0] < cuts[1] < ... = N.
+
+    A shard ends before key k if it has at least max(1, R // 2) keys and hash(k) % R == 0, or has 2 R keys.
+    """
+    n = len(hashes)
+    marks = np.flatnonzero(hashes % np.uint64(rows) == 0)
+    out = [0]
+    while out[-1] < n:
+        least, most = out[-1] + max(1, rows // 2), out[-1] + 2 * rows
+        at = int(np.searchsorted(marks, least))
+        found = int(marks[at]) if at < len(marks) else n
+        out.append(min(found, most, n))
+    return out if n else [0, 0]
+
+
+def fingerprint(settings: dict[str, Any], versions: dict[str, str], revision: int) -> str:
+    """xxh3-128 of what decides the values of a row: resolved settings, library versions, our own pixel revision."""
+    return hash_bytes(canonical({"settings": settings, "versions": versions, "revision": revision}))
+
+
+def task_id(keys: list[bytes], labels: npt.NDArray[np.int64] | None, pixel: str, store: str) -> str:
+    """What a shard is made of, as 32 hex digits: its ordered keys and labels and both fingerprints.  Not the content of the sources."""
+    state = xxhash.xxh3_128(f"{pixel} {store} {len(keys)} ".encode())
+    for key in keys:
+        state.update(len(key).to_bytes(4, "little") + key)
+    if labels is not None:
+        state.update(np.ascontiguousarray(labels, "<i8").tobytes())
+    return state.hexdigest()
+
+
+def make_tasks(
+    keys: list[bytes], labels: npt.NDArray[np.int64] | None, hashes: npt.NDArray[np.uint64], rows: int, fingerprints: tuple[str, str]
+) -> list[ShardTask]:
+    """The shards of one split, in order; `fingerprints` are (pixel, store)."""
+    bounds = cuts(hashes, rows)
+    out = []
+    for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
+        if stop > start:
+            part = None if labels is None else labels[start:stop]
+            out.append(ShardTask(number, start, stop, task_id(keys[start:stop], part, *fingerprints)))
+    return out

@@ -1,0 +1,349 @@
+"""What a sample is made of: this module decides which options exist, which go together, and what each leaves on disk.
+
+A `Preprocess` is frozen and checks itself; `resolved()` fills in what the presets decide; the settings dictionaries are what
+fingerprints and the index are made of.  Nothing here looks at a pixel: that is `cast` (values to a stored row), `resample` (sizes) and
+`decode` (bytes to pixels).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from mmcompile.compiler.cast import PIXEL_REVISION, channel_sums, store
+from mmcompile.errors import OptionError
+
+__all__ = ["CHANNELS", "IMAGENET", "PIXEL_REVISION", "Normalize", "Preprocess", "channel_sums", "store"]
+
+#: Pillow's own error limit: twice the pixels of a quarter GiB of RGB.
+MAX_PIXELS = 178_956_970
+#: Widest row or column that an option may ask for; a row of a shard must stay far below a shard.
+MAX_SIDE = 65_535
+
+#: Channels of each mode that `mode="keep"` can keep.
+CHANNELS = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4, "I;16": 1, "I": 1, "F": 1}
+
+_CHOICES: dict[str, tuple[str | None, ...]] = {
+    "mode": ("rgb", "gray", "rgba", "keep"),
+    "dtype": ("uint8", "uint16", "int16", "int32", "float16", "bfloat16", "float32", "float64"),
+    "layout": ("chw", "hwc"),
+    "scale": ("unit", "none"),
+    "compat": (None, "torchvision"),
+    "resampler": (None, "torch", "pillow"),
+    "filter": ("bilinear", "bicubic", "lanczos", "box", "nearest"),
+    "orientation": (None, "apply", "ignore"),
+    "depth16": (None, "reject", "scale", "clip", "keep"),
+    "icc": ("ignore", "srgb"),
+    "frames": ("first", "error"),
+    "truncated": ("reject", "accept"),
+    "kept_mode": (None, *CHANNELS),
+}
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+_TORCH_FILTERS = ("bilinear", "bicubic")
+_COLOUR = re.compile(r"#[0-9a-f]{6}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+@dataclass(frozen=True)
+class Normalize:
+    """`(value - mean) / std` for each channel, in float32 (float64 for float64 rows); `value` is what `scale` says.  `std` is positive."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        for name in ("mean", "std"):
+            values = getattr(self, name)
+            if not isinstance(values, tuple) or not values or not all(_is_number(v) for v in values):
+                raise OptionError(f"{name} must be finite numbers, one for each channel, found {values!r}", options=[name])
+            object.__setattr__(self, name, tuple(float(v) for v in values))
+        if len(self.mean) != len(self.std):
+            raise OptionError(
+                f"mean has {len(self.mean)} values and std has {len(self.std)}: give one of each for every channel", options=["mean", "std"]
+            )
+        if min(self.std) <= 0:
+            raise OptionError(f"std must be above 0 for every channel, found {self.std}", options=["std"])
+
+
+#: Mean and standard deviation that torchvision's ImageNet models were trained with.
+IMAGENET = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preprocess:
+    """The static part of an input pipeline; names and values are those of `mmcompile build`.
+
+    Checked on construction: an OptionError names the options that clash, and what to do.  `None` where a preset decides (`resolved`).
+    `keep_size` (height, width) and `kept_mode` are set by a build that looked at its sources, when no geometry or `mode="keep"` was
+    asked for.
+    """
+
+    resize: int | tuple[int, int] | None = None
+    crop: int | tuple[int, int] | None = None
+    pad: int | None = None
+    mode: str = "rgb"
+    dtype: str = "uint8"
+    layout: str = "chw"
+    normalize: str | Normalize | None = None
+    scale: str = "unit"
+    compat: str | None = None
+    resampler: str | None = None
+    filter: str = "bilinear"
+    orientation: str | None = None
+    alpha: str | None = None
+    depth16: str | None = None
+    range: tuple[float, float] | None = None
+    icc: str = "ignore"
+    frames: str = "first"
+    truncated: str = "reject"
+    max_pixels: int = MAX_PIXELS
+    max_aspect: float | None = None
+    kept_mode: str | None = None
+    keep_size: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        for name, allowed in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                words = ", ".join(str(a) for a in allowed if a is not None)
+                raise OptionError(f"{_flag(name)} must be one of {words}, found {value!r}", options=[name])
+        self._check_geometry()
+        self._check_values()
+        self._check_normalize()
+        self._check_resampler()
+
+    # ---------------------------------------------------------------- checks
+
+    def _check_geometry(self) -> None:
+        for name in ("resize", "crop", "pad", "keep_size"):
+            _check_side(name, getattr(self, name), pair=name in ("resize", "crop", "keep_size"), single=name != "keep_size")
+        given = [n for n in ("resize", "crop", "pad", "keep_size") if getattr(self, n) is not None]
+        if "pad" in given and len(given) > 1:
+            clash("pad", given[0] if given[0] != "pad" else given[1], "pad already decides the size of a sample: leave one of them out")
+        if "keep_size" in given and len(given) > 1:
+            clash("keep_size", given[0], "the size of the sources is kept only where no geometry is asked for")
+        if isinstance(self.resize, int) and self.crop is None:
+            raise OptionError(
+                f"--resize {self.resize} sets the short side only, so samples would differ in size: "
+                f"add --crop {self.resize}, or write --resize {self.resize}x{self.resize}",
+                options=["resize", "crop"],
+            )
+        if self.resize is not None and self.crop is not None:
+            rows, columns = _pair(self.resize)
+            crop_rows, crop_columns = _pair(self.crop)
+            if crop_rows > rows or crop_columns > columns:
+                clash("crop", "resize", f"the crop {crop_rows}x{crop_columns} is larger than the resized picture ({_typed(self.resize)})")
+
+    def _check_values(self) -> None:
+        if isinstance(self.max_pixels, bool) or not isinstance(self.max_pixels, int) or self.max_pixels < 1:
+            raise OptionError(f"--max-pixels must be a whole number above 0, found {self.max_pixels!r}", options=["max_pixels"])
+        if self.max_aspect is not None and (not _is_number(self.max_aspect) or self.max_aspect < 1):
+            raise OptionError(f"--max-aspect must be a number of at least 1, found {self.max_aspect!r}", options=["max_aspect"])
+        alpha_kept = self.mode in ("rgba", "keep")
+        if self.alpha is not None and self.alpha not in ("white", "black", "drop", "keep") and not _COLOUR.fullmatch(self.alpha):
+            raise OptionError(f"--alpha must be white, black, drop or #rrggbb in lower case, found {self.alpha!r}", options=["alpha"])
+        if alpha_kept and self.alpha not in (None, "keep"):
+            clash("alpha", "mode", f"--mode {self.mode} keeps transparency: leave --alpha out")
+        if not alpha_kept and self.alpha == "keep":
+            clash("alpha", "mode", "transparency is kept by --mode rgba")
+        if self.kept_mode is not None and self.mode != "keep":
+            clash("kept_mode", "mode", "a mode of the sources is kept only with --mode keep")
+        if self.depth16 == "keep" and self.dtype == "uint8":
+            clash("depth16", "dtype", "16 bits do not fit in uint8: use --dtype uint16 or float32, or --depth16 scale")
+        if self.range is not None:
+            low_high = self.range
+            if not isinstance(low_high, tuple) or len(low_high) != 2 or not all(map(_is_number, low_high)) or low_high[0] >= low_high[1]:
+                raise OptionError(f"--range must be two finite numbers LO:HI with LO below HI, found {low_high!r}", options=["range"])
+            if self.dtype != "uint8":
+                clash("range", "dtype", f"--range maps values to 8 bit, and {self.dtype} keeps them: leave one of them out")
+            object.__setattr__(self, "range", (float(low_high[0]), float(low_high[1])))
+
+    def _check_normalize(self) -> None:
+        if self.normalize is None:
+            return
+        if isinstance(self.normalize, str) and self.normalize not in ("imagenet", "auto"):
+            raise OptionError(f"--normalize must be imagenet or auto, or give --mean and --std; found {self.normalize!r}", options=["normalize"])
+        if not isinstance(self.normalize, str | Normalize):
+            raise OptionError(f"normalize must be a Normalize, 'imagenet' or 'auto', found {self.normalize!r}", options=["normalize"])
+        if self.dtype in ("int16", "int32") and self.scale == "unit":
+            clash("normalize", "dtype", f"{self.dtype} holds counts of no fixed depth: add --scale none, or store uint8, uint16 or a float")
+        if self.normalize == "auto":
+            if self.dtype in _FLOATS:
+                clash(
+                    "normalize",
+                    "dtype",
+                    f"auto is known only after the build: store --dtype uint8 instead of {self.dtype}, or give --mean and --std",
+                )
+            return
+        wanted = self._channels()
+        found = len(_normalizer(self.normalize).mean)
+        if wanted is not None and wanted != found:
+            clash("normalize", "mode", f"mean and std have {found} values, --mode {self.mode} has {wanted} channel{'s'[: wanted - 1]}")
+
+    def _check_resampler(self) -> None:
+        if self.compat == "torchvision" and self.resampler == "torch":
+            clash("compat", "resampler", "--compat torchvision is Pillow's arithmetic to the byte: leave --resampler out")
+        if self.resampler == "torch":
+            if self.filter not in _TORCH_FILTERS:
+                clash("resampler", "filter", f"the torch resampler has bilinear and bicubic: use --resampler pillow for {self.filter}")
+            if self._keeps_alpha():
+                clash("resampler", "mode", "kept transparency needs Pillow's premultiplied resize: use --resampler pillow")
+
+    def _keeps_alpha(self) -> bool:
+        return self.mode == "rgba" or self.kept_mode in ("LA", "RGBA")
+
+    # ---------------------------------------------------------------- presets
+
+    def resolved(self) -> Preprocess:
+        """These options with everything that a preset decides filled in; resolving twice changes nothing."""
+        exact = self.compat == "torchvision"
+        depth16 = self.depth16 or ("clip" if exact else "reject" if self.dtype == "uint8" else "keep")
+        torch_can = self.filter in _TORCH_FILTERS and not self._keeps_alpha() and not exact
+        alpha = self.alpha or ("keep" if self.mode in ("rgba", "keep") else "drop" if exact else "white")
+        return replace(
+            self,
+            resampler=self.resampler or ("torch" if torch_can else "pillow"),
+            orientation=self.orientation or ("ignore" if exact else "apply"),
+            alpha=alpha,
+            depth16=depth16,
+            normalize=_normalizer(self.normalize) if self.normalize == "imagenet" else self.normalize,
+        )
+
+    def notes(self) -> tuple[str, ...]:
+        """Lines for a person about choices that were made for them."""
+        if self.resampler is not None or self.compat is not None or not (self.resize or self.pad):
+            return ()
+        if self.filter not in _TORCH_FILTERS:
+            return (f"--filter {self.filter} uses Pillow's kernel",)
+        return (f"--mode {self.mode} uses Pillow's premultiplied resize",) if self._keeps_alpha() else ()
+
+    def needs_size(self) -> bool:
+        """True where no geometry was asked for, so that a build must choose it from its sources."""
+        return self.resize is None and self.crop is None and self.pad is None and self.keep_size is None
+
+    def with_size(self, h: int, w: int) -> Preprocess:
+        """These options with the sources' own size kept: a picture of another size is a reject."""
+        return replace(self, keep_size=(h, w))
+
+    # ---------------------------------------------------------------- shapes
+
+    @property
+    def channels(self) -> int:
+        """Channels of a sample; OptionError while `mode="keep"` has no `kept_mode`."""
+        count = self._channels()
+        if count is None:
+            raise OptionError("--mode keep: the mode of the sources is not known yet", options=["mode"])
+        return count
+
+    def _channels(self) -> int | None:
+        return {"rgb": 3, "gray": 1, "rgba": 4}.get(self.mode) or CHANNELS.get(self.kept_mode or "")
+
+    def output_hw(self) -> tuple[int, int]:
+        """(height, width) of every sample; OptionError while `needs_size()`."""
+        decided = self.crop or self.pad or self.keep_size or self.resize
+        if decided is None:
+            raise OptionError("no size yet: give --resize and --crop, or --pad", options=["resize", "crop", "pad"])
+        return _pair(decided)
+
+    def sample_shape(self) -> tuple[int, int, int]:
+        """(C, H, W)."""
+        return (self.channels, *self.output_hw())
+
+    def row_shape(self) -> tuple[int, int, int]:
+        """The shape of a row as it lies on disk: (C, H, W), or (H, W, C) for layout hwc."""
+        c, h, w = self.sample_shape()
+        return (c, h, w) if self.layout == "chw" else (h, w, c)
+
+    def stored_dtype(self) -> np.dtype[Any]:
+        """The little-endian dtype of a row; bfloat16 lies on disk as the upper halves of float32, in uint16."""
+        return np.dtype("uint16" if self.dtype == "bfloat16" else self.dtype).newbyteorder("<")
+
+    def read_scale(self) -> float:
+        """What a reader divides stored values by to get floats: 255, 65535, or 1 where they are stored as they are."""
+        return {"uint8": 255.0, "uint16": 65535.0}.get(self.dtype, 1.0) if self.scale == "unit" else 1.0
+
+    def read_normalize(self) -> Normalize | None:
+        """The normalisation that a reader applies; None where there is none, it is baked in, or the statistics decide (`auto`)."""
+        return None if self.dtype in _FLOATS or self.normalize in (None, "auto") else _normalizer(self.normalize)
+
+    def baked_normalize(self) -> Normalize | None:
+        """The normalisation that stored values already have; None for integer dtypes."""
+        return _normalizer(self.normalize) if self.dtype in _FLOATS and self.normalize is not None else None
+
+    # ---------------------------------------------------------------- settings
+
+    def settings(self) -> dict[str, Any]:
+        """Every option, resolved, as values of canonical JSON; `from_settings` is the inverse."""
+        made = self.resolved()
+        return {f.name: _plain(getattr(made, f.name)) for f in fields(made)}
+
+    def pixel_settings(self) -> dict[str, Any]:
+        """What decides a row's values before the cast; with the versions of the libraries this is the pixel fingerprint."""
+        everything = self.settings()
+        for name in ("dtype", "layout", "normalize", "scale", "compat"):
+            del everything[name]
+        # Which wide sources are rejected depends on what a row can hold, not on its exact type.
+        everything["holds"] = "bytes" if self.dtype == "uint8" else "floats" if self.dtype in _FLOATS else "counts"
+        everything["pixel_revision"] = PIXEL_REVISION
+        return everything
+
+    def store_settings(self) -> dict[str, Any]:
+        """What turns pixels into a stored row: the store fingerprint."""
+        return {"dtype": self.dtype, "layout": self.layout, "normalize": _plain(self.baked_normalize()), "scale": self.scale}
+
+    @classmethod
+    def from_settings(cls, d: Mapping[str, Any]) -> Preprocess:
+        """The options that `settings()` was called on, resolved.  Raises OptionError on unknown names and bad values."""
+        known = {f.name for f in fields(cls)}
+        if strange := sorted(set(d) - known):
+            raise OptionError(f"unknown settings: {', '.join(strange)}", options=strange)
+        values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in d.items()}
+        if isinstance(described := d.get("normalize"), Mapping):
+            if set(described) != {"mean", "std"} or not all(isinstance(v, list | tuple) for v in described.values()):
+                raise OptionError("settings of normalize must be lists named mean and std", options=["normalize"])
+            values["normalize"] = Normalize(tuple(described["mean"]), tuple(described["std"]))
+        return cls(**values)
+
+
+def clash(first: str, second: str, remedy: str) -> None:
+    """Raise the OptionError of two options that do not go together."""
+    raise OptionError(f"{_flag(first)} and {_flag(second)} clash: {remedy}", options=[first, second])
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else size
+
+
+def _typed(size: int | tuple[int, int]) -> str:
+    return str(size) if isinstance(size, int) else f"{size[0]}x{size[1]}"
+
+
+def _check_side(name: str, value: object, *, pair: bool, single: bool) -> None:
+    if value is None:
+        return
+    sides = value if pair and isinstance(value, tuple) and len(value) == 2 else (value,) if single else ()
+    if not sides or not all(isinstance(s, int) and not isinstance(s, bool) and 1 <= s <= MAX_SIDE for s in sides):
+        form = " or ".join(["a whole number"] * single + ["(height, width)"] * pair)
+        raise OptionError(f"{_flag(name)} must be {form} from 1 to {MAX_SIDE}, found {value!r}", options=[name])
+
+
+def _normalizer(value: str | Normalize | None) -> Normalize:
+    return value if isinstance(value, Normalize) else IMAGENET
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Normalize):
+        return {"mean": list(value.mean), "std": list(value.std)}
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,193 @@
+"""Hides what is already there: shards of earlier generations and of an unfinished build that can be taken whole, row by row, or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mmcompile.compiler.plan import ShardTask
+from mmcompile.compiler.reuse import OldShard
+from mmcompile.compiler.seals import Seal, read_seals
+from mmcompile.errors import FormatError
+from mmcompile.format.canonical import name_from_json, parse, read_limited
+from mmcompile.format.index import BLOB_LIMIT, Field, Index, load_index
+from mmcompile.format.npy import file_name, open_array, read_array
+from mmcompile.format.samples import flag_counts, hash_pair, pair_hash, shard_sums
+
+__all__ = ["Fingerprints", "Previous", "Whole"]
+
+
+@dataclass(frozen=True)
+class Fingerprints:
+    """Of today's settings: `pixel` over all formats, `store`, and the pixel fingerprint of each source format."""
+
+    pixel: str
+    store: str
+    formats: dict[str, str]
+
+    def usable(self, other: dict[str, str]) -> frozenset[str]:
+        """The formats whose rows, made under `other`, are still right."""
+        return frozenset(f for f, mark in self.formats.items() if other.get(f) == mark)
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A finished shard that may stand for a task if its items still have these hashes (N, 2)."""
+
+    hashes: npt.NDArray[np.uint64]
+    stat: npt.NDArray[Any] | None
+    files: dict[str, str]
+    rows: int
+    rejects: dict[int, dict[str, Any]]
+    flags: dict[str, int]
+    sums: Callable[[], list[dict[str, Any]]]
+    sealed: bool
+
+
+@dataclass
+class _Published:
+    shard: OldShard
+    samples: npt.NDArray[Any]
+    keys: list[bytes]
+    rejects: dict[bytes, dict[str, Any]]
+
+
+@dataclass
+class Previous:
+    """What OUT holds before this run.
+
+    `old` are the shards whose rows may be copied one by one, `remembered` the rejects that need not be decoded again, by source hash;
+    `settings` those of the current generation (or of the unfinished build), None where there is neither.
+    """
+
+    root: Path
+    fields: tuple[Field, ...]
+    marks: Fingerprints
+    mark_index: Callable[[Index], Fingerprints]
+    seals: dict[str, Seal] = field(default_factory=dict)
+    old: list[OldShard] = field(default_factory=list)
+    remembered: dict[str, dict[str, Any]] = field(default_factory=dict)
+    settings: dict[str, Any] | None = None
+    index: Index | None = None
+    _published: dict[bytes, _Published] = field(default_factory=dict)
+    _rejected: set[bytes] = field(default_factory=set)
+
+    def load(self) -> None:
+        """Look at the generations that are kept and at the seals.  Raises FormatError when the current generation cannot be read."""
+        folder = str(self.root / "shards")
+        if (self.root / "index.json").exists():
+            self.index, current = load_index(self.root)
+            self.settings = self.index.settings
+            names = [p.stem for p in sorted((self.root / "generations").glob("*.json"))] if (self.root / "generations").is_dir() else []
+            for name in [current, *(n for n in names if n != current)]:
+                try:
+                    self._add_generation(load_index(self.root, name)[0], folder)
+                except (FormatError, FileNotFoundError):
+                    continue
+        else:
+            try:
+                self.settings = json.loads((self.root / ".build" / "settings.json").read_bytes())
+            except (OSError, ValueError):
+                self.settings = None
+        self.seals = read_seals(self.root / ".build" / "seals")
+        for seal in self.seals.values():
+            if seal.pixel == self.marks.pixel:
+                self.remembered.update({line["source_hash"]: line for line in seal.rejects.values() if line.get("source_hash")})
+            formats = self.marks.usable(seal.formats)
+            if formats and seal.store == self.marks.store and seal.rows:
+                fields = (self.fields[0], Field("label", "int64", (), "class")) if seal.labels is not None else self.fields[:1]
+                self.old.append(OldShard(folder, fields, seal.files, seal.rows, formats))
+
+    def _add_generation(self, index: Index, folder: str) -> None:
+        marks = self.mark_index(index)
+        rejects = self._rejects(index) if index.rejects_file else {}
+        if marks.pixel == self.marks.pixel:
+            for line in rejects.values():
+                if line["source_hash"]:
+                    self.remembered.setdefault(line["source_hash"], line)
+        self._rejected.update(rejects)
+        image, formats = index.fields[0], self.marks.usable(marks.formats)
+        mine = self.fields[0]
+        if (image.name, image.dtype, image.shape, image.layout) != (mine.name, mine.dtype, mine.shape, mine.layout) or not formats:
+            return
+        if marks.store != self.marks.store:
+            return
+        table = read_array(self.root / "shards" / file_name("table", index.table), index.table_dtype(), (index.shards,))
+        names = [n for n in table.dtype.names or () if n != "rows"]
+        for record in table:
+            shard = OldShard(folder, index.fields, {n: pair_hash(record[n]) for n in names}, int(record["rows"]), formats)
+            self.old.append(shard)
+            try:
+                samples = shard.samples()
+                keys = shard.keys(samples)
+            except (FormatError, FileNotFoundError):
+                continue
+            if marks.pixel == self.marks.pixel and tuple(f.name for f in index.fields) == tuple(f.name for f in self.fields):
+                self._published.setdefault(keys[0], _Published(shard, samples, keys, rejects))
+
+    def _rejects(self, index: Index) -> dict[bytes, dict[str, Any]]:
+        path = self.root / "shards" / file_name("rejects", str(index.rejects_file), ".jsonl")
+        out = {}
+        for data in read_limited(path, BLOB_LIMIT).splitlines():
+            line = parse(data, path)
+            try:
+                out[name_from_json(line["key"]).encode("utf-8", "surrogateescape")] = line
+            except (KeyError, TypeError, ValueError):
+                raise FormatError(f"{path}: not a line of a rejects file: {data!r:.100}", path=str(path)) from None
+        return out
+
+    def whole(self, task: ShardTask, keys: list[bytes], labels: npt.NDArray[np.int64] | None) -> Whole | None:
+        """The finished shard with this task's keys and labels under today's settings, if there is one with all its files."""
+        seal = self.seals.get(task.id)
+        if seal is not None and len(seal.hashes) == len(keys) and self._files_stand(seal.files, seal.rows):
+            sums = seal.sums or []
+            return Whole(seal.hashes, seal.stat, seal.files, seal.rows, seal.rejects, seal.flags or {}, lambda: sums, True)
+        for key in keys:
+            found = self._published.get(key)
+            if found is not None:
+                return self._kept(found, keys, labels)
+            if key not in self._rejected:
+                return None
+        return None
+
+    def _kept(self, found: _Published, keys: list[bytes], labels: npt.NDArray[np.int64] | None) -> Whole | None:
+        hashes = np.zeros((len(keys), 2), np.uint64)
+        stored = np.zeros(len(keys), bool)
+        rejects: dict[int, dict[str, Any]] = {}
+        row = 0
+        for i, key in enumerate(keys):
+            if row < len(found.keys) and found.keys[row] == key:
+                hashes[i], stored[i] = found.samples["source_hash"][row], True
+                row += 1
+            elif key in found.rejects and found.rejects[key]["source_hash"]:
+                rejects[i] = found.rejects[key]
+                hashes[i] = hash_pair(found.rejects[key]["source_hash"])
+            else:
+                return None
+        shard = found.shard
+        if row != len(found.keys) or not self._files_stand(shard.files, shard.rows):
+            return None
+        if labels is not None and not np.array_equal(read_array(shard.path("label"), np.dtype("<i8"), (shard.rows,)), labels[stored]):
+            return None
+        image = self.fields[0]
+        pixels = int(np.prod(image.sample_shape[1:]))
+        samples = found.samples
+        return Whole(hashes, None, shard.files, shard.rows, rejects, flag_counts(samples["flags"]), lambda: shard_sums(samples, pixels), False)
+
+    def _files_stand(self, files: dict[str, str], rows: int) -> bool:
+        if not rows:
+            return True
+        for spec in self.fields:
+            try:
+                fd, _ = open_array(self.root / "shards" / file_name(spec.name, files[spec.name]), spec.stored, (rows, *spec.shape))
+                os.close(fd)
+            except (FormatError, FileNotFoundError, KeyError):
+                return False
+        return all((self.root / "shards" / file_name(n, files.get(n, ""))).exists() for n in ("samples", "keys"))

@@ -1,0 +1,354 @@
+"""Hides how shards get done by workers that may crash, hang or be killed: pieces in flight, culprits named, suspects run again alone.
+
+A worker records the item that it has in hand.  When it dies, or one item takes longer than it may, the rest of its piece goes on at once without the
+suspect; when all else is settled, suspects run one at a time with nothing beside them.  Crashing twice (SIGSEGV, SIGABRT, SIGBUS, SIGFPE) is the
+file's fault: a reject.  Memory, SIGKILL and time depend on the machine: such a file is reported, never rejected.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mmcompile.compiler.plan import ShardTask, task_id
+from mmcompile.compiler.seals import Seal
+from mmcompile.compiler.task import (
+    COPIED,
+    FAILED,
+    REJECTED,
+    STORED,
+    Job,
+    Piece,
+    PieceResult,
+    Rows,
+    hand_path,
+    read_hand,
+    reject_line,
+    run_piece,
+    seal_shard,
+)
+from mmcompile.errors import EngineError
+from mmcompile.format.npy import hash_bytes
+from mmcompile.format.samples import hash_pair, pair_hash, sample_dtype
+
+__all__ = ["Counts", "Runner", "ShardWork"]
+
+#: A piece is about this many bytes of sources: some 60 ms of decoding, so that workers share even one shard and none waits long at the end.
+_PIECE_BYTES = 2 << 20
+#: ... and at most so many items, so that tiny files don't pay for a call each.
+_PIECE_ITEMS = 256
+#: Seconds between two looks at what workers have in hand.
+_LOOK_S = 0.5
+#: Signals that say a decoder ran into its own bug.
+_CRASHES = frozenset({-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGFPE})
+#: Workers that die before they take an item in hand, or a seal that fails, so often in a row are no accident.
+_LOST_IN_A_ROW = 3
+
+
+@dataclass
+class Counts:
+    """How items ended so far."""
+
+    decoded: int = 0
+    copied: int = 0
+    rejects: int = 0
+    failures: int = 0
+
+    @property
+    def done(self) -> int:
+        return self.decoded + self.copied + self.rejects + self.failures
+
+
+@dataclass
+class ShardWork:
+    """A shard that has to be made: its items, and what is known of each so far."""
+
+    task: ShardTask
+    keys: list[bytes]
+    labels: npt.NDArray[np.int64] | None
+    sizes: npt.NDArray[np.int64]
+    hashes: npt.NDArray[np.uint64]
+    known: npt.NDArray[np.bool_]
+    seal: Seal
+    outcome: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
+    records: npt.NDArray[Any] = field(default_factory=lambda: np.empty(0))
+    rejects: dict[int, dict[str, Any]] = field(default_factory=dict)
+    failures: dict[int, str] = field(default_factory=dict)
+    waiting: int = 0
+    suspects: int = 0
+    cut: bool = False
+
+
+@dataclass
+class _Suspect:
+    work: ShardWork
+    position: int
+    crashes: int = 0
+    others: int = 0
+    reason: str = ""
+
+
+@dataclass
+class _Watch:
+    """What is known of a piece in flight."""
+
+    work: ShardWork
+    piece: Piece
+    suspect: _Suspect | None = None
+    hand: tuple[int, float, int] | None = None
+    since: float = 0.0
+    timed_out: bool = False
+
+
+class Runner:
+    """Runs shards on an executor; `on_sealed(work, seal)` is called in the caller's thread as each becomes durable."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        job: Job,
+        on_sealed: Callable[[ShardWork, Seal], None],
+        on_progress: Callable[[Counts], None],
+        workers: int,
+    ) -> None:
+        self._executor, self._job = executor, job
+        self._on_sealed, self._on_progress = on_sealed, on_progress
+        self._ahead = 2 * workers + 1
+        self._serial = 0
+        self._lost = 0
+        self._watched: dict[Future[Any], _Watch] = {}
+        self._sealing: dict[Future[Any], tuple[ShardWork, int]] = {}
+        self._suspects: list[_Suspect] = []
+        self._seals = job.shards.parent / ".build" / "seals"
+        self.counts = Counts()
+        self.failures: list[tuple[bytes, str]] = []
+
+    def run(self, works: Iterable[ShardWork]) -> None:
+        """Settle and seal all shards.  Items that could be neither stored nor rejected are in `failures`: (key, reason)."""
+        feed = self._pieces(works)
+        exhausted = False
+        while True:
+            while not exhausted and len(self._watched) < self._ahead:
+                step = next(feed, None)
+                if step is None:
+                    exhausted = True
+                else:
+                    self._submit(*step)
+            if not self._watched and not self._sealing:
+                break
+            self._turn()
+        for suspect in self._suspects:
+            self._alone(suspect)
+        while self._sealing:
+            self._turn()
+
+    def _pieces(self, works: Iterable[ShardWork]) -> Iterator[tuple[ShardWork, list[int]]]:
+        for work in works:
+            n = len(work.keys)
+            work.outcome, work.records = np.zeros(n, np.uint8), np.zeros(n, sample_dtype(self._job.fields))
+            part: list[int] = []
+            size = 0
+            for i, length in enumerate(work.sizes.tolist()):
+                part.append(i)
+                size += max(length, 0)
+                if size >= _PIECE_BYTES or len(part) >= _PIECE_ITEMS:
+                    yield work, part
+                    part, size = [], 0
+            work.cut = not part
+            if part:
+                work.cut = True
+                yield work, part
+            else:
+                self._finish(work)
+
+    def _submit(self, work: ShardWork, positions: list[int], suspect: _Suspect | None = None) -> None:
+        self._serial += 1
+        piece = Piece(
+            work.task.id,
+            self._serial,
+            tuple(positions),
+            tuple(work.keys[i] for i in positions),
+            None if work.labels is None else tuple(work.labels[positions].tolist()),
+            tuple(pair_hash(work.hashes[i]) if work.known[i] else None for i in positions),
+        )
+        future = self._executor.submit(run_piece, self._job, piece)
+        work.waiting += 1
+        self._watched[future] = _Watch(work, piece, suspect)
+
+    def _turn(self) -> None:
+        done, _ = wait([*self._watched, *self._sealing], timeout=_LOOK_S, return_when=FIRST_COMPLETED)
+        for future in done:
+            if future in self._sealing:
+                self._sealed(future)
+            else:
+                self._settled(future)
+        self._look()
+        self._on_progress(self.counts)
+
+    def _settled(self, future: Future[Any]) -> None:
+        watch = self._watched.pop(future)
+        work = watch.work
+        work.waiting -= 1
+        try:
+            result: PieceResult = future.result()
+        except EngineError as error:
+            if "exitcode" not in error.details:
+                raise
+            self._died(watch, int(error.details["exitcode"]))
+        else:
+            self._lost = 0
+            self._merge(watch, result)
+        self._finish(work)
+
+    def _merge(self, watch: _Watch, result: PieceResult) -> None:
+        work, positions = watch.work, np.array(watch.piece.positions)
+        work.outcome[positions] = result.outcome
+        work.records[positions] = result.records
+        work.hashes[positions[result.hashed]] = result.hashes[result.hashed]
+        work.known[positions[result.hashed]] = True
+        for i, line in result.rejects.items():
+            work.rejects[int(positions[i])] = line
+        self.counts.decoded += int((result.outcome == STORED).sum())
+        self.counts.copied += int((result.outcome == COPIED).sum())
+        self.counts.rejects += int((result.outcome == REJECTED).sum())
+        for i, reason in result.failures.items():
+            position = int(positions[i])
+            if watch.suspect is None:
+                self._suspect(_Suspect(work, position, others=1, reason=reason))
+            else:
+                watch.suspect.others, watch.suspect.reason = watch.suspect.others + 1, reason
+
+    def _suspect(self, suspect: _Suspect) -> None:
+        suspect.work.suspects += 1
+        self._suspects.append(suspect)
+
+    def _died(self, watch: _Watch, code: int) -> None:
+        """A worker is gone: take the item that it had in hand out of the piece, and let the rest go on."""
+        path = hand_path(self._job.scratch, watch.piece.serial)
+        hand = read_hand(path)
+        path.unlink(missing_ok=True)
+        reason = "took longer than it may" if watch.timed_out else _how(code)
+        if hand is None:
+            self._lost += 1
+            if self._lost >= _LOST_IN_A_ROW:
+                raise EngineError(f"workers end before they begin ({reason}); check the installation with `python -c 'import mmcompile, torch, PIL'`")
+            self._submit(watch.work, list(watch.piece.positions), watch.suspect)
+            return
+        position = watch.piece.positions[hand[0]]
+        suspect = watch.suspect
+        if suspect is None:
+            suspect = _Suspect(watch.work, position)
+            self._suspect(suspect)
+            rest = [p for p in watch.piece.positions if p != position]
+            if rest:
+                self._submit(watch.work, rest)
+        if code in _CRASHES and not watch.timed_out:
+            suspect.crashes += 1
+        else:
+            suspect.others += 1
+        suspect.reason = reason
+
+    def _alone(self, suspect: _Suspect) -> None:
+        """Run one item with nothing beside it until it is settled: at most twice more."""
+        work, at = suspect.work, suspect.position
+        while self._sealing:
+            self._turn()
+        while work.outcome[at] in (0, FAILED) and suspect.crashes < 2 and suspect.others < 2:
+            self._submit(work, [at], suspect)
+            while self._watched:
+                self._turn()
+        work.suspects -= 1
+        if work.outcome[at] in (0, FAILED):
+            key = work.keys[at]
+            if suspect.crashes >= 2:
+                self._reject_crash(work, at)
+            else:
+                work.outcome[at] = FAILED
+                work.failures[at] = suspect.reason
+                self.failures.append((key, suspect.reason))
+                self.counts.failures += 1
+        self._finish(work)
+
+    def _reject_crash(self, work: ShardWork, at: int) -> None:
+        key = work.keys[at]
+        try:
+            data = self._job.source.read(key)
+        except OSError as error:
+            work.outcome[at], work.failures[at] = FAILED, error.strerror or "cannot be read"
+            self.failures.append((key, work.failures[at]))
+            return
+        digest = hash_bytes(data)
+        message = "the decoder crashed on this file, twice; decode it elsewhere and save it anew, or leave it out"
+        work.rejects[at] = reject_line(key, len(data), digest, message, {"stage": "load", "code": "decoder-crash"})
+        work.outcome[at] = REJECTED
+        work.hashes[at] = hash_pair(digest)
+        self.counts.rejects += 1
+
+    def _finish(self, work: ShardWork, tries: int = 1) -> None:
+        """Seal a shard when all its items are settled; one with failures as the shard that it is without them."""
+        if work.waiting or work.suspects or not work.cut:
+            return
+        keep = np.flatnonzero(work.outcome != FAILED)
+        if not len(keep):
+            return
+        place = {int(p): i for i, p in enumerate(keep)}
+        labels = None if work.labels is None else work.labels[keep]
+        seal = replace(
+            work.seal,
+            stat=work.seal.stat[keep],
+            hashes=work.hashes[keep],
+            labels=None if labels is None else labels.tolist(),
+            rejects={place[p]: line for p, line in sorted(work.rejects.items())},
+        )
+        if len(keep) < len(work.keys):
+            seal = replace(seal, task=task_id([work.keys[i] for i in keep.tolist()], labels, seal.pixel, seal.store))
+        positions = np.flatnonzero((work.outcome == STORED) | (work.outcome == COPIED))
+        rows = Rows(
+            work.task.id,
+            positions,
+            work.records[positions],
+            [work.keys[i] for i in positions.tolist()],
+            None if work.labels is None else work.labels[positions],
+        )
+        self._sealing[self._executor.submit(seal_shard, self._job, seal, rows, self._seals)] = (work, tries)
+
+    def _sealed(self, future: Future[Any]) -> None:
+        work, tries = self._sealing.pop(future)
+        try:
+            seal: Seal = future.result()
+        except EngineError as error:
+            if "exitcode" not in error.details or tries >= _LOST_IN_A_ROW:
+                raise
+            self._finish(work, tries + 1)
+            return
+        work.records = work.records[:0]
+        self._on_sealed(work, seal)
+
+    def _look(self) -> None:
+        """Kill a worker whose item takes longer than it may."""
+        now = time.monotonic()
+        for watch in self._watched.values():
+            hand = read_hand(hand_path(self._job.scratch, watch.piece.serial))
+            if hand != watch.hand:
+                watch.hand, watch.since = hand, now
+            elif hand is not None and now - watch.since > hand[1] and not watch.timed_out:
+                watch.timed_out = True
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(hand[2], signal.SIGKILL)
+
+
+def _how(code: int) -> str:
+    if code == -signal.SIGKILL:
+        return "its worker was killed (out of memory?)"
+    if code < 0:
+        return f"its worker ended by {signal.Signals(-code).name}"
+    return f"its worker ended with exit code {code}"

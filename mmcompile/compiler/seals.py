@@ -1,0 +1,129 @@
+"""Hides the record that a shard is complete: one JSON file, committed after all files of the shard are durable.
+
+A seal holds all that publishing needs, so neither sources nor pixels are looked at again: files, rows, sums, rejects, and for each item the stat and
+hash by which a later run sees that nothing changed.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mmcompile.compiler.sources import STAT_DTYPE
+from mmcompile.errors import FormatError
+from mmcompile.format.canonical import HASH, canonical, parse
+from mmcompile.format.commit import write_atomic
+from mmcompile.format.npy import file_name
+from mmcompile.format.samples import flag_counts
+
+__all__ = ["Seal", "read_seals", "write_seal"]
+
+
+@dataclass(frozen=True)
+class Seal:
+    """What is known of a sealed shard.
+
+    `formats` are pixel fingerprints by source format and `pixel` the one over all formats (for rejects); `store` the store fingerprint.  `stat`
+    (STAT_DTYPE) and `hashes` (N, 2) stand for the task's items in order; `rejects` are lines by position.
+    """
+
+    task: str
+    pixel: str
+    store: str
+    formats: dict[str, str]
+    labels: list[int] | None
+    stat: npt.NDArray[Any]
+    hashes: npt.NDArray[np.uint64]
+    rejects: dict[int, dict[str, Any]]
+    files: dict[str, str]
+    rows: int = 0
+    sums: list[dict[str, Any]] | None = None
+    flags: dict[str, int] | None = None
+
+    def complete(self, files: dict[str, str], rows: int, sums: list[dict[str, Any]], flags: npt.NDArray[np.uint32]) -> Seal:
+        """The seal with what became of the rows; `flags` (rows,) are counted by word."""
+        return replace(self, files=files, rows=rows, sums=sums, flags=flag_counts(flags))
+
+    def names(self) -> list[str]:
+        """The files in shards/ that this seal stands for."""
+        return [file_name(kind, digest) for kind, digest in self.files.items()]
+
+
+def write_seal(folder: Path, seal: Seal) -> None:
+    """Commit a seal: the last step of a shard."""
+    folder.mkdir(parents=True, exist_ok=True)
+    document = {
+        "task": seal.task,
+        "pixel": seal.pixel,
+        "store": seal.store,
+        "formats": seal.formats,
+        "labels": seal.labels,
+        "stat": _pack(seal.stat),
+        "hashes": _pack(seal.hashes),
+        "rejects": {str(i): line for i, line in seal.rejects.items()},
+        "files": seal.names(),
+        "rows": seal.rows,
+        "sums": seal.sums or [],
+        "flags": seal.flags or {},
+    }
+    write_atomic(folder / f"{seal.task}.json", canonical(document))
+
+
+def read_seals(folder: Path) -> dict[str, Seal]:
+    """All seals by task id.  One that is damaged counts as absent: its shard is made again."""
+    out = {}
+    for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
+        try:
+            seal = _parse(path)
+        except (FormatError, OSError, KeyError, TypeError, ValueError, AttributeError):
+            continue
+        if seal.task == path.stem:
+            out[seal.task] = seal
+    return out
+
+
+def _parse(path: Path) -> Seal:
+    found = parse(path.read_bytes(), path)
+    files = {}
+    for name in found["files"]:
+        kind, _, rest = name.partition("-")
+        digest, _, suffix = rest.partition(".")
+        if suffix != "npy" or not HASH.match(digest):
+            raise ValueError(name)
+        files[kind] = digest
+    stat = np.frombuffer(_unpack(found["stat"]), STAT_DTYPE)
+    hashes = np.frombuffer(_unpack(found["hashes"]), "<u8").reshape(-1, 2)
+    if len(stat) != len(hashes):
+        raise ValueError("lengths differ")
+    rejects = {int(i): dict(line) for i, line in found["rejects"].items()}
+    return Seal(
+        str(found["task"]),
+        str(found["pixel"]),
+        str(found["store"]),
+        dict(found["formats"]),
+        found["labels"],
+        stat,
+        hashes.astype(np.uint64),
+        rejects,
+        files,
+        int(found["rows"]),
+        list(found["sums"]),
+        dict(found["flags"]),
+    )
+
+
+def _pack(array: npt.NDArray[Any]) -> str:
+    return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode("ascii")
+
+
+def _unpack(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise ValueError(str(error)) from None
