@@ -107,22 +107,26 @@ class Reader:
         if self.engine == "mmap":
             return np.asarray(self._mapped(field, shard, True)[local])
         spec = self._fields[field]
+        file = self._file(field, shard)  # before the row is allocated: it is only claimed until then
         out = np.empty(spec.shape, spec.stored)
-        self._pread(field, shard, local, out.reshape((1, *spec.shape)))
+        read_into(file.fd, out, file.offset + local * spec.row_bytes, self.path(field, shard))
         return out
 
     def gather(self, field: str, rows: npt.NDArray[np.int64], out: Array | None = None) -> Array:
         """Copy rows, in the order asked, into `out` (N, *shape), C-contiguous (a new array when None).  Never from a copy-on-write map."""
         spec = self._fields[field]
         rows = np.asarray(rows, np.int64)
-        if out is None:
-            out = np.empty((len(rows), *spec.shape), spec.stored)
         shards = np.searchsorted(self.starts, rows, side="right") - 1
         local = rows - self.starts[shards]
+        if out is None:
+            if len(rows):  # before anything is allocated: the size of a row is only claimed until a file was seen
+                self._open_at_hand(field, int(shards[0]))
+            out = np.empty((len(rows), *spec.shape), spec.stored)
         if spec.row_bytes > ALIGN or self.engine == "pread":
             for i, (shard, at) in enumerate(zip(shards.tolist(), local.tolist(), strict=True)):
                 if self.engine == "pread":
-                    self._pread(field, shard, at, out[i : i + 1])
+                    file = self._file(field, shard)
+                    read_into(file.fd, out[i : i + 1], file.offset + at * spec.row_bytes, self.path(field, shard))
                 else:
                     out[i] = self._mapped(field, shard, False)[at]
             return out
@@ -138,7 +142,14 @@ class Reader:
     def column(self, field: str) -> Array:
         """All rows of a field as one array in memory: for labels and other small fields."""
         spec = self._fields[field]
-        out = np.empty((len(self), *spec.shape), spec.stored)
+        if len(self.table):
+            os.close(self._open_file(field, 0)[0])
+        try:
+            out = np.empty((len(self), *spec.shape), spec.stored)
+        except MemoryError:
+            for shard in range(len(self.table)):  # too much, or only claimed?
+                os.close(self._open_file(field, shard)[0])
+            raise
         for shard in range(len(self.table)):
             start, stop = self._bounds[shard], self._bounds[shard + 1]
             fd, offset = self._open_file(field, shard)
@@ -199,12 +210,15 @@ class Reader:
             os.close(fd)
         return _keep(self._maps, key, mapped[offset:].view(spec.stored).reshape(shape), self._limit)
 
-    def _pread(self, field: str, shard: int, local: int, out: Array) -> None:
-        spec = self._fields[field]
+    def _file(self, field: str, shard: int) -> _File:
         file = self._files.get((field, shard))
-        if file is None:
-            file = _keep(self._files, (field, shard), _File(*self._open_file(field, shard)), self._limit)
-        read_into(file.fd, out, file.offset + local * spec.row_bytes, self.path(field, shard))
+        return file if file is not None else _keep(self._files, (field, shard), _File(*self._open_file(field, shard)), self._limit)
+
+    def _open_at_hand(self, field: str, shard: int) -> None:
+        if self.engine == "pread":
+            self._file(field, shard)
+        else:
+            self._mapped(field, shard, False)
 
     def close(self) -> None:
         """Drop all maps and descriptors; views that are still held stay valid, and the Reader can be used on."""

@@ -381,6 +381,32 @@ def test_rows_and_shards_that_are_only_claimed_are_refused(root: Path) -> None:
     assert read_limited_memory(root).count("CorruptShardError") == 2
 
 
+@pytest.mark.parametrize("engine", ["mmap", "pread"])
+def test_a_row_that_is_only_claimed_is_refused(root: Path, engine: str) -> None:
+    change_index(root, set_field(0, shape=[3, 1 << 40, 4]))
+    assert read_limited_memory(root).count("CorruptShardError") == 2
+    path = file_of(root, "image")
+    for use in (
+        lambda r: r.column("image"),
+        lambda r: r.row("image", 0),
+        lambda r: r.view("image", 0),
+        lambda r: r.gather("image", np.arange(3)),
+    ):
+        with pytest.raises(CorruptShardError, match=path.name):
+            use(Reader(root, engine=engine))
+
+
+def test_rows_that_later_shards_only_claim_are_refused(root: Path) -> None:
+    table = np.load(file_of(root, "table"))
+    table["rows"][2] = 1 << 48
+    put_table(root, table)
+    rows = (1 << 48) + 9
+    change_index(root, lambda v: claim_rows(v, rows))
+    for field in ("image", "label"):
+        with pytest.raises(CorruptShardError, match=file_of(root, field, 2).name):
+            Reader(root).column(field)
+
+
 @pytest.mark.parametrize("kind", ["table", "samples", "keys", "image"])
 def test_files_that_are_nothing_but_a_hole_are_refused_or_mapped(root: Path, kind: str) -> None:
     rows = 1 << 30

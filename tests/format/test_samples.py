@@ -62,7 +62,7 @@ def test_row_hashes_are_of_the_concatenated_bytes(n: int, dtype: str, shape: tup
     size = DTYPES[dtype].itemsize * math.prod(shape)
     first = np.frombuffer(rng.bytes(n * size), DTYPES[dtype]).reshape(n, *shape)
     second = rng.integers(0, 9, n)
-    expected = [xxhash.xxh3_64_intdigest(first[i].tobytes() + second[i].tobytes()) for i in range(n)]
+    expected = [xxhash.xxh3_64_intdigest(first[i : i + 1].tobytes() + second[i : i + 1].tobytes()) for i in range(n)]
     assert row_hashes([first, second]).tolist() == expected
     assert row_hashes([np.asfortranarray(first), second]).tolist() == expected
 

@@ -175,5 +175,5 @@ def test_the_record_tables_of_the_prose_are_those_of_the_golden_files() -> None:
         for name in dtype.names or ():
             kind, offset = (dtype.fields or {})[name][:2]
             base, shape = kind.subdtype or (kind, ())
-            text = f"`{base.str}`".replace("|", r"\|") + (f" × {shape[0]}" if shape else "")
+            text = f"`{base.str}`".replace("|", r"\|") + (f" \u00d7 {shape[0]}" if shape else "")
             assert re.search(rf"^\| {offset} \| `{name}` \| {re.escape(text)} \|", PROSE, re.MULTILINE), name
