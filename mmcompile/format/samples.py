@@ -16,7 +16,7 @@ import xxhash
 
 from mmcompile.format.index import Field
 
-__all__ = ["FLAGS", "combine_statistics", "flag_counts", "hash_pair", "keys_of", "pair_hash", "row_hashes", "sample_dtype", "shard_sums"]
+__all__ = ["FLAGS", "combine_statistics", "flag_counts", "hash_pair", "key_hash", "keys_of", "pair_hash", "row_hashes", "sample_dtype", "shard_sums"]
 
 #: What was done to a source, beyond the settings: bit -> word.  A bit never changes its meaning.
 FLAGS = {
@@ -80,6 +80,11 @@ def flag_counts(flags: npt.NDArray[Any]) -> dict[str, int]:
     """How many of these rows carry each flag, by word; words that none carries are left out."""
     counts = {word: int(np.count_nonzero(flags & np.uint32(bit))) for bit, word in FLAGS.items()}
     return {word: n for word, n in counts.items() if n}
+
+
+def key_hash(key: bytes) -> int:
+    """xxh3-64 of a source key, what cuts and look-ups by key go by."""
+    return xxhash.xxh3_64_intdigest(key)
 
 
 def row_hashes(rows: list[Array]) -> npt.NDArray[np.uint64]:
