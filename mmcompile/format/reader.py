@@ -19,7 +19,7 @@ import numpy.typing as npt
 from mmcompile.errors import CorruptShardError, GenerationError
 from mmcompile.format.index import Index, load_classes, load_index
 from mmcompile.format.npy import ALIGN, file_name, map_file, open_array, read_array, read_into
-from mmcompile.format.samples import key_hash, keys_of, pair_hash, sample_dtype
+from mmcompile.format.samples import KEY_LIMIT, check_stops, key_hash, keys_of, pair_hash, sample_dtype
 
 __all__ = ["Reader", "keep", "shard_starts"]
 
@@ -170,8 +170,7 @@ class Reader:
         """The source keys of a shard's rows, as raw bytes."""
         path, records = self.path("keys", shard), self.samples(shard)
         stops = records["key_stop"]
-        if len(stops) and (np.any(stops[1:] < stops[:-1]) or stops[-1] > 1 << 40):
-            raise CorruptShardError(f"{self.path('samples', shard)}: its key offsets do not grow", path=str(self.root))
+        check_stops(stops, np.uint64(0), self.path("samples", shard))
         blob = self._read(path.name, np.dtype("u1"), (int(stops[-1]) if len(stops) else 0,))
         return keys_of(records, blob.tobytes())
 
@@ -191,8 +190,8 @@ class Reader:
         finally:
             os.close(fd)
         start, stop, total = stops
-        if not start <= stop <= total <= 1 << 40:
-            raise CorruptShardError(f"{path}: its key offsets do not grow", path=str(path))
+        if not start <= stop <= min(start + KEY_LIMIT, total):
+            raise CorruptShardError(f"{path}: its key offsets do not grow, by at most {KEY_LIMIT:,}", path=str(path))
         path = self.path("keys", shard)
         fd, offset = self._open(path, np.dtype("u1"), (total,))
         out = np.empty(stop - start, np.uint8)

@@ -16,6 +16,7 @@ from mmcompile.errors import FormatError
 from mmcompile.format import index as index_module
 from mmcompile.format.canonical import canonical
 from mmcompile.format.index import DTYPES, Index
+from mmcompile.format.samples import KEY_LIMIT
 from tests.format.builders import GOLDEN, REPOSITORY, pixels
 from tests.format.test_hostile import FAULTS, NASTY, spots
 from tests.support import make_dataset
@@ -128,7 +129,7 @@ def test_schema_prose_and_code_have_one_list_of_dtypes_and_reserved_words() -> N
 
 
 def test_the_limits_of_the_prose_are_those_of_the_code() -> None:
-    for limit in (index_module.INDEX_LIMIT, index_module.BLOB_LIMIT, index_module.LIST_LIMIT, index_module._CHANNEL_LIMIT):
+    for limit in (index_module.INDEX_LIMIT, index_module.BLOB_LIMIT, index_module.LIST_LIMIT, index_module._CHANNEL_LIMIT, KEY_LIMIT):
         assert f"{limit:,}" in PROSE, limit
 
 
