@@ -1,0 +1,420 @@
+"""Hides how results read on a screen: reports in, lines of text and plain JSON values out.  Pure: nothing is printed or opened here.
+
+Whatever a file is called, no line made here holds a control character: names go through `escape`, commands through `quote`.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shlex
+import time
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from mmcompile.compiler.outcome import BuildReport, Progress
+from mmcompile.format.canonical import name_from_json, name_to_json
+
+__all__ = ["add_options", "build_lines", "duration", "escape", "examples", "go_on", "info_lines", "json_ready", "progress_line", "prune_lines"]
+__all__ += ["quote", "repair_lines", "size", "system_line", "verify_lines"]
+
+#: Keys written out in a command to go on; more would be hard to read, and the next run names the rest.
+MOST_KEYS = 20
+#: Lines of one table on the screen; the rest is in a file that the last line names.
+MOST_LINES = 12
+#: Classes named on the screen.
+MOST_CLASSES = 40
+
+Pair = tuple[str, str]
+
+
+def escape(text: object) -> str:
+    """`text` on one line that is safe for a terminal: control, format and invalid characters as \\n, \\x1b, \\u202e, \\xff.
+
+    Backslashes stay as they are, so escaping twice changes nothing.
+    """
+    return "".join(c if c.isprintable() or unicodedata.category(c) == "Zs" else _escaped(c) for c in str(text))
+
+
+def _escaped(char: str) -> str:
+    code = ord(char)
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that is no UTF-8, as os.fsdecode keeps it
+        return f"\\x{code - 0xDC00:02x}"
+    return char.encode("unicode_escape").decode("ascii")
+
+
+def quote(arguments: Iterable[str]) -> str:
+    """A command line that a shell reads back as exactly these arguments, without a control character in it.
+
+    Plain words stay; others are quoted; those with unprintable characters become $'…' with octal bytes (bash, zsh, ksh, POSIX 2024).
+    """
+    return " ".join(shlex.quote(a) if escape(a) == a else _dollar(a) for a in arguments)
+
+
+def _dollar(argument: str) -> str:
+    out = []
+    for char in argument:
+        if char in "\\'":
+            out.append("\\" + char)
+        elif escape(char) == char:
+            out.append(char)
+        else:
+            out += [f"\\{byte:03o}" for byte in os.fsencode(char)]
+    return "$'" + "".join(out) + "'"
+
+
+def add_options(arguments: Sequence[str], added: Sequence[str], dropped: str = "") -> list[str]:
+    """A command's arguments with more options, before a `--` if there is one, and without the option `dropped` and its value."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    kept: list[str] = []
+    skip = False
+    for argument in arguments[:end]:
+        if not skip and not (dropped and argument.startswith(dropped + "=")) and argument != dropped:
+            kept.append(argument)
+        skip = not skip and bool(dropped) and argument == dropped
+    return [*kept, *added, *arguments[end:]]
+
+
+def go_on(arguments: Sequence[str], details: Mapping[str, Any]) -> tuple[list[str], str]:
+    """The arguments that go on where a build stopped, from an error's details, and a line that introduces them; ([], "") if there are none."""
+    rejects, keys = details.get("rejects"), details.get("keys")
+    if isinstance(rejects, int) and "allowed" in details:
+        return add_options(arguments, ["--max-rejects", str(rejects)], "--max-rejects"), "everything finished is kept; to go on without them:"
+    if isinstance(keys, list | tuple) and keys and all(isinstance(k, str | bytes) for k in keys):
+        named = [os.fsdecode(k) for k in keys]
+        added = [word for key in named[:MOST_KEYS] for word in ("--exclude", key)]
+        intro = "everything finished is kept; to go on without "
+        if len(named) > MOST_KEYS:
+            return add_options(arguments, added), f"{intro}the first {MOST_KEYS} of {len(named):,} files (the next run names the rest):"
+        return add_options(arguments, added), intro + ("it:" if len(named) == 1 else "them:")
+    return [], ""
+
+
+def json_ready(value: Any) -> Any:
+    """`value` as JSON values: a text that is no UTF-8 becomes {"bytes": "<percent-encoded>"}, as in the index; in a dict's keys it is escaped."""
+    if isinstance(value, Mapping):
+        return {_json_key(k): json_ready(v) for k, v in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [json_ready(v) for v in value]
+    if isinstance(value, str | bytes):
+        try:
+            return name_to_json(value)
+        except UnicodeEncodeError:  # a lone surrogate that is no byte of a file name
+            return escape(value)
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return value if value - value == 0 else None  # JSON has no NaN and no infinity
+    if callable(getattr(value, "item", None)):  # a numpy number
+        return json_ready(value.item())
+    return escape(value)
+
+
+def _json_key(key: object) -> str:
+    text = os.fsdecode(key) if isinstance(key, bytes) else str(key)
+    return text if text.isascii() or isinstance(json_ready(text), str) else escape(text)
+
+
+def size(count: int) -> str:
+    """Bytes for a person: "512 bytes", "1.5 GiB"."""
+    if count < 1024:
+        return f"{count} byte{'s' if count != 1 else ''}"
+    value = float(count)
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
+        value /= 1024
+        if value < 999.95 or unit == "TiB":
+            return f"{value:,.1f} {unit}"
+    raise AssertionError("unreachable")
+
+
+def duration(seconds: float) -> str:
+    """Seconds for a person: "0.4 s", "3 min 20 s", "2 h 5 min"."""
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600:,} h {whole % 3600 // 60} min"
+
+
+def number(count: int, noun: str) -> str:
+    """ "1 sample", "2,000 samples", "2 classes" """
+    return f"{count:,} {noun}" + ("" if count == 1 else "es" if noun.endswith("s") else "s")
+
+
+def table(rows: Iterable[Pair]) -> list[str]:
+    """Lines of two columns; a row without a label goes on under the row above."""
+    return [f"  {label:<10} {text}".rstrip() for label, text in rows]
+
+
+def progress_line(progress: Progress, rate: float | None, *, count: Callable[[int], str] = "{:,}".format, unit: str = " images") -> str:
+    """One plain line about a running command; `rate` in units a second, None while unknown; `count` says how a number of units reads."""
+    if not progress.total:
+        return f"{progress.stage}: {count(progress.done)}" if progress.done else progress.stage
+    parts = [f"{progress.stage}: {count(progress.done)} of {count(progress.total)}"]
+    if rate:
+        parts.append(f"{count(round(rate))}{unit}/s")
+        parts.append(f"{duration((progress.total - progress.done) / rate)} left")
+    if progress.rejects:
+        parts.append(number(progress.rejects, "reject"))
+    return ", ".join(parts)
+
+
+# ---------------------------------------------------------------- build
+
+
+def build_lines(report: BuildReport) -> list[str]:
+    """What a person reads when a build (or a dry run) is done."""
+    what = number(report.samples, "sample")
+    if report.classes is not None:
+        what += f" in {number(len(report.classes), 'class')}"
+    out = escape(report.out)
+    head = f"{out}: would hold {what}; nothing was written" if report.dry_run else f"{out}: {what}"
+    rows = _stored(report)
+    rows += _counted("rejects", report.reject_reasons, report.rejects)
+    if report.rejects and report.rejects_file:
+        rows.append(("", f"each with its reason in {escape(report.rejects_file)}"))
+    rows += _counted("left out", report.left_out, sum(report.left_out.values()))
+    rows += _counted("counted", report.counts, len(report.counts))
+    rows += [("changed" if i == 0 else "", escape(line)) for i, line in enumerate(report.changed)]
+    rows += [("warning", escape(line)) for line in report.warnings]
+    rows += _dry(report) if report.dry_run else [("took", _took(report))]
+    return [head, *table(rows), *([] if report.dry_run else _next(report))]
+
+
+def _stored(report: BuildReport) -> list[Pair]:
+    shape = " x ".join(str(n) for n in report.shape)
+    rows = [
+        ("stored", f"{size(report.bytes)} in {number(report.shards, 'shard')}" + (f"; a sample is {report.dtype} ({shape})" if report.dtype else ""))
+    ]
+    if report.geometry:
+        rows.append(("geometry", escape(report.geometry)))
+    parts = [f"{n:,} {word}" for n, word in ((report.decoded, "decoded"), (report.copied, "copied"), (report.kept, "kept as they were")) if n]
+    if report.copied or report.kept:
+        rows.append(("rows", ", ".join(parts)))
+    return rows
+
+
+def _took(report: BuildReport) -> str:
+    with_workers = f" with {number(report.workers, 'worker')}" if report.workers else ""
+    return f"{duration(report.seconds)}, {report.images_per_s:,.0f} images/s{with_workers}"
+
+
+def _dry(report: BuildReport) -> list[Pair]:
+    rows = []
+    if report.free_bytes is not None:
+        enough = "enough" if report.free_bytes >= report.bytes else f"NOT enough: {size(report.bytes - report.free_bytes)} are missing"
+        rows.append(("free", f"{size(report.free_bytes)} on that disk, {enough}"))
+    if report.estimate_s is not None:
+        rows.append(("time", f"about {duration(report.estimate_s)}" + (f" with {number(report.workers, 'worker')}" if report.workers else "")))
+    return rows
+
+
+def _counted(label: str, reasons: Mapping[str, int], total: int) -> list[Pair]:
+    """A total, then what it is made of, most first."""
+    if not total:
+        return []
+    ordered = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
+    shown = [f"{count:,} {escape(reason)}" for reason, count in ordered[:MOST_LINES]]
+    if len(ordered) > MOST_LINES:
+        shown.append(f"{sum(count for _, count in ordered[MOST_LINES:]):,} for other reasons")
+    if label == "rejects":
+        return [(label, f"{total:,}" + (": " + ", ".join(shown) if shown else ""))]
+    return [(label, ", ".join(shown))]
+
+
+def _next(report: BuildReport) -> list[str]:
+    got = "image" if report.classes is None else "image, label"
+    return [
+        "next, in Python:",
+        "  from mmcompile import MMapShardDataset",
+        f"  ds = MMapShardDataset({report.out!r})",
+        f"  {got} = ds[0]",
+    ]
+
+
+# ---------------------------------------------------------------- errors
+
+
+def system_line(error: OSError) -> str:
+    """A failed system call as one line: which file, what went wrong."""
+    reason = error.strerror or str(error) or type(error).__name__
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        reason += "; free some space, then run the same command again"
+    return f"{os.fsdecode(error.filename)}: {reason}" if isinstance(error.filename, str | bytes) else reason
+
+
+def examples(details: Mapping[str, Any], most: int) -> list[str]:
+    """A line for each of the first bad files that an error names, with the reason."""
+    found = details.get("examples") or ()
+    lines = []
+    for entry in list(found)[:most]:
+        key, reason = entry if isinstance(entry, list | tuple) and len(entry) == 2 else (entry, "")
+        key = os.fsdecode(key) if isinstance(key, bytes) else str(key)
+        lines.append(escape(f"  {key}: {reason}" if reason else f"  {key}"))
+    return lines
+
+
+# ---------------------------------------------------------------- verify, prune
+
+
+def verify_lines(report: Mapping[str, Any]) -> list[str]:
+    """What a person reads after `verify`, from its JSON values."""
+    root, problems = name(report["root"]), report["problems"]
+    read = f"{number(report['files'], 'file')}, {size(report['bytes'])}, in {duration(report['seconds'])}"
+    if not problems:
+        lines = [f"{root}: every byte is as it was written ({read}; {number(report['samples'], 'sample')})"]
+    else:
+        lines = [f"{root}: {number(len(problems), 'problem')} ({read})"]
+        for problem in problems[:MOST_LINES]:
+            lines.append(f"  {escape(problem['message'])}")
+            if problem["sources"]:
+                lines.append("    made from " + _listed([name(s) for s in problem["sources"]], problem["bad_rows"]))
+        if len(problems) > MOST_LINES:
+            lines.append(f"  and {len(problems) - MOST_LINES:,} more: --json has all of them")
+        lines.append(f"to mend it from the sources: mmcompile verify {quote([typed(report['root'])])} --repair RAW")
+    if report["extra"]:
+        lines.append(f"no generation names {_listed([name(n) for n in report['extra']])}; `mmcompile prune` removes what older builds left")
+    if report["misnamed"]:
+        lines.append(f"not ours, and left alone: {_listed([name(n) for n in report['misnamed']])}")
+    return lines
+
+
+def _listed(names: Sequence[str], total: int | None = None, most: int = 3) -> str:
+    """Some names, and how many more there are."""
+    total = len(names) if total is None else total
+    shown = names[:most]
+    return ", ".join(shown) + (f" and {total - len(shown):,} more" if total > len(shown) else "")
+
+
+def name(value: Any) -> str:
+    """A name in JSON values (a text, or {"bytes": …}) as it can be shown."""
+    return escape(typed(value))
+
+
+def typed(value: Any) -> str:
+    """A name in JSON values as os.fsdecode has it."""
+    return name_from_json(value)
+
+
+def prune_lines(report: Mapping[str, Any]) -> list[str]:
+    """What a person reads after `prune`, from its JSON values."""
+    generations, files, done = report["generations"], report["files"], report["deleted"]
+    kept = f"keeps {number(len(report['kept']), 'generation')}, the current one is {report['current']}"
+    lines = [f"{name(report['root'])}: {kept}"]
+    if generations or files:
+        what = f"{number(len(generations), 'old generation')}, {number(len(files), 'file')}, {size(report['bytes'])}"
+        lines.append(f"deleted: {what}" if done else f"can be deleted: {what}")
+        lines += [f"  generation {g['name']}, of {moment(g['modified'])}" for g in generations]
+        lines += [f"  shards/{escape(f['name'])}, {size(f['bytes'])}" for f in files[:MOST_LINES]]
+        if len(files) > MOST_LINES:
+            lines.append(f"  and {len(files) - MOST_LINES:,} more: --json has all of them")
+        if not done:
+            lines.append("nothing is deleted yet (--yes does it); jobs that still read one of these generations will then stop")
+    else:
+        lines.append("nothing to delete")
+    if report["others"]:
+        lines.append(f"not ours, and left alone: {_listed([name(n) for n in report['others']])}")
+    return lines
+
+
+# ---------------------------------------------------------------- info
+
+
+def info_lines(report: Mapping[str, Any]) -> list[str]:
+    """What is in a dataset, on one screen, from the JSON values of `info`.  Settings and statistics may be a stranger's: any JSON will do."""
+    stored = report["bytes"]
+    rows = [("samples", f"{report['samples']:,} in {number(report['shards'], 'shard')}, {size(stored['dataset'])}")]
+    if stored["folder"] > stored["dataset"]:
+        rows[0] = ("samples", f"{rows[0][1]} ({size(stored['folder'])} with all else in the folder)")
+    rows += _labelled("fields", [_field(f) for f in report["fields"]])
+    if len(report["splits"]) > 1:
+        rows.append(("splits", ", ".join(f"{escape(s['name'])} {s['stop'] - s['start']:,}" for s in report["splits"])))
+    rows += _classes(report["classes"], report["unknown_labels"])
+    rows += _labelled("settings", wrapped(flat(report["settings"])))
+    versions = [f"{escape(k)} {escape(v)}" for k, v in sorted(report["versions"].items())]
+    rows += _labelled("made with", wrapped([f"pixel revision {report['pixel_revision']}", *versions]))
+    rows += _labelled("statistics", _statistics(report["statistics"]))
+    rejects = report["rejects"]
+    rows += _counted("rejects", rejects["reasons"], rejects["count"])
+    if rejects["file"] is not None:
+        rows.append(("", f"each with its reason in {escape(rejects['file'])}"))
+    generations = [f"{g['name']}, {moment(g['modified'])}{', current' if g['current'] else ''}" for g in report["generations"]]
+    if len(generations) > MOST_LINES:
+        generations = [*generations[:MOST_LINES], f"and {len(generations) - MOST_LINES:,} more: --json has all of them"]
+    rows += _labelled("generations", generations)
+    lines = [f"{name(report['root'])}: generation {report['generation']}, format {report['format_version']}", *table(rows)]
+    return [*lines, f"provenance of every sample: {escape(report['samples_file'])}"] if "samples_file" in report else lines
+
+
+def _labelled(label: str, texts: Sequence[str]) -> list[Pair]:
+    return [(label if i == 0 else "", text) for i, text in enumerate(texts)]
+
+
+def _field(entry: Mapping[str, Any]) -> str:
+    shape = " x ".join(str(n) for n in entry["shape"])
+    parts = [f"{entry['name']}: {entry['dtype']}" + (f" ({shape})" if shape else "")]
+    if entry["layout"]:
+        parts.append(f"{entry['layout']} on disk")
+    if entry["normalize"]:
+        parts.append(f"normalised when read, mean {_numbers(entry['normalize']['mean'])}, std {_numbers(entry['normalize']['std'])}")
+    return ", ".join(parts)
+
+
+def _classes(classes: Sequence[Mapping[str, Any]] | None, unknown: int) -> list[Pair]:
+    if classes is None:
+        return [("classes", "none: images without labels")]
+    shown = [name(c["name"]) + ("" if c["count"] is None else f" {c['count']:,}") for c in classes[:MOST_CLASSES]]
+    if len(classes) > MOST_CLASSES:
+        shown.append(f"and {len(classes) - MOST_CLASSES:,} more")
+    if unknown:
+        shown.append(f"{number(unknown, 'sample')} of no class")
+    return _labelled("classes", wrapped([f"{len(classes):,}: {shown[0]}", *shown[1:]] if shown else ["0"]))
+
+
+def _statistics(splits: Mapping[str, Any]) -> list[str]:
+    """A line for each split and field that has a mean and a std."""
+    lines = []
+    for split, fields in splits.items():
+        for field, found in fields.items() if isinstance(fields, Mapping) else ():
+            pair = [found.get("mean"), found.get("std")] if isinstance(found, Mapping) else []
+            if pair and all(isinstance(values, list) for values in pair):
+                lines.append(f"{escape(split)} {escape(field)}: mean {_numbers(pair[0])}, std {_numbers(pair[1])}")
+    return lines[:MOST_LINES]
+
+
+def _numbers(values: Sequence[Any]) -> str:
+    shown = [f"{v:.4g}" if isinstance(v, int | float) and abs(v) < 1e300 else escape(v)[:20] for v in values[:8]]
+    return " ".join(shown) + (" …" if len(values) > 8 else "")
+
+
+def flat(value: Any, path: str = "") -> list[str]:
+    """Nested settings as "path value" texts, nulls left out."""
+    if isinstance(value, Mapping) and value and "bytes" not in value:
+        return [text for key, inner in value.items() for text in flat(inner, f"{path}.{key}" if path else str(key))]
+    if value is None or value == [] or value == {}:
+        return []
+    return [escape(f"{path} {value if isinstance(value, str) else json.dumps(value)}")]
+
+
+def wrapped(texts: Sequence[str], width: int = 100) -> list[str]:
+    """Texts joined by commas, on lines of about `width` characters, at most MOST_LINES of them."""
+    lines = [""]
+    for text in texts:
+        if lines[-1] and len(lines[-1]) + len(text) > width:
+            lines[-1] += ","
+            lines.append("")
+        lines[-1] += (", " if lines[-1] else "") + (text if len(text) <= 4 * width else text[: 4 * width] + "…")
+    if len(lines) > MOST_LINES:
+        lines[MOST_LINES - 1 :] = ["…, --json has all of it"]
+    return lines if lines[0] else []
+
+
+def moment(seconds: float) -> str:
+    """A time in seconds since 1970 as local date and time."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+    except (OverflowError, ValueError, OSError):
+        return "an unknown time"
