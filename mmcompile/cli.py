@@ -14,14 +14,14 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import click
 
 from mmcompile import summary
 from mmcompile.compiler.outcome import Progress
 from mmcompile.errors import EngineError, MMCompileError, OptionError
-from mmcompile.options import BYTES, NUMBERS, PLACE, RANGE, REJECTS, SECONDS, SIZE, Form, as_typed, read_config
+from mmcompile.options import BYTES, NUMBERS, PAIR, PLACE, RANGE, REJECTS, SECONDS, SIZE, Form, as_typed, read_config
 
 if TYPE_CHECKING:
     from mmcompile.compiler.preprocess import Preprocess
@@ -123,7 +123,7 @@ class _Show:
 class _Program(click.Group):
     """The group of commands; the one place where errors become a line and an exit code."""
 
-    def main(self, args: Any = None, prog_name: str | None = None, *_: Any, **extra: Any) -> Any:
+    def main(self, args: Any = None, prog_name: str | None = None, *_: Any, **extra: Any) -> NoReturn:
         arguments = list(sys.argv[1:] if args is None else args)
         extra.pop("standalone_mode", None)
         for stream in (sys.stdout, sys.stderr):
@@ -143,36 +143,37 @@ class _Program(click.Group):
 def _report(error: Exception, arguments: list[str]) -> int | None:
     """Say what went wrong and return the exit code; None for what nobody expected, which deserves its traceback."""
     command = next((word for word in arguments if word in program.commands), None)
-    builds = command == "build"
     code, kind, message = 1, type(error).__name__, str(error)
-    details = dict(error.details) if isinstance(error, MMCompileError) else {}
-    following, intro = summary.go_on(arguments, details) if builds and isinstance(error, MMCompileError) else ([], "")
-    if isinstance(error, EngineError) and builds:
-        following, intro = arguments, "everything finished is kept; to go on:"
-    if isinstance(error, click.Abort):
-        code, kind, message = _STOPPED, "KeyboardInterrupt", "stopped"
-        following, intro = (arguments, "everything finished is kept; to go on:") if builds and "--dry-run" not in arguments else ([], "")
+    details: dict[str, Any] = {}
+    again = ""  # why the same command, run again, goes on
+    following: list[tuple[str, list[str]]] = []
+    if isinstance(error, MMCompileError):
+        code, details = 2 if isinstance(error, OptionError) else 1, error.details
+        following = summary.go_on(arguments, details)
+        again = "everything finished is kept; to go on:" if isinstance(error, EngineError) else ""
+    elif isinstance(error, click.Abort):
+        code, kind, message, again = _STOPPED, "KeyboardInterrupt", "stopped", "everything finished is kept; to go on:"
     elif isinstance(error, click.UsageError):
         code, message = 2, error.format_message().rstrip(".") + f" (see `mmcompile {command + ' ' if command else ''}--help`)"
     elif isinstance(error, click.ClickException):
         message = error.format_message()
-    elif isinstance(error, OptionError):
-        code = 2
-    elif isinstance(error, OSError) and not isinstance(error, MMCompileError):
+    elif isinstance(error, OSError):
+        details, again = {"errno": error.errno, "path": error.filename}, "everything finished is kept; to go on when that is mended:"
         message = summary.system_line(error)
-        details = {"errno": error.errno, "path": error.filename}
-        following, intro = (arguments, "everything finished is kept; to go on when that is mended:") if builds else ([], "")
-    elif not isinstance(error, MMCompileError):
+    else:
         message = f"internal error: {message}"
-    expected = isinstance(error, MMCompileError | OSError | click.ClickException | click.Abort)
-    next_command = summary.quote([*_program_words(), *following]) if following else None
+    if command != "build" or "--dry-run" in arguments:
+        following = []
+    elif again:
+        following = [(again, arguments)]
+    commands = [(intro, summary.quote([*_program_words(), *words])) for intro, words in following]
     if "--json" in arguments:
         about = {"type": kind, "message": summary.escape(message), "details": details}
-        _say_json({"command": command, "error": about, "next": next_command})
-    if not expected:
+        _say_json({"command": command, "error": about, "next": [line for _, line in commands]})
+    if not isinstance(error, MMCompileError | OSError | click.ClickException | click.Abort):
         return None
     lines = [f"error: {summary.escape(message)}", *summary.examples(details, _EXAMPLES)]
-    _say([*lines, intro, next_command] if next_command else lines, err=True)
+    _say([*lines, *(line for pair in commands for line in pair)], err=True)
     return code
 
 
@@ -212,12 +213,9 @@ class _Typed(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 
 def _version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
     if asked:
-        from importlib.metadata import PackageNotFoundError, version
+        from mmcompile import __version__
 
-        try:
-            _say(f"mmcompile {version('mmcompile')}")
-        except PackageNotFoundError:
-            _say("mmcompile (not installed)")
+        _say(f"mmcompile {__version__}")
         ctx.exit()
 
 
@@ -291,6 +289,7 @@ _DTYPES = _one_of("uint8|uint16|int16|int32|float16|bfloat16|float32|float64")
 @_option("--resize", _Typed(SIZE), "Short side (then add --crop), or HxW.  Without geometry: the size that all have, else 256 and --crop 256.")
 @_option("--crop", _Typed(SIZE), "Cut this much out of the centre, filled with 0 where a picture is smaller.")
 @_option("--pad", click.IntRange(1), "Long side N, centred in N x N, filled with 0.", metavar="N")
+@_option("--keep-size", _Typed(PAIR), "Take only pictures of this size, as they are.")
 @_option("--dtype", _DTYPES, "What lies on disk.  Default: uint8.")
 @_option("--layout", _one_of("chw|hwc"), "How a row lies on disk; samples are (C, H, W) either way.  Default: chw.")
 @_option("--normalize", _one_of("imagenet|auto"), "(value - mean) / std for training; auto: this dataset's own.  Default: none.")
@@ -332,10 +331,10 @@ def build(ctx: click.Context, /, raw: str, out: str, dry_run: bool, as_json: boo
 
     RAW is never written.  After an interruption the same command goes on where it was; after changes in RAW it does only what changed.
     """
-    from mmcompile.compiler.decode import pillow_warning
     from mmcompile.compiler.driver import BuildOptions
     from mmcompile.compiler.driver import build as run
-    from mmcompile.compiler.sources.folder import TORCHVISION_EXTENSIONS, FolderSource
+    from mmcompile.compiler.formats import TORCHVISION_EXTENSIONS
+    from mmcompile.compiler.sources.folder import FolderSource
 
     exact = given["compat"] == "torchvision"
     source = FolderSource(
@@ -349,9 +348,6 @@ def build(ctx: click.Context, /, raw: str, out: str, dry_run: bool, as_json: boo
     options = BuildOptions(lock=not given.pop("no_lock"), **{name: v for key, name in run_names.items() if (v := given.pop(key)) is not None})
     max_rejects = given.pop("max_rejects")
     preprocess = _preprocess(given)
-    warning = pillow_warning()
-    if warning:
-        _say(f"warning: {summary.escape(warning)}", err=True)
     show = _Show(sys.stderr)
     try:
         report = run(
@@ -485,12 +481,18 @@ def prune(out: str, keep: int, yes: bool, as_json: bool) -> int:
         _say_json(document)
         return 0
     _say(summary.prune_lines(document))
-    asks = not yes and (document["generations"] or document["files"]) and sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
+    asks = not yes and (document["generations"] or document["files"]) and _can_ask()
     if asks and click.confirm("delete these files?", err=True):
         _say(summary.prune_lines(run(out, keep, delete=True).to_json()))
     return 0
 
 
-def main() -> None:
-    """The command `mmcompile`."""
-    program.main()
+def _can_ask() -> bool:
+    """Is there a person at a terminal?"""
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """The command `mmcompile`; `arguments` are those behind its name (None: of this process).  Ends the process with its exit code."""
+    program.main(arguments)
+    raise AssertionError("program.main ends the process")

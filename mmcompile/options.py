@@ -15,7 +15,7 @@ from typing import Any
 
 from mmcompile.errors import OptionError
 
-__all__ = ["BYTES", "NUMBERS", "PLACE", "RANGE", "REJECTS", "SECONDS", "SIZE", "Form", "as_typed", "read_config"]
+__all__ = ["BYTES", "NUMBERS", "PAIR", "PLACE", "RANGE", "REJECTS", "SECONDS", "SIZE", "Form", "as_typed", "read_config"]
 
 #: A config file is read whole; one that is longer is no config file.
 _CONFIG_LIMIT = 1 << 20
@@ -41,6 +41,12 @@ def _whole(text: str) -> int:
     return int(text)
 
 
+def _positive(text: str) -> int:
+    if not re.fullmatch(r"0*[1-9][0-9]{0,17}", text):
+        raise ValueError(text)
+    return int(text)
+
+
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
@@ -49,8 +55,12 @@ def _finite(text: str) -> float:
 
 
 def _size(text: str) -> int | tuple[int, int]:
-    height, cross, width = text.lower().partition("x")
-    return (_whole(height), _whole(width)) if cross else _whole(text)
+    return _pair(text) if "x" in text.lower() else _positive(text)
+
+
+def _pair(text: str) -> tuple[int, int]:
+    height, width = text.lower().split("x")
+    return _positive(height), _positive(width)
 
 
 def _range(text: str) -> tuple[float, float]:
@@ -59,8 +69,8 @@ def _range(text: str) -> tuple[float, float]:
 
 
 def _bytes(text: str) -> int:
-    found = re.fullmatch(r"([0-9]{1,18})(?:([KMGT])(?:iB)?)?", text, re.IGNORECASE)
-    if not found or not int(found[1]):
+    found = re.fullmatch(r"(0*[1-9][0-9]{0,17})(?:([KMGT])(?:iB)?)?", text, re.IGNORECASE)
+    if not found:
         raise ValueError(text)
     return int(found[1]) << (10 * " KMGT".index((found[2] or " ").upper()))
 
@@ -72,11 +82,7 @@ def _seconds(text: str) -> float:
 
 
 def _rejects(text: str) -> int | str:
-    if not text.endswith("%"):
-        return _whole(text)
-    if not 0 <= _finite(text[:-1]) <= 100:
-        raise ValueError(text)
-    return text
+    return text if re.fullmatch(r"(100|[0-9]{1,2}(\.[0-9]{1,9})?)%", text) else _whole(text)
 
 
 def _place(text: str) -> str:
@@ -85,7 +91,8 @@ def _place(text: str) -> str:
     return text
 
 
-SIZE = Form("N|HxW", "a whole number, or height x width as in 240x320", _size, "x")
+SIZE = Form("N|HxW", "a whole number above 0, or height x width as in 240x320", _size, "x")
+PAIR = Form("HxW", "height x width as in 240x320", _pair, "x", (str,))
 NUMBERS = Form(
     "A,B,...", "numbers with commas between them, one for each channel", lambda text: tuple(_finite(part) for part in text.split(",")), ","
 )
@@ -137,7 +144,7 @@ def as_typed(value: Any, types: tuple[type, ...], *, joint: str = "", many: bool
     if many:
         items = [value] if isinstance(value, str) else value
         return items if isinstance(items, list) and all(isinstance(item, str) for item in items) else None
-    parts = [value]
+    parts = [int(value) if isinstance(value, float) and value.is_integer() else value]
     if joint and isinstance(value, list):
         parts, types = value, (int, float)
     if not parts or not all(isinstance(part, types) and not isinstance(part, bool) for part in parts):

@@ -77,19 +77,22 @@ def add_options(arguments: Sequence[str], added: Sequence[str], dropped: str = "
     return [*kept, *added, *arguments[end:]]
 
 
-def go_on(arguments: Sequence[str], details: Mapping[str, Any]) -> tuple[list[str], str]:
-    """The arguments that go on where a build stopped, from an error's details, and a line that introduces them; ([], "") if there are none."""
+def go_on(arguments: Sequence[str], details: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+    """What can be done next, from the details of a build's error: (a line that introduces it, arguments) of each command."""
     rejects, keys = details.get("rejects"), details.get("keys")
+    kept = "everything finished is kept; to go on"
     if isinstance(rejects, int) and "allowed" in details:
-        return add_options(arguments, ["--max-rejects", str(rejects)], "--max-rejects"), "everything finished is kept; to go on without them:"
+        return [(f"{kept} without them:", add_options(arguments, ["--max-rejects", str(rejects)], "--max-rejects"))]
     if isinstance(keys, list | tuple) and keys and all(isinstance(k, str | bytes) for k in keys):
         named = [os.fsdecode(k) for k in keys]
+        total = max(len(named), int(details.get("count", 0)))
         added = [word for key in named[:MOST_KEYS] for word in ("--exclude", key)]
-        intro = "everything finished is kept; to go on without "
-        if len(named) > MOST_KEYS:
-            return add_options(arguments, added), f"{intro}the first {MOST_KEYS} of {len(named):,} files (the next run names the rest):"
-        return add_options(arguments, added), intro + ("it:" if len(named) == 1 else "them:")
-    return [], ""
+        whom = "it" if total == 1 else "them" if total <= MOST_KEYS else f"the first {MOST_KEYS} of {total:,} files (the next run names the rest)"
+        return [(f"{kept} without {whom}:", add_options(arguments, added))]
+    before, now = details.get("before"), details.get("now")
+    if isinstance(before, str) and isinstance(now, str):
+        return [("to change:", add_options(arguments, now.split())), ("to go on as before:", add_options(arguments, before.split()))]
+    return []
 
 
 def json_ready(value: Any) -> Any:
@@ -199,7 +202,8 @@ def _stored(report: BuildReport) -> list[Pair]:
 
 def _took(report: BuildReport) -> str:
     with_workers = f" with {number(report.workers, 'worker')}" if report.workers else ""
-    return f"{duration(report.seconds)}, {report.images_per_s:,.0f} images/s{with_workers}"
+    rate = f", {report.images_per_s:,.0f} images/s" if report.decoded or report.copied else ""
+    return f"{duration(report.seconds)}{rate}{with_workers}"
 
 
 def _dry(report: BuildReport) -> list[Pair]:
@@ -220,7 +224,7 @@ def _counted(label: str, reasons: Mapping[str, int], total: int) -> list[Pair]:
     shown = [f"{count:,} {escape(reason)}" for reason, count in ordered[:MOST_LINES]]
     if len(ordered) > MOST_LINES:
         shown.append(f"{sum(count for _, count in ordered[MOST_LINES:]):,} for other reasons")
-    if label == "rejects":
+    if label == "rejects" and len(ordered) != 1:
         return [(label, f"{total:,}" + (": " + ", ".join(shown) if shown else ""))]
     return [(label, ", ".join(shown))]
 
@@ -269,12 +273,12 @@ def verify_lines(report: Mapping[str, Any]) -> list[str]:
     else:
         lines = [f"{root}: {number(len(problems), 'problem')} ({read})"]
         for problem in problems[:MOST_LINES]:
-            lines.append(f"  {escape(problem['message'])}")
+            lines.append(f"  {name(problem['message'])}")
             if problem["sources"]:
                 lines.append("    made from " + _listed([name(s) for s in problem["sources"]], problem["bad_rows"]))
         if len(problems) > MOST_LINES:
             lines.append(f"  and {len(problems) - MOST_LINES:,} more: --json has all of them")
-        lines.append(f"to mend it from the sources: mmcompile verify {quote([typed(report['root'])])} --repair RAW")
+        lines += ["to mend it from the sources:", f"mmcompile verify {quote([typed(report['root'])])} --repair RAW"]
     if report["extra"]:
         lines.append(f"no generation names {_listed([name(n) for n in report['extra']])}; `mmcompile prune` removes what older builds left")
     if report["misnamed"]:
@@ -297,6 +301,18 @@ def name(value: Any) -> str:
 def typed(value: Any) -> str:
     """A name in JSON values as os.fsdecode has it."""
     return name_from_json(value)
+
+
+def repair_lines(report: Mapping[str, Any]) -> list[str]:
+    """What a person reads after `verify --repair`, from its JSON values."""
+    root, repaired, left = name(report["root"]), report["repaired"], report["unrepaired"]
+    lines = [f"{root}: {number(len(repaired), 'file')} built again with the original bytes, {len(left):,} left bad ({duration(report['seconds'])})"]
+    if not repaired and not left:
+        lines = [f"{root}: every byte is as it was written, there was nothing to repair ({duration(report['seconds'])})"]
+    lines += [f"  repaired {name(path)}" for path in repaired[:MOST_LINES]]
+    lines += [f"  {name(entry['path'])}: {name(entry['message'])}" for entry in left[:MOST_LINES]]
+    more = max(0, len(repaired) - MOST_LINES) + max(0, len(left) - MOST_LINES)
+    return [*lines, f"  and {more:,} more: --json has all of them"] if more else lines
 
 
 def prune_lines(report: Mapping[str, Any]) -> list[str]:
@@ -333,7 +349,7 @@ def info_lines(report: Mapping[str, Any]) -> list[str]:
     if len(report["splits"]) > 1:
         rows.append(("splits", ", ".join(f"{escape(s['name'])} {s['stop'] - s['start']:,}" for s in report["splits"])))
     rows += _classes(report["classes"], report["unknown_labels"])
-    rows += _labelled("settings", wrapped(flat(report["settings"])))
+    rows += _labelled("settings", _settings(report["settings"]))
     versions = [f"{escape(k)} {escape(v)}" for k, v in sorted(report["versions"].items())]
     rows += _labelled("made with", wrapped([f"pixel revision {report['pixel_revision']}", *versions]))
     rows += _labelled("statistics", _statistics(report["statistics"]))
@@ -374,14 +390,23 @@ def _classes(classes: Sequence[Mapping[str, Any]] | None, unknown: int) -> list[
     return _labelled("classes", wrapped([f"{len(classes):,}: {shown[0]}", *shown[1:]] if shown else ["0"]))
 
 
+def _settings(settings: Mapping[str, Any]) -> list[str]:
+    """Lines of "group: name value, name value"."""
+    lines = wrapped(flat({key: value for key, value in settings.items() if not isinstance(value, Mapping)}))
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and (texts := flat(value)):
+            lines += wrapped([f"{escape(key)}: {texts[0]}", *texts[1:]])
+    return lines if len(lines) <= MOST_LINES else [*lines[: MOST_LINES - 1], "…, --json has all of them"]
+
+
 def _statistics(splits: Mapping[str, Any]) -> list[str]:
     """A line for each split and field that has a mean and a std."""
     lines = []
     for split, fields in splits.items():
         for field, found in fields.items() if isinstance(fields, Mapping) else ():
-            pair = [found.get("mean"), found.get("std")] if isinstance(found, Mapping) else []
-            if pair and all(isinstance(values, list) for values in pair):
-                lines.append(f"{escape(split)} {escape(field)}: mean {_numbers(pair[0])}, std {_numbers(pair[1])}")
+            mean, std = (found.get("mean"), found.get("std")) if isinstance(found, Mapping) else (None, None)
+            if isinstance(mean, list) and isinstance(std, list):
+                lines.append(f"{escape(split)} {escape(field)}: mean {_numbers(mean)}, std {_numbers(std)}")
     return lines[:MOST_LINES]
 
 

@@ -18,9 +18,10 @@ from click.testing import CliRunner, Result
 
 import mmcompile.compiler.driver
 from mmcompile import cli, options, summary
+from mmcompile.compiler.formats import TORCHVISION_EXTENSIONS
 from mmcompile.compiler.outcome import BuildReport, Progress
 from mmcompile.compiler.preprocess import Normalize, Preprocess
-from mmcompile.compiler.sources.folder import TORCHVISION_EXTENSIONS, FolderSource
+from mmcompile.compiler.sources.folder import FolderSource
 from mmcompile.errors import BuildError, DecodeError, EngineError, OptionError, SourceError
 
 SCHEMAS = Path(__file__).parents[1] / "schemas"
@@ -201,7 +202,7 @@ def test_the_choices_are_those_of_preprocess() -> None:
 
 def test_every_option_of_preprocess_can_be_typed() -> None:
     typed = {parameter.name for parameter in cli.build.params}
-    assert set(Preprocess.__dataclass_fields__) - {"kept_mode", "keep_size"} <= typed
+    assert set(Preprocess.__dataclass_fields__) - {"kept_mode"} <= typed
 
 
 WRONG = """--resize 0x|--resize 1x2x3|--resize -5|--crop ten|--pad 0|--mean 1,2|--mean 1,x,2 --std 1,1,1|--mean nan,0,0 --std 1,1,1|--range 5
@@ -306,7 +307,10 @@ def test_config_schema_and_command_line_know_the_same_options() -> None:
         assert rule.get("enum") == (list(kind.choices) if isinstance(kind, click.Choice) else None)
 
 
-@pytest.mark.parametrize("value", [5, 0, -1, 2.0, 2.5, "5", "5x6", "64M", "5%", "unit", "", True, None, [1, 2], [1, 2, 3], ["a"], [], {}])
+@pytest.mark.parametrize(
+    "value",
+    [5, 0, -1, 2.0, 2.5, "5", "0", "05x1", "x", "100.5%", "7.25%", "5x6", "64M", "5%", "unit", "", True, None, [1, 2], [1, 2, 3], ["a"], [], {}],
+)
 def test_config_schema_and_code_accept_the_same_values(planted: Planted, tmp_path: Path, value: Any) -> None:
     path = tmp_path / "config.json"
     for name in CONFIG["properties"]:
@@ -436,7 +440,7 @@ def test_too_many_rejects_end_with_the_command_that_goes_on(planted: Planted) ->
     assert lines[1] == "  cats/a.png: truncated"
     assert lines[-1] == "mmcompile build 'my raw' out --crop=9 --max-rejects 3"
     document = checked(run("build", "my raw", "out", "--json").stdout)
-    assert document["next"] == "mmcompile build 'my raw' out --json --max-rejects 3"
+    assert document["next"] == ["mmcompile build 'my raw' out --json --max-rejects 3"]
     assert (document["error"]["type"], document["error"]["details"]["rejects"]) == ("DecodeError", 3)
 
 
@@ -459,7 +463,7 @@ def test_unreadable_files_end_with_the_command_that_leaves_them_out(planted: Pla
 
 
 def test_of_many_unreadable_files_the_first_are_named(planted: Planted) -> None:
-    planted.outcome = SourceError("57 files cannot be read", keys=[f"k{i}" for i in range(57)])
+    planted.outcome = SourceError("57 files cannot be read", keys=[f"k{i}" for i in range(40)], count=57)
     result = run("build", "raw", "out")
     assert "the first 20 of 57 files" in result.stderr.splitlines()[-2]
     assert last_line(result).split().count("--exclude") == 20
@@ -468,7 +472,21 @@ def test_of_many_unreadable_files_the_first_are_named(planted: Planted) -> None:
 def test_a_source_error_without_keys_has_no_command_to_go_on(planted: Planted) -> None:
     planted.outcome = SourceError("raw: no such folder")
     assert run("build", "raw", "out").stderr == "error: raw: no such folder\n"
-    assert checked(run("build", "raw", "out", "--json").stdout)["next"] is None
+    assert checked(run("build", "raw", "out", "--json").stdout)["next"] == []
+
+
+def test_a_rebuild_that_would_choose_another_size_ends_with_both_commands(planted: Planted) -> None:
+    planted.outcome = OptionError("out: published with another size", before="--keep-size 28x28", now="--resize 256 --crop 256")
+    result = run("build", "raw", "out")
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-3:] == [
+        "mmcompile build raw out --resize 256 --crop 256",
+        "to go on as before:",
+        "mmcompile build raw out --keep-size 28x28",
+    ]
+    planted.outcome = FULL
+    assert run("build", "raw", "out", "--keep-size", "28x28").exit_code == 0
+    assert planted.calls[-1]["preprocess"] == Preprocess(keep_size=(28, 28))
 
 
 def test_ctrl_c_says_that_all_is_kept_and_which_command_goes_on(planted: Planted) -> None:
