@@ -13,12 +13,11 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import click
 
-from mmcompile import summary
+from mmcompile import summary, text
 from mmcompile.compiler.outcome import Progress
 from mmcompile.errors import EngineError, MMCompileError, OptionError
 from mmcompile.options import BYTES, NUMBERS, PAIR, PLACE, RANGE, REJECTS, SECONDS, SIZE, Form, as_typed, read_config
@@ -59,7 +58,7 @@ def _discard(stream: TextIO) -> None:
 
 
 def _say_json(document: dict[str, Any]) -> None:
-    _say(json.dumps(summary.json_ready(document), indent=2, allow_nan=False))
+    _say(json.dumps(text.json_ready(document), indent=2, allow_nan=False))
 
 
 class _Show:
@@ -79,7 +78,7 @@ class _Show:
         if progress.message:
             if self._bar is not None:
                 self._bar.clear()
-            _say(summary.escape(progress.message), err=True)
+            _say(text.escape(progress.message), err=True)
         now = self._clock()
         if progress.stage != self._stage:
             self.close()
@@ -90,8 +89,8 @@ class _Show:
             self._due = now + _LINES_S
             done, since = self._first
             rate = (progress.done - done) / (now - since) if now > since else None
-            units: dict[str, Any] = {"count": summary.size, "unit": ""} if self._in_bytes else {}
-            _say(summary.escape(summary.progress_line(progress, rate, **units)), err=True)
+            units: dict[str, Any] = {"count": text.size, "unit": ""} if self._in_bytes else {}
+            _say(text.escape(summary.progress_line(progress, rate, **units)), err=True)
 
     def _draw(self, progress: Progress) -> None:
         if self._bar is None:
@@ -102,8 +101,8 @@ class _Show:
             tqdm.set_lock(threading.RLock())  # its own is shared between processes, and a semaphore would outlive a kill
             tqdm.monitor_interval = 0  # no thread of its own beside a build that starts processes
             units: dict[str, Any] = {"unit": "B", "unit_scale": True, "unit_divisor": 1024} if self._in_bytes else {"unit": " images"}
-            label, total = summary.escape(progress.stage), progress.total or None
-            self._bar = tqdm(desc=label, total=total, initial=progress.done, file=self._stream, dynamic_ncols=True, leave=False, **units)
+            label, total = text.escape(progress.stage), progress.total or None
+            self._bar = tqdm(desc=label, total=total, initial=progress.done, file=self._stream, leave=False, **_width(self._stream), **units)
         if progress.total:
             self._bar.total = progress.total
         if progress.rejects:
@@ -115,6 +114,15 @@ class _Show:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+def _width(stream: Any) -> dict[str, Any]:
+    """How large tqdm may draw: as the terminal is at each moment, but 80 x 24 on one that says 0 x 0, where it would draw nothing."""
+    try:
+        wide = os.get_terminal_size(stream.fileno()).columns > 0
+    except (OSError, ValueError):
+        wide = False
+    return {"dynamic_ncols": True} if wide else {"ncols": 80, "nrows": 24}
 
 
 # ---------------------------------------------------------------- every outcome -> exit code
@@ -149,7 +157,7 @@ def _report(error: Exception, arguments: list[str]) -> int | None:
     following: list[tuple[str, list[str]]] = []
     if isinstance(error, MMCompileError):
         code, details = 2 if isinstance(error, OptionError) else 1, error.details
-        following = summary.go_on(arguments, details)
+        following = text.go_on(arguments, details)
         again = "everything finished is kept; to go on:" if isinstance(error, EngineError) else ""
     elif isinstance(error, click.Abort):
         code, kind, message, again = _STOPPED, "KeyboardInterrupt", "stopped", "everything finished is kept; to go on:"
@@ -159,35 +167,23 @@ def _report(error: Exception, arguments: list[str]) -> int | None:
         message = error.format_message()
     elif isinstance(error, OSError):
         details, again = {"errno": error.errno, "path": error.filename}, "everything finished is kept; to go on when that is mended:"
-        message = summary.system_line(error)
+        message = text.system_line(error)
     else:
         message = f"internal error: {message}"
     if command != "build" or "--dry-run" in arguments:
         following = []
     elif again:
         following = [(again, arguments)]
-    commands = [(intro, summary.quote([*_program_words(), *words])) for intro, words in following]
+    called = text.program_words(sys.argv[0], sys.executable, shutil.which)
+    commands = [(intro, text.quote([*called, *words])) for intro, words in following]
     if "--json" in arguments:
-        about = {"type": kind, "message": summary.escape(message), "details": details}
+        about = {"type": kind, "message": text.escape(message), "details": details}
         _say_json({"command": command, "error": about, "next": [line for _, line in commands]})
     if not isinstance(error, MMCompileError | OSError | click.ClickException | click.Abort):
         return None
-    lines = [f"error: {summary.escape(message)}", *summary.examples(details, _EXAMPLES)]
+    lines = [f"error: {text.escape(message)}", *text.examples(details, _EXAMPLES)]
     _say([*lines, *(line for pair in commands for line in pair)], err=True)
     return code
-
-
-def _program_words() -> list[str]:
-    """How this program was called, as short as it can be typed again."""
-    called = sys.argv[0]
-    if Path(called).parts[-2:] == ("mmcompile", "__main__.py"):
-        python = Path(sys.executable).name
-        found = shutil.which(python)
-        return [python if found and Path(found) == Path(sys.executable) else sys.executable, "-m", "mmcompile"]
-    found = shutil.which("mmcompile")
-    if Path(called).name != "mmcompile" or (found and Path(found).exists() and Path(called).exists() and Path(found).samefile(called)):
-        return ["mmcompile"]
-    return [called]
 
 
 # ---------------------------------------------------------------- commands

@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,9 +16,10 @@ import click
 import jsonschema
 import pytest
 from click.testing import CliRunner, Result
+from PIL import Image
 
 import mmcompile.compiler.driver
-from mmcompile import cli, options, summary
+from mmcompile import cli, options, text
 from mmcompile.compiler.formats import TORCHVISION_EXTENSIONS
 from mmcompile.compiler.outcome import BuildReport, Progress
 from mmcompile.compiler.preprocess import Normalize, Preprocess
@@ -422,6 +424,19 @@ def test_a_terminal_gets_a_bar_with_the_rejects_so_far(monkeypatch: pytest.Monke
     assert show._bar is None
 
 
+def test_a_terminal_that_does_not_know_its_size_gets_a_bar_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    leader, follower = os.openpty()
+    with os.fdopen(follower, "w") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        assert os.get_terminal_size(follower).columns == 0
+        show = cli._Show(stream)
+        show(Progress("build", 1, 4))
+        text = os.read(leader, 4096).decode()
+        show.close()
+    os.close(leader)
+    assert "25%" in text
+
+
 # ---------------------------------------------------------------- errors and the command that goes on
 
 
@@ -535,29 +550,77 @@ def test_what_nobody_expected_keeps_its_traceback_and_json_still_has_a_document(
     [["plain", "a b", "", "$HOME", "`x`", "it's", "!"], ["a\nb", "tab\t'\\", os.fsdecode(b"\xff\xfe7"), "\u202eabc\u20289", "é ü", "\x1b[2J1"]],
 )
 def test_a_shell_reads_back_what_was_quoted(words: list[str]) -> None:
-    line = summary.quote(words)
+    line = text.quote(words)
     assert line.isprintable()
     assert read_by_a_shell(line) == words
 
 
+def test_the_command_is_called_as_it_was() -> None:
+    found = {"mmcompile": "/venv/bin/mmcompile", "python": "/venv/bin/python"}.get
+    assert text.program_words("/venv/bin/mmcompile", "/venv/bin/python", found) == ["mmcompile"]
+    assert text.program_words("/other/bin/mmcompile", "/other/bin/python", found) == ["/other/bin/mmcompile"]
+    assert text.program_words("/x/mmcompile/__main__.py", "/venv/bin/python", found) == ["python", "-m", "mmcompile"]
+    assert text.program_words("/x/mmcompile/__main__.py", "/other/bin/python", found) == ["/other/bin/python", "-m", "mmcompile"]
+    assert text.program_words("/x/pytest/__main__.py", "/venv/bin/python", found) == ["mmcompile"]
+
+
 def test_options_are_added_before_a_double_dash() -> None:
-    assert summary.add_options(["build", "--", "-raw", "out"], ["--exclude", "k"]) == ["build", "--exclude", "k", "--", "-raw", "out"]
-    assert summary.add_options(["build", "--x", "1", "--x=2", "r", "--x", "3"], ["--x", "4"], "--x") == ["build", "r", "--x", "4"]
+    assert text.add_options(["build", "--", "-raw", "out"], ["--exclude", "k"]) == ["build", "--exclude", "k", "--", "-raw", "out"]
+    assert text.add_options(["build", "--x", "1", "--x=2", "r", "--x", "3"], ["--x", "4"], "--x") == ["build", "r", "--x", "4"]
 
 
 def test_escape_changes_nothing_twice_and_keeps_what_can_be_read() -> None:
-    assert summary.escape("Grüße 日本\u3000.png") == "Grüße 日本\u3000.png"
-    assert summary.escape(EVIL) == "cats/\\x1b[2J a\\n\\xff'b\\.png"
-    assert summary.escape(summary.escape(EVIL)) == summary.escape(EVIL)
-    assert summary.escape("\u202e\x9b\U000e0001\ud800") == "\\u202e\\x9b\\U000e0001\\ud800"
+    assert text.escape("Grüße 日本\u3000.png") == "Grüße 日本\u3000.png"
+    assert text.escape(EVIL) == "cats/\\x1b[2J a\\n\\xff'b\\.png"
+    assert text.escape(text.escape(EVIL)) == text.escape(EVIL)
+    assert text.escape("\u202e\x9b\U000e0001\ud800") == "\\u202e\\x9b\\U000e0001\\ud800"
 
 
 def test_sizes_and_durations() -> None:
-    assert [summary.size(n) for n in (0, 1, 1023, 1024, 1 << 20, 3 << 40)] == ["0 bytes", "1 byte", "1023 bytes", "1.0 KiB", "1.0 MiB", "3.0 TiB"]
-    assert summary.size((1 << 20) - 1) == "1.0 MiB"
-    assert [summary.duration(s) for s in (0.04, 59.9, 59.96, 3599.9, 7261)] == ["0.0 s", "59.9 s", "1 min 0 s", "1 h 0 min", "2 h 1 min"]
+    assert [text.size(n) for n in (0, 1, 1023, 1024, 1 << 20, 3 << 40)] == ["0 bytes", "1 byte", "1023 bytes", "1.0 KiB", "1.0 MiB", "3.0 TiB"]
+    assert text.size((1 << 20) - 1) == "1.0 MiB"
+    assert [text.duration(s) for s in (0.04, 59.9, 59.96, 3599.9, 7261)] == ["0.0 s", "59.9 s", "1 min 0 s", "1 h 0 min", "2 h 1 min"]
     assert options.BYTES.parse("3k") == 3072
     assert options.BYTES.parse("1GiB") == 1 << 30
+
+
+# ---------------------------------------------------------------- for real
+
+
+def test_the_command_that_is_printed_publishes(tmp_path: Path) -> None:
+    raw, out = tmp_path / "raw", tmp_path / "out"
+    for name in ("cats/0.png", "cats/1.png", "dogs/2.png"):
+        (raw / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 6), (10, 20, 30)).save(raw / name)
+    (raw / "cats" / "bad.png").write_bytes(b"no image")
+    result = run("build", str(raw), str(out), "--workers", "1")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert not (out / "index.json").exists()
+    again = run(*read_by_a_shell(last_line(result))[1:], "--json")
+    assert again.exit_code == 0, again.stderr
+    document = checked(again.stdout)
+    assert (document["samples"], document["rejects"], document["classes"]) == (3, 1, ["cats", "dogs"])
+    assert (document["shape"], document["counts"]["folders"]) == ([3, 6, 8], 3)
+    assert Path(document["rejects_file"]).is_file()
+    dry = checked(run("build", str(raw), str(tmp_path / "new"), "--workers", "1", "--dry-run", "--json").stdout)
+    assert (dry["dry_run"], dry["generation"]) == (True, None)
+    assert not (tmp_path / "new").exists()
+
+
+def test_ctrl_c_ends_a_running_process_with_130_and_no_traceback() -> None:
+    code = (
+        "import sys, time\nimport mmcompile.compiler.driver as driver\nfrom mmcompile.cli import main\n"
+        "def build(*a, **k):\n    print('ready', flush=True)\n    time.sleep(60)\n"
+        "driver.build = build\nmain(['build', 'raw', 'out'])"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate()
+    assert process.returncode == 130
+    lines = [line for line in stderr.splitlines() if line]
+    assert lines == ["error: stopped", "everything finished is kept; to go on:", "mmcompile build raw out"]
 
 
 # ---------------------------------------------------------------- streams
