@@ -386,8 +386,8 @@ def test_no_control_character_reaches_the_terminal(planted: Planted) -> None:
         results += [run("build", "raw", EVIL), run("build", EVIL, "out", "--json")]
         checked(results[-1].stdout)
     results += [run("build", "raw", "out", "--crop", EVIL), run("build", "raw", "out", EVIL), run(EVIL), run("info", EVIL)]
-    for text in (text for result in results for text in (result.stdout, result.stderr)):
-        assert all(c == "\n" or c.isprintable() for c in text), ascii(text)
+    for shown in [result.stdout for result in results] + [result.stderr for result in results]:
+        assert all(c == "\n" or c.isprintable() for c in shown), ascii(shown)
 
 
 def test_plain_progress_lines_come_soon_and_then_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
