@@ -20,7 +20,7 @@ import click
 from mmcompile import summary, text
 from mmcompile.compiler.outcome import Progress
 from mmcompile.errors import EngineError, MMCompileError, OptionError
-from mmcompile.options import BYTES, NUMBERS, PAIR, PLACE, RANGE, REJECTS, SECONDS, SIZE, Form, as_typed, read_config
+from mmcompile.options import BYTES, COUNT, NUMBERS, PAIR, PLACE, RANGE, RATIO, REJECTS, SECONDS, SIZE, Form, as_typed, read_config
 
 if TYPE_CHECKING:
     from mmcompile.compiler.preprocess import Preprocess
@@ -32,6 +32,8 @@ _FIRST_LINE_S, _LINES_S = 3.0, 10.0
 #: Bad files named under an error; all of them stand in the file that the error names.
 _EXAMPLES = 5
 _STOPPED = 130
+#: Stages whose progress counts bytes; all others count images.
+_IN_BYTES = frozenset({"verify"})
 
 
 # ---------------------------------------------------------------- output
@@ -62,10 +64,10 @@ def _say_json(document: dict[str, Any]) -> None:
 
 
 class _Show:
-    """Shows progress: a bar on a terminal, else a plain line now and then.  `clock` is in seconds; `in_bytes`: what is counted are bytes."""
+    """Shows progress: a bar on a terminal, else a plain line now and then.  `clock` is in seconds."""
 
-    def __init__(self, stream: TextIO | None, *, in_bytes: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream, self._clock, self._in_bytes = stream, clock, in_bytes
+    def __init__(self, stream: TextIO | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream, self._clock = stream, clock
         self._bar: Any = None
         self._stage = ""
         self._first = (0, clock())
@@ -89,7 +91,7 @@ class _Show:
             self._due = now + _LINES_S
             done, since = self._first
             rate = (progress.done - done) / (now - since) if now > since else None
-            units: dict[str, Any] = {"count": text.size, "unit": ""} if self._in_bytes else {}
+            units: dict[str, Any] = {"count": text.size, "unit": ""} if progress.stage in _IN_BYTES else {}
             _say(text.escape(summary.progress_line(progress, rate, **units)), err=True)
 
     def _draw(self, progress: Progress) -> None:
@@ -100,7 +102,7 @@ class _Show:
 
             tqdm.set_lock(threading.RLock())  # its own is shared between processes, and a semaphore would outlive a kill
             tqdm.monitor_interval = 0  # no thread of its own beside a build that starts processes
-            units: dict[str, Any] = {"unit": "B", "unit_scale": True, "unit_divisor": 1024} if self._in_bytes else {"unit": " images"}
+            units: dict[str, Any] = {"unit": "B", "unit_scale": True, "unit_divisor": 1024} if progress.stage in _IN_BYTES else {"unit": " images"}
             label, total = text.escape(progress.stage), progress.total or None
             self._bar = tqdm(desc=label, total=total, initial=progress.done, file=self._stream, leave=False, **_width(self._stream), **units)
         if progress.total:
@@ -241,10 +243,10 @@ def _config(ctx: click.Context, _: click.Parameter, path: str | None) -> None:
     values: dict[str, Any] = {}
     for key, value in read_config(path, set(options)).items():
         option = options[key]
-        typed = as_typed(value, _config_types(option), joint=option.type.form.joint if isinstance(option.type, _Typed) else "", many=option.multiple)
+        types, expected = _config_types(option)
+        typed = as_typed(value, types, joint=option.type.form.joint if isinstance(option.type, _Typed) else "", many=option.multiple)
         if typed is None:
-            wanted = "true or false" if option.is_flag else "a list of texts" if option.multiple else option.make_metavar(ctx)
-            raise OptionError(f"--config {path}: {key} must be {wanted}, found {json.dumps(value):.80}", options=[key])
+            raise OptionError(f"--config {path}: {key} must be {expected}, found {json.dumps(value):.80}", options=[key])
         try:
             option.type_cast_value(ctx, typed)
         except click.BadParameter as error:
@@ -254,13 +256,13 @@ def _config(ctx: click.Context, _: click.Parameter, path: str | None) -> None:
     ctx.default_map = values
 
 
-def _config_types(option: click.Option) -> tuple[type, ...]:
-    """What an option's value may be in JSON."""
+def _config_types(option: click.Option) -> tuple[tuple[type, ...], str]:
+    """What an option's value may be in JSON: types, and words."""
     if option.is_flag:
-        return (bool,)
+        return (bool,), "true or false"
     if isinstance(option.type, _Typed):
-        return option.type.form.types
-    return {"integer range": (int, float), "float range": (int, float)}.get(option.type.name, (str,))
+        return option.type.form.types, option.type.form.expected
+    return (str,), "a list of texts" if option.multiple else "a text"
 
 
 _NOT_IN_CONFIG = frozenset({"config", "dry_run", "as_json", "help"})
@@ -276,6 +278,7 @@ def _one_of(words: str) -> click.Choice[str]:
     return click.Choice(words.split("|"))
 
 
+_NO_LOCK = _option("--no-lock", None, "For file systems without locks: you make sure that no other run works on OUT.", is_flag=True)
 _DTYPES = _one_of("uint8|uint16|int16|int32|float16|bfloat16|float32|float64")
 
 
@@ -284,7 +287,7 @@ _DTYPES = _one_of("uint8|uint16|int16|int32|float16|bfloat16|float32|float64")
 @click.argument("out", type=_PLACE)
 @_option("--resize", _Typed(SIZE), "Short side (then add --crop), or HxW.  Without geometry: the size that all have, else 256 and --crop 256.")
 @_option("--crop", _Typed(SIZE), "Cut this much out of the centre, filled with 0 where a picture is smaller.")
-@_option("--pad", click.IntRange(1), "Long side N, centred in N x N, filled with 0.", metavar="N")
+@_option("--pad", _Typed(COUNT), "Long side N, centred in N x N, filled with 0.")
 @_option("--keep-size", _Typed(PAIR), "Take only pictures of this size, as they are.")
 @_option("--dtype", _DTYPES, "What lies on disk.  Default: uint8.")
 @_option("--layout", _one_of("chw|hwc"), "How a row lies on disk; samples are (C, H, W) either way.  Default: chw.")
@@ -303,16 +306,16 @@ _DTYPES = _one_of("uint8|uint16|int16|int32|float16|bfloat16|float32|float64")
 @_option("--icc", _one_of("ignore|srgb"), "Colour profiles.  Default: ignore.")
 @_option("--frames", _one_of("first|error"), "Files with several frames.  Default: first.")
 @_option("--truncated", _one_of("reject|accept"), "Files that end early.  Default: reject.")
-@_option("--max-pixels", click.IntRange(1), "Reject larger pictures.  Default: 178956970, Pillow's limit.", metavar="N")
-@_option("--max-aspect", click.FloatRange(1), "Reject longer pictures.  Default: no limit.", metavar="RATIO")
+@_option("--max-pixels", _Typed(COUNT), "Reject larger pictures.  Default: 178956970, Pillow's limit.")
+@_option("--max-aspect", _Typed(RATIO), "Reject longer pictures.  Default: no limit.")
 @_option("--include", str, "Take only these, as in 'cats/*.png' (* matches / too).  May repeat.", multiple=True, metavar="GLOB")
 @_option("--exclude", str, "Leave these out: pattern or exact path in RAW.  May repeat; adds to --config.", multiple=True, metavar="GLOB|KEY")
 @_option("--hidden", None, "Take names that begin with a dot, and __MACOSX.", is_flag=True)
-@_option("--workers", click.IntRange(1), "Processes.  Default: the CPUs that this process may use.", metavar="N")
+@_option("--workers", _Typed(COUNT), "Processes.  Default: the CPUs that this process may use.")
 @_option("--shard-bytes", _Typed(BYTES), "About the size of a shard, as in 64M.  Default: 256M.")
 @_option("--max-rejects", _Typed(REJECTS), "Publish with up to so many bad images left out, as in 10 or 1%.  Default: 0.")
 @_option("--decode-timeout", _Typed(SECONDS), "For one picture, plus 1 s a megapixel.  Default: 60.")
-@_option("--no-lock", None, "For file systems without locks: you make sure that no other run works on OUT.", is_flag=True)
+@_NO_LOCK
 @_option("--config", str, 'JSON with these options; the command line wins.  Example: {"crop": 224}', metavar="FILE", is_eager=True, callback=_config)
 @_option("--dry-run", None, "Say what would be built, and write nothing.", is_flag=True)
 @_JSON
@@ -373,20 +376,21 @@ def _preprocess(given: dict[str, Any]) -> Preprocess:
     return Preprocess(normalize=normalize, **{name: value for name, value in given.items() if value is not None})
 
 
-@program.command()
+@program.command(short_help="Check every byte of a dataset, or mend it.")
 @click.argument("out", type=_PLACE)
 @click.option(
     "--repair", "raw", type=_PLACE, metavar="RAW", help="Build again just what is bad, from the sources in RAW, and end with the original bytes."
 )
+@_NO_LOCK
 @_JSON
-def verify(out: str, raw: str | None, as_json: bool) -> int:
+def verify(out: str, raw: str | None, no_lock: bool, as_json: bool) -> int:
     """Check every byte of every file of OUT against its hash.  Exit code 1 if anything is wrong.
 
     \b
     mmcompile verify out/
     mmcompile verify out/ --repair raw/
     """
-    show = _Show(sys.stderr, in_bytes=raw is None)
+    show = _Show(sys.stderr)
     report: Any
     try:
         if raw is None:
@@ -396,7 +400,7 @@ def verify(out: str, raw: str | None, as_json: bool) -> int:
         else:
             from mmcompile.compiler.repair import repair
 
-            report = repair(out, raw, progress=show)
+            report = repair(out, raw, progress=show, lock=not no_lock)
     finally:
         show.close()
     document = report.to_json()
@@ -407,7 +411,7 @@ def verify(out: str, raw: str | None, as_json: bool) -> int:
     return 0 if report.ok else 1
 
 
-@program.command()
+@program.command(short_help="Show what is in a dataset.")
 @click.argument("out", type=_PLACE)
 @click.option(
     "--samples", "table", type=_PLACE, metavar="FILE.csv", help="Write a new file with a line for each sample: where it came from, what was done."
@@ -457,7 +461,7 @@ def _write_csv(path: str, rows: Iterable[dict[str, Any]]) -> None:
 
 @program.command(short_help="Delete what only old generations need.")
 @click.argument("out", type=_PLACE)
-@click.option("--keep", type=click.IntRange(1), default=1, metavar="N", help="Generations to keep, the newest.  Default: 1.")
+@click.option("--keep", type=_Typed(COUNT), default="1", help="Generations to keep, the newest.  Default: 1.")
 @click.option("--yes", is_flag=True, help="Delete without asking.")
 @_JSON
 def prune(out: str, keep: int, yes: bool, as_json: bool) -> int:

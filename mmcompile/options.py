@@ -15,7 +15,7 @@ from typing import Any
 
 from mmcompile.errors import OptionError
 
-__all__ = ["BYTES", "NUMBERS", "PAIR", "PLACE", "RANGE", "REJECTS", "SECONDS", "SIZE", "Form", "as_typed", "read_config"]
+__all__ = ["BYTES", "COUNT", "NUMBERS", "PAIR", "PLACE", "RANGE", "RATIO", "REJECTS", "SECONDS", "SIZE", "Form", "as_typed", "read_config"]
 
 #: A config file is read whole; one that is longer is no config file.
 _CONFIG_LIMIT = 1 << 20
@@ -63,6 +63,12 @@ def _pair(text: str) -> tuple[int, int]:
     return _positive(height), _positive(width)
 
 
+def _ratio(text: str) -> float:
+    if not _finite(text) >= 1:
+        raise ValueError(text)
+    return float(text)
+
+
 def _range(text: str) -> tuple[float, float]:
     low, high = text.split(":")
     return _finite(low), _finite(high)
@@ -91,6 +97,8 @@ def _place(text: str) -> str:
     return text
 
 
+COUNT = Form("N", "a whole number above 0", _positive, types=(int,))
+RATIO = Form("RATIO", "a number of at least 1", _ratio, types=(int, float))
 SIZE = Form("N|HxW", "a whole number above 0, or height x width as in 240x320", _size, "x")
 PAIR = Form("HxW", "height x width as in 240x320", _pair, "x", (str,))
 NUMBERS = Form(

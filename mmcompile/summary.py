@@ -145,7 +145,7 @@ def _listed(names: Sequence[str], total: int | None = None, most: int = 3) -> st
 
 def repair_lines(report: Mapping[str, Any]) -> list[str]:
     """What a person reads after `verify --repair`, from its JSON values."""
-    root, repaired, left = name(report["root"]), report["repaired"], report["unrepaired"]
+    root, repaired, left = name(report["root"]), report["repaired"], report["missing"]
     lines = [f"{root}: {number(len(repaired), 'file')} built again with the original bytes, {len(left):,} left bad ({duration(report['seconds'])})"]
     if not repaired and not left:
         lines = [f"{root}: every byte is as it was written, there was nothing to repair ({duration(report['seconds'])})"]

@@ -15,6 +15,7 @@ import click
 import pytest
 
 from mmcompile import cli
+from mmcompile.compiler.outcome import Progress
 from mmcompile.format.describe import SAMPLE_COLUMNS
 from mmcompile.format.index import load_index
 from mmcompile.format.reader import Reader
@@ -91,18 +92,20 @@ def test_repair_reports_what_was_mended(out: Path, monkeypatch: pytest.MonkeyPat
 
         def to_json(self) -> dict[str, Any]:
             left = [] if ok else [{"path": "shards/b", "message": "cats/1.png: Pillow 12.0 is needed, found 13.0"}]
-            return {"command": "verify", "root": str(out), "ok": ok, "seconds": 1.0, "repaired": ["shards/a"], "unrepaired": left}
+            found = {"problems": [], "repaired": ["shards/a"], "missing": left}
+            return {"command": "repair", "root": str(out), "ok": ok, "seconds": 1.0, "decoded": 1, **found}
 
-    def repair(root: Any, raw: Any, progress: Any = None) -> Repaired:
-        calls.append((root, raw))
+    def repair(root: Any, raw: Any, *, progress: Any, lock: bool) -> Repaired:
+        calls.append((root, raw, lock))
+        progress(Progress("verify", 1, 2))
         return Repaired()
 
     module = types.ModuleType("mmcompile.compiler.repair")
     module.repair = repair  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "mmcompile.compiler.repair", module)
-    result = run("verify", str(out), "--repair", "my raw")
+    result = run("verify", str(out), "--repair", "my raw", "--no-lock")
     assert result.exit_code == (0 if ok else 1)
-    assert calls == [(str(out), "my raw")]
+    assert calls == [(str(out), "my raw", False)]
     assert "repaired shards/a" in result.stdout
     assert ("Pillow 12.0" in result.stdout) != ok
     assert checked(run("verify", str(out), "--repair", "my raw", "--json").stdout)["ok"] == ok
