@@ -150,7 +150,11 @@ def repair_lines(report: Mapping[str, Any]) -> list[str]:
     if not repaired and not left:
         lines = [f"{root}: every byte is as it was written, there was nothing to repair ({duration(report['seconds'])})"]
     lines += [f"  repaired {name(path)}" for path in repaired[:MOST_LINES]]
-    lines += [f"  {name(entry['path'])}: {name(entry['message'])}" for entry in left[:MOST_LINES]]
+    for entry in left[:MOST_LINES]:
+        lines.append(f"  {name(entry['path'])}: {name(entry['reason'])}")
+        if keys := [name(source["key"]) for source in entry["sources"] if source["key"] is not None]:
+            lines.append(f"    needs {_listed(keys)} as it was")
+        lines += [f"    {name(v['name'])}: {name(v['wanted'])} is wanted, {name(v['found'])} is found" for v in entry["versions"]]
     more = max(0, len(repaired) - MOST_LINES) + max(0, len(left) - MOST_LINES)
     return [*lines, f"  and {more:,} more: --json has all of them"] if more else lines
 

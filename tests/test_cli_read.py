@@ -91,8 +91,13 @@ def test_repair_reports_what_was_mended(out: Path, monkeypatch: pytest.MonkeyPat
             self.ok = ok
 
         def to_json(self) -> dict[str, Any]:
-            left = [] if ok else [{"path": "shards/b", "message": "cats/1.png: Pillow 12.0 is needed, found 13.0"}]
-            found = {"problems": [], "repaired": ["shards/a"], "missing": left}
+            missing = {
+                "path": "shards/b",
+                "reason": "2 sources are gone",
+                "sources": [{"key": "cats/1.png", "hash": "0" * 32}, {"key": None, "hash": None}],
+                "versions": [{"name": "pillow", "wanted": "12.0.0", "found": "13.0.0"}],
+            }
+            found = {"problems": [], "repaired": ["shards/a"], "missing": [] if ok else [missing]}
             return {"command": "repair", "root": str(out), "ok": ok, "seconds": 1.0, "decoded": 1, **found}
 
     def repair(root: Any, raw: Any, *, progress: Any, lock: bool) -> Repaired:
@@ -107,7 +112,8 @@ def test_repair_reports_what_was_mended(out: Path, monkeypatch: pytest.MonkeyPat
     assert result.exit_code == (0 if ok else 1)
     assert calls == [(str(out), "my raw", False)]
     assert "repaired shards/a" in result.stdout
-    assert ("Pillow 12.0" in result.stdout) != ok
+    for part in ("shards/b: 2 sources are gone", "needs cats/1.png as it was", "pillow: 12.0.0 is wanted, 13.0.0 is found"):
+        assert (part in result.stdout) != ok
     assert checked(run("verify", str(out), "--repair", "my raw", "--json").stdout)["ok"] == ok
 
 
