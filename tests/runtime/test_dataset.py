@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -371,16 +373,15 @@ def test_a_swapped_key_table_is_an_error(root: Path) -> None:
 
 
 def test_statistics_of_a_stranger_are_a_format_error(tmp_path: Path) -> None:
-    import dataclasses
-
-    from mmcompile.format.index import publish
-
     make_dataset(tmp_path, pixels(2))
     index = Reader(tmp_path).index
-    for wrong in ({"all": 3}, {"all": {"image": 3}}, {"all": {"image": {"pixels": 1, "mean": "x", "std": []}}}):
-        publish(tmp_path, dataclasses.replace(index, statistics=wrong))
+    wrongs: list[dict[str, Any]] = [{"all": 3}, {"all": {"image": 3}}, {"all": {"image": {"pixels": 1, "mean": "x", "std": []}}}]
+    for wrong in wrongs:
+        shutil.rmtree(tmp_path / "generations")
+        (tmp_path / "index.json").write_bytes(dataclasses.replace(index, statistics=wrong).to_bytes())
         with pytest.raises(FormatError, match="statistics"):
-            _ = MMapShardDataset(tmp_path).stats
+            MMapShardDataset(tmp_path)
+        (tmp_path / "generations").mkdir()
 
 
 def test_a_rebuild_does_not_disturb_an_open_dataset_or_its_pickle(root: Path) -> None:
