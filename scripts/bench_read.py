@@ -17,8 +17,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -29,7 +27,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from mmcompile.runtime.dataset import MMapShardDataset
+from mmcompile import MMapShardDataset, Preprocess, build
 
 SIZE, CROP = 256, 224
 
@@ -91,7 +89,7 @@ def rows_of(ds: MMapShardDataset, plain: PlainFolder, memmap: PlainMemmap, batch
     """Name -> what reads samples in the order given and returns how many it read."""
     whole = np.array(memmap.rows)
     recycled = np.empty((batch, *whole.shape[1:]), whole.dtype)
-    source, one = whole[:batch].copy(), torch.empty(whole.shape[1:], dtype=torch.uint8)
+    source, one = whole[:batch].copy(), np.empty(whole.shape[1:], whole.dtype)
 
     def stock(dataset: Dataset, share: int) -> Callable[[list[int]], int]:
         return lambda order: drain(DataLoader(dataset, batch_size=batch, sampler=order[: len(order) // share], num_workers=workers), len(order))
@@ -112,7 +110,7 @@ def rows_of(ds: MMapShardDataset, plain: PlainFolder, memmap: PlainMemmap, batch
 
     def copies(order: list[int]) -> int:
         for i in order:
-            one.copy_(ds[i][0])
+            np.copyto(one, ds[i][0].numpy())
         return len(order)
 
     return {
@@ -142,7 +140,7 @@ def main() -> None:
         if args.raw is None:
             make_raw(raw, args.samples)
         if args.out is None:
-            subprocess.run([sys.executable, "-m", "mmcompile", "build", raw, out, "--resize", str(SIZE), "--crop", str(CROP)], check=True)
+            build(raw, out, preprocess=Preprocess(resize=SIZE, crop=CROP))
         ds = MMapShardDataset(out, dtype=torch.uint8)
         if ds.shape != (3, CROP, CROP) or len(ds) < args.batch:
             parser.error(f"{out}: needs at least {args.batch} samples of (3, {CROP}, {CROP}), found {len(ds)} of {ds.shape}")

@@ -140,7 +140,10 @@ class MMapShardDataset(Dataset[Any]):
         if type(key) is int:
             return self._sample(self._row(key))
         if isinstance(key, slice):
-            return self._batch(np.arange(*key.indices(self._length), dtype=np.int64) + self._first)
+            wanted = range(*key.indices(self._length))
+            for end in {*wanted[:1], *wanted[-1:]}:  # before numbers are made for as many rows as the index claims
+                self._reader.ready(self._columns[0].name, end + self._first)
+            return self._batch(np.arange(wanted.start, wanted.stop, wanted.step, dtype=np.int64) + self._first)
         if isinstance(key, list | range) or (isinstance(key, np.ndarray | torch.Tensor) and key.ndim):
             return self._batch(self._rows(key))
         return self._sample(self._row(_integer(key)))

@@ -54,7 +54,7 @@ def stored(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(stored(), st.sampled_from(ENGINES), st.data())
 def test_samples_and_batches_equal_indexing_the_concatenation(case: dict[str, Any], engine: str, data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -417,6 +417,7 @@ def test_reading_opens_nothing_for_writing_and_leaves_no_file(root: Path) -> Non
     code = f"""
 import os, sys
 from mmcompile.runtime.dataset import MMapShardDataset
+sys.dont_write_bytecode = True
 bad = []
 def hook(event, args):
     if event == "open" and isinstance(args[0], (str, bytes)) and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
