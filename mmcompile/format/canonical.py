@@ -164,8 +164,8 @@ class Check:
             self.fail(where, "a number", value)
         return float(value)
 
-    def text(self, value: Any, where: str) -> str:
-        if not isinstance(value, str) or len(value) > 1000:
+    def text(self, value: Any, where: str, *, most: int = 1000) -> str:
+        if not isinstance(value, str) or len(value) > most:
             self.fail(where, "a string", value)
         return str(value)
 

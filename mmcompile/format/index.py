@@ -283,7 +283,8 @@ class _IndexCheck(Check):
                 self.count(self.mapping(entry, where, ["pixels", "mean", "std", "sums"])["pixels"], f"{where}.pixels", least=1, most=1 << 100)
                 for key in ("mean", "std"):
                     for number in self.sequence(entry[key], f"{where}.{key}", least=channels[name], most=channels[name]):
-                        self.number(number, f"{where}.{key}")
+                        if self.number(number, f"{where}.{key}") < 0 and key == "std":
+                            self.fail(f"{where}.std", "at least 0", number)
                 for item in self.sequence(entry["sums"], f"{where}.sums", most=LIST_LIMIT):
                     self._sums(item, f"{where}.sums", channels[name])
         return whole

@@ -251,3 +251,15 @@ def test_media_that_can_fail_later_are_read_not_mapped(pristine: Path, monkeypat
     mounts = b"1 0 0:1 / / rw - xfs /dev/a rw\n2 1 0:2 / " + os.fsencode(pristine.parent) + b" rw - " + kind + b" x rw\n"
     monkeypatch.setattr(Path, "read_bytes", lambda self: mounts if str(self) == "/proc/self/mountinfo" else real(self))
     assert Reader(pristine).engine == engine
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_keys_are_told_and_found(tmp_path: Path, engine: str) -> None:
+    keys = [b"a", b"", b"b\xff/c.png", b"a/b", b"x" * 500, b"z"]
+    make_dataset(tmp_path / "out", pixels(6), shards=(1, 3, 2), keys=keys)
+    reader = Reader(tmp_path / "out", engine=engine)
+    assert [key for shard in range(3) for key in reader.keys(shard)] == keys
+    assert [reader.key(i) for i in range(6)] == keys
+    assert [reader.find(key) for key in keys] == list(range(6))
+    with pytest.raises(KeyError):
+        reader.find(b"absent")
