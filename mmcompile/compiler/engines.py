@@ -259,9 +259,7 @@ def _load(data: bytes) -> Any:
     try:
         return pickle.loads(data)
     except (AttributeError, ImportError) as error:
-        raise EngineError(
-            f"a worker cannot load what it was given ({error}); define it in a module that can be imported, not in the script"
-        ) from None
+        raise EngineError(f"a worker cannot load what it was given ({error}); define it in an importable module, not in the script") from None
 
 
 def _as_reply(error: BaseException) -> bytes:

@@ -109,7 +109,7 @@ def remove_temporaries(out: Path) -> None:
     """Delete what killed runs left half written.  The caller holds the lock."""
     for folder, allowed in _CONTENT.items():
         path = out / folder
-        if path.is_symlink() or not path.is_dir():
+        if not path.is_dir() or (folder != "." and path.is_symlink()):
             continue
         for entry in list(os.scandir(path)):
             if entry.name.endswith(".tmp") and allowed.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
