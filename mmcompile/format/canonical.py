@@ -19,6 +19,10 @@ __all__ = ["HASH", "Check", "canonical", "name_from_json", "name_to_json", "pars
 HASH = re.compile(r"[0-9a-f]{32}\Z")
 #: Counts stay below this, so that every offset is an exact int64 and JSON number.
 _COUNT_LIMIT = 1 << 53
+#: Lists and objects inside each other: what is written here needs 7.  Far below what Python's own recursion would bear.
+_DEPTH_LIMIT = 32
+#: Integers of a document stay below this, so that each has a float: exact sums of a dataset need 2^100.
+_INTEGER_LIMIT = 10**300
 
 
 def canonical(value: Any) -> bytes:
@@ -41,7 +45,9 @@ def name_from_json(value: Any) -> str:
         value.encode("utf-8")
         return value
     if isinstance(value, dict) and list(value) == ["bytes"] and isinstance(value["bytes"], str) and value["bytes"].isascii():
-        return os.fsdecode(unquote_to_bytes(value["bytes"]))
+        name = os.fsdecode(unquote_to_bytes(value["bytes"]))
+        if name_to_json(name) == value:  # one name has one form
+            return name
     raise ValueError(f"not a name: {value!r:.100}")
 
 
@@ -51,8 +57,11 @@ def parse(data: bytes, path: Path) -> Any:
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
         out = dict(items)
         if len(out) != len(items):
-            names = [k for k, _ in items]
-            raise ValueError(f"duplicated key {next(k for k in names if names.count(k) > 1)!r:.80}")
+            seen: set[str] = set()
+            for key, _ in items:
+                if key in seen:
+                    raise ValueError(f"duplicated key {key!r:.80}")
+                seen.add(key)
         return out
 
     def constant(text: str) -> Any:
@@ -65,34 +74,61 @@ def parse(data: bytes, path: Path) -> Any:
         return value
 
     try:
-        return json.loads(data.decode("utf-8"), object_pairs_hook=pairs, parse_constant=constant, parse_float=number)
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=pairs, parse_constant=constant, parse_float=number)
+        _check_values(value)
+        return value
     except RecursionError:
         raise FormatError(f"{path}: nested too deeply", path=str(path)) from None
     except ValueError as error:
         raise FormatError(f"{path}: not valid JSON ({error!s:.200})", path=str(path)) from None
 
 
+def _check_values(value: Any) -> None:
+    """What JSON allows and this format does not, anywhere in a document: deep nesting, half a surrogate pair, integers without a float."""
+    level, depth = [value], 0
+    while level:
+        if depth > _DEPTH_LIMIT:
+            raise ValueError(f"nested more than {_DEPTH_LIMIT} deep")
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, str):
+                if not item.isascii():
+                    item.encode("utf-8")
+            elif isinstance(item, dict):
+                below += item
+                below += item.values()
+            elif isinstance(item, list):
+                below += item
+            elif isinstance(item, int) and abs(item) >= _INTEGER_LIMIT:
+                raise ValueError("integer out of range")
+        level, depth = below, depth + 1
+
+
 def read_limited(path: Path, limit: int) -> bytes:
-    """A whole regular file of at most `limit` bytes.  FileNotFoundError when it is not there; else FormatError, before anything is allocated."""
+    """A whole regular file of at most `limit` bytes.
+
+    FileNotFoundError (NotADirectoryError) when it is not there; else FormatError, before anything is allocated.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise
     except OSError as error:
         reason = "a link; files of a dataset are regular files inside its folder" if path.is_symlink() else f"cannot be opened ({error.strerror})"
         raise FormatError(f"{path}: {reason}", path=str(path)) from error
-    with open(fd, "rb", buffering=0) as file:
+    try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise FormatError(f"{path}: not a regular file", path=str(path))
         if status.st_size > limit:
             raise FormatError(f"{path}: {status.st_size:,} bytes, the limit is {limit:,}", path=str(path))
-        try:
-            data = bytearray()
-            while len(data) <= limit and (part := file.read(1 << 20)):
-                data += part
-        except OSError as error:
-            raise CorruptShardError(f"{path}: cannot be read ({error.strerror})", path=str(path)) from error
+        data = bytearray()
+        while len(data) <= limit and (part := os.read(fd, 1 << 20)):
+            data += part
+    except OSError as error:
+        raise CorruptShardError(f"{path}: cannot be read ({error.strerror})", path=str(path)) from error
+    finally:
+        os.close(fd)
     return bytes(data[:limit])
 
 

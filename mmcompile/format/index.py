@@ -7,6 +7,7 @@ files of strangers.  Everything behind it may rely on the types and bounds here.
 from __future__ import annotations
 
 import math
+import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,20 @@ from mmcompile.format.canonical import HASH, Check, canonical, name_to_json, par
 from mmcompile.format.commit import write_atomic
 from mmcompile.format.npy import file_name, hash_bytes
 
-__all__ = ["BLOB_LIMIT", "DTYPES", "INDEX_LIMIT", "LIST_LIMIT", "VERSION", "Field", "Index", "Split", "load_classes", "load_index", "publish"]
+__all__ = [
+    "BLOB_LIMIT",
+    "DTYPES",
+    "INDEX_LIMIT",
+    "LIST_LIMIT",
+    "VERSION",
+    "Field",
+    "Index",
+    "Split",
+    "load_classes",
+    "load_index",
+    "not_a_dataset",
+    "publish",
+]
 
 VERSION = 1
 #: index.json and generation files are at most this long, on write and on read.
@@ -38,6 +52,8 @@ DTYPES: dict[str, np.dtype[Any]] = {
 _FIELD_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}\Z")
 _RESERVED = frozenset({"table", "samples", "keys", "hashes", "rejects", "classes", "rows"})
 _MEANINGS = ("image", "class")
+#: More than any camera has; keeps the record of a sample (two sums a channel) small.
+_CHANNEL_LIMIT = 4096
 _TOP = ["classes", "fields", "format", "pixel_revision", "rejects", "samples", "settings", "shards", "splits", "statistics", "table", "version"]
 _TOP += ["versions"]
 
@@ -177,9 +193,12 @@ class Index:
             check.fail("samples", "fewer than 2^62 bytes of rows", samples)
         classes, classes_file = check.classes(top["classes"])
         rejects = check.mapping(top["rejects"], "rejects", ["count", "file"])
+        if (rejects["file"] is None) != (check.count(rejects["count"], "rejects.count") == 0):
+            check.fail("rejects", "a file exactly where the count is above 0", rejects)
+        splits = check.splits(top["splits"], samples)
         return cls(
             fields=fields,
-            splits=check.splits(top["splits"], samples),
+            splits=splits,
             samples=samples,
             shards=shards,
             table=check.digest(top["table"], "table"),
@@ -188,8 +207,8 @@ class Index:
             settings=check.mapping(top["settings"], "settings", None),
             versions={k: check.text(v, f"versions.{k}") for k, v in check.mapping(top["versions"], "versions", None).items()},
             pixel_revision=check.count(top["pixel_revision"], "pixel_revision", least=1),
-            statistics=check.mapping(top["statistics"], "statistics", None),
-            rejects=check.count(rejects["count"], "rejects.count"),
+            statistics=check.statistics(top["statistics"], splits, fields),
+            rejects=int(rejects["count"]),
             rejects_file=None if rejects["file"] is None else check.digest(rejects["file"], "rejects.file"),
         )
 
@@ -215,6 +234,8 @@ class _IndexCheck(Check):
             self.fail(where, "of 3 axes with layout 'chw' or 'hwc' for an image", value)
         if meaning == "class" and (shape or layout is not None or entry["dtype"] != "int64"):
             self.fail(where, "one int64 without layout for a class", value)
+        if meaning == "image" and shape[0 if layout == "chw" else 2] > _CHANNEL_LIMIT:
+            self.fail(f"{where}.shape", f"of at most {_CHANNEL_LIMIT} channels", list(shape))
         scale = self.number(entry["scale"], f"{where}.scale")
         if not scale > 0:
             self.fail(f"{where}.scale", "above 0", scale)
@@ -247,6 +268,34 @@ class _IndexCheck(Check):
             self.fail("splits", f"ranges that end at {samples}", at)
         return tuple(out)
 
+    def statistics(self, value: Any, splits: tuple[Split, ...], fields: tuple[Field, ...]) -> dict[str, Any]:
+        whole = self.mapping(value, "statistics", None)
+        channels = {f.name: f.channels for f in fields if f.channels}
+        for split, entries in whole.items():
+            if split not in {s.name for s in splits}:
+                self.fail("statistics", "of splits of this dataset", split)
+            for name, entry in self.mapping(entries, f"statistics.{split}", None).items():
+                where = f"statistics.{split}.{name}"[:120]
+                if name not in channels:
+                    self.fail(where, "of an image field of this dataset", name)
+                if entry is None:
+                    continue
+                self.count(self.mapping(entry, where, ["pixels", "mean", "std", "sums"])["pixels"], f"{where}.pixels", least=1, most=1 << 100)
+                for key in ("mean", "std"):
+                    for number in self.sequence(entry[key], f"{where}.{key}", least=channels[name], most=channels[name]):
+                        self.number(number, f"{where}.{key}")
+                for item in self.sequence(entry["sums"], f"{where}.sums", most=LIST_LIMIT):
+                    self._sums(item, f"{where}.sums", channels[name])
+        return whole
+
+    def _sums(self, value: Any, where: str, channels: int) -> None:
+        entry = self.mapping(value, where, ["depth", "pixels", "sum", "sum_squares"])
+        self.count(entry["depth"], f"{where}.depth", most=255)
+        self.count(entry["pixels"], f"{where}.pixels", most=1 << 100)
+        for key in ("sum", "sum_squares"):
+            for number in self.sequence(entry[key], f"{where}.{key}", least=channels, most=channels):
+                self.number(number, f"{where}.{key}")
+
     def classes(self, value: Any) -> tuple[tuple[str, ...] | None, str | None]:
         if value is None:
             return None, None
@@ -270,13 +319,13 @@ def load_index(root: Path, generation: str | None = None) -> tuple[Index, str]:
     try:
         data = read_limited(path, INDEX_LIMIT)
     except (FileNotFoundError, NotADirectoryError):
-        raise NotADatasetError(_not_a_dataset(root), path=str(root)) from None
+        raise NotADatasetError(not_a_dataset(root), path=str(root)) from None
     for folder in ("shards", "generations"):
         if (root / folder).is_symlink():
             raise FormatError(f"{root / folder}: a link; the folders of a dataset lie inside it", path=str(root / folder))
     found = hash_bytes(data)
     if generation is None or generation == found:
-        if (root / "generations").is_dir() and not (root / "generations" / f"{found}.json").exists():
+        if (root / "generations").is_dir() and not os.path.exists(root / "generations" / f"{found}.json"):
             raise FormatError(
                 f"{path}: changed after it was published (no generations/{found}.json); run `mmcompile verify {root} --repair RAW`",
                 path=str(path),
@@ -287,7 +336,7 @@ def load_index(root: Path, generation: str | None = None) -> tuple[Index, str]:
     path = root / "generations" / f"{generation}.json"
     try:
         data = read_limited(path, INDEX_LIMIT)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise GenerationError(
             f"{root}: generation {generation} is gone (pruned?), the current one is {found}; open the dataset anew",
             path=str(root),
@@ -299,8 +348,9 @@ def load_index(root: Path, generation: str | None = None) -> tuple[Index, str]:
     return Index.from_bytes(data, path), generation
 
 
-def _not_a_dataset(root: Path) -> str:
-    if not root.exists():
+def not_a_dataset(root: Path) -> str:
+    """What to say of a folder without index.json."""
+    if not os.path.exists(root):
         return f"{root}: no such folder; build one with `mmcompile build RAW {root}`"
     if not root.is_dir():
         return f"{root}: not a folder; expected the OUT of `mmcompile build RAW OUT`"
@@ -316,7 +366,7 @@ def load_classes(root: Path, index: Index) -> tuple[str, ...] | None:
     path = root / "shards" / file_name("classes", index.classes_file, ".json")
     try:
         data = read_limited(path, BLOB_LIMIT)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise CorruptShardError(f"{path}: missing; run `mmcompile verify {root}`", path=str(path)) from None
     if hash_bytes(data) != index.classes_file:
         raise CorruptShardError(f"{path}: its content does not match its name; run `mmcompile verify {root}`", path=str(path))

@@ -30,7 +30,7 @@ class Lock:
 
     def __enter__(self) -> Lock:
         while True:
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+            fd = self._open()
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -54,13 +54,25 @@ class Lock:
         os.pwrite(fd, json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "started": round(time.time())}).encode(), 0)
         return self
 
+    def _open(self) -> int:
+        fd = -1
+        try:
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+            if stat.S_ISREG(os.fstat(fd).st_mode):
+                return fd
+            os.close(fd)
+            reason = "not a regular file"
+        except OSError as error:
+            reason = f"{error.strerror}"
+        raise BuildError(f"{self.path}: cannot be used as the lock of this folder ({reason})", path=str(self.path))
+
     def still_held(self) -> bool:
         """Is the path still the file that was locked?  Not so after someone deleted .build/."""
         if self._fd < 0:
             return True
         try:
             there = os.stat(self.path, follow_symlinks=False)
-        except FileNotFoundError:
+        except OSError:
             return False
         mine = os.fstat(self._fd)
         return stat.S_ISREG(there.st_mode) and (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
@@ -75,6 +87,6 @@ def _holder(fd: int) -> str:
     try:
         found = json.loads(os.pread(fd, 4096, 0))
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found["started"]))
-        return f"process {int(found['pid'])} on {found['host']}, since {started}"
-    except (ValueError, KeyError, TypeError):
+        return f"process {int(found['pid'])} on {str(found['host'])[:100]}, since {started}"
+    except (ValueError, LookupError, TypeError, ArithmeticError, OSError, RecursionError):  # whatever someone wrote there
         return "its holder has not written its name yet"

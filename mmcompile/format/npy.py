@@ -7,12 +7,14 @@ A reader knows from the index what each header must say, so it compares bytes an
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import stat
 import struct
 import sys
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,6 +27,7 @@ from mmcompile.format.commit import install, write_atomic
 
 __all__ = [
     "ALIGN",
+    "file_bytes",
     "file_name",
     "hash_bytes",
     "hash_file",
@@ -53,6 +56,11 @@ def header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", total - 10) + text.ljust(total - 11) + b"\n"
 
 
+def file_bytes(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
+    """The exact size of the file of an array."""
+    return len(header(dtype, shape)) + dtype.itemsize * _product(shape)
+
+
 def file_name(kind: str, digest: str, suffix: str = ".npy") -> str:
     """The name of a file in shards/: what it holds, then its hash."""
     return f"{kind}-{digest}{suffix}"
@@ -63,14 +71,19 @@ def hash_bytes(data: bytes) -> str:
     return xxhash.xxh3_128_hexdigest(data)
 
 
-def hash_file(fd: int) -> str:
-    """xxh3-128 of an open file from its start to its end, as 32 hex digits."""
+def hash_file(fd: int, seen: Callable[[int], None] | None = None) -> str:
+    """xxh3-128 of an open file from its start to its end, as 32 hex digits; `seen` is told the bytes of each piece.
+
+    Reading and hashing release the interpreter: threads do run beside each other.
+    """
     state, offset = xxhash.xxh3_128(), 0
     buffer = bytearray(_CHUNK)
     view = memoryview(buffer)
     while count := os.preadv(fd, [buffer], offset):
         state.update(view[:count])
         offset += count
+        if seen is not None:
+            seen(count)
     return state.hexdigest()
 
 
@@ -91,10 +104,14 @@ def save_blob(folder: Path, kind: str, parts: list[Any], scratch: Path, suffix: 
         write_atomic(final, b"".join(bytes(part) for part in parts))
         return digest
     temporary = scratch / f"{final.name}.{os.getpid()}"
-    with open(temporary, "wb") as file:
-        for part in parts:
-            file.write(part)
-    install(temporary, final)
+    try:
+        with open(temporary, "wb") as file:
+            for part in parts:
+                file.write(part)
+        install(temporary, final)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     return digest
 
 
@@ -106,8 +123,8 @@ def open_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tupl
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
-        raise
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
     except OSError as error:
         if path.is_symlink():
             raise FormatError(f"{path}: a link; files of a dataset are regular files inside its folder", path=str(path)) from None
@@ -146,7 +163,10 @@ def read_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Arra
     """A whole small array in memory of its own, checked as by `open_array`."""
     fd, offset = open_array(path, dtype, shape)
     try:
-        out = np.empty(shape, dtype)
+        try:
+            out = np.empty(shape, dtype)
+        except MemoryError:  # the file is as long as it claims, with a hole in it as like as not
+            raise CorruptShardError(f"{path}: its {os.fstat(fd).st_size:,} bytes do not fit into memory", path=str(path)) from None
         read_into(fd, out, offset, path)
     finally:
         os.close(fd)

@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcompile.errors import CorruptShardError, GenerationError
-from mmcompile.format.index import load_classes, load_index
+from mmcompile.format.index import Index, load_classes, load_index
 from mmcompile.format.npy import ALIGN, file_name, map_file, open_array, read_array, read_into
 from mmcompile.format.samples import keys_of, pair_hash, sample_dtype
 
-__all__ = ["Reader"]
+__all__ = ["Reader", "shard_starts"]
 
 Array = npt.NDArray[Any]
 _T = TypeVar("_T")
@@ -30,6 +30,19 @@ _T = TypeVar("_T")
 _MAPS = 30_000
 #: Where a mapped page can fail after it was opened (server gone, file cut): a failed read is an exception there, a failed page a signal.
 _REMOTE = ("nfs", "cifs", "smb", "fuse", "9p", "ceph", "lustre", "gpfs", "beegfs", "afs", "gluster", "virtiofs", "orangefs", "vboxsf")
+
+
+def shard_starts(table: Array, index: Index, path: Path) -> npt.NDArray[np.int64]:
+    """First row of each shard, then the number of samples: (shards + 1,).  CorruptShardError where the table and the index disagree."""
+    rows = table["rows"]
+    total = (int((rows >> np.uint64(32)).sum()) << 32) + int((rows & np.uint64(0xFFFFFFFF)).sum())  # exact, where a plain sum could wrap around
+    if total != index.samples or (rows.size and rows.min() < 1):
+        raise CorruptShardError(
+            f"{path}: its rows sum up to {total:,}, the index says {index.samples:,} in {index.shards:,} shards of at least 1", path=str(path)
+        )
+    starts = np.zeros(len(rows) + 1, np.int64)
+    np.cumsum(rows, out=starts[1:])
+    return starts
 
 
 class Reader:
@@ -47,16 +60,8 @@ class Reader:
         self.engine = engine if engine != "auto" else ("pread" if _is_remote(self.root) else "mmap")
         self._shards = self.root / "shards"
         self.table = self._read(file_name("table", self.index.table), self.index.table_dtype(), (self.index.shards,))
-        rows = self.table["rows"]
-        if (rows.size and (rows.min() < 1 or rows.max() > self.index.samples)) or int(rows.sum()) != self.index.samples:
-            raise CorruptShardError(
-                f"{self._shards / file_name('table', self.index.table)}: its rows sum up to {int(rows.sum()):,}, the index says "
-                f"{self.index.samples:,} in {self.index.shards:,} shards of at least 1",
-                path=str(self.root),
-            )
         #: First row of each shard, then the number of samples: int64 (shards + 1,).
-        self.starts = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum(rows, out=self.starts[1:])
+        self.starts = shard_starts(self.table, self.index, self._shards / file_name("table", self.index.table))
         self._bounds: list[int] = self.starts.tolist()
         self._fields = {f.name: f for f in self.index.fields}
         self._maps: dict[tuple[str, int, bool], Array] = {}
@@ -154,7 +159,7 @@ class Reader:
         if len(stops) and (np.any(stops[1:] < stops[:-1]) or stops[-1] > 1 << 40):
             raise CorruptShardError(f"{self.path('samples', shard)}: its key offsets do not grow", path=str(self.root))
         blob = self._read(path.name, np.dtype("u1"), (int(stops[-1]) if len(stops) else 0,))
-        return keys_of(records, blob.tobytes())
+        return keys_of(records, blob.data)
 
     def _read(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
         try:

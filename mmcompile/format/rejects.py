@@ -1,0 +1,86 @@
+"""Hides how samples that were left out are written down: one line of canonical JSON each, in row order, in a file named by its hash."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mmcompile.errors import CorruptShardError
+from mmcompile.format.canonical import Check, canonical, name_to_json, parse, read_limited
+from mmcompile.format.index import BLOB_LIMIT, Index
+from mmcompile.format.npy import file_name, hash_bytes
+
+__all__ = ["Reject", "load_rejects", "read_rejects"]
+
+_KEYS = ["key", "size", "source_hash", "stage", "code", "error", "message"]
+
+
+@dataclass(frozen=True)
+class Reject:
+    """A source that became no sample.
+
+    `key` is its name as by `os.fsdecode`; `size` in bytes and `source_hash` (xxh3-128, 32 hex digits) are None where it could not be read whole;
+    `stage` and `code` are our words for where and why, `error` the class of the exception (None where there was none), `message` our sentence.
+    """
+
+    key: str
+    size: int | None
+    source_hash: str | None
+    stage: str
+    code: str
+    error: str | None
+    message: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "key": name_to_json(self.key),
+            "size": self.size,
+            "source_hash": self.source_hash,
+            "stage": self.stage,
+            "code": self.code,
+            "error": self.error,
+            "message": self.message,
+        }
+
+    def to_line(self) -> bytes:
+        """Canonical JSON and a newline."""
+        return canonical(self.to_json())
+
+
+def read_rejects(data: bytes, path: Path) -> tuple[Reject, ...]:
+    """The lines of a rejects file.  Raises FormatError for anything else."""
+    if data and not data.endswith(b"\n"):
+        raise CorruptShardError(f"{path}: its last line has no end", path=str(path))
+    return tuple(_reject(parse(line, path), Check(path), f"line {i + 1}") for i, line in enumerate(data.split(b"\n")[:-1]))
+
+
+def _reject(value: Any, check: Check, where: str) -> Reject:
+    entry = check.mapping(value, where, _KEYS)
+    return Reject(
+        key=check.name(entry["key"], f"{where}, key"),
+        size=None if entry["size"] is None else check.count(entry["size"], f"{where}, size"),
+        source_hash=None if entry["source_hash"] is None else check.digest(entry["source_hash"], f"{where}, source_hash"),
+        stage=check.text(entry["stage"], f"{where}, stage"),
+        code=check.text(entry["code"], f"{where}, code"),
+        error=None if entry["error"] is None else check.text(entry["error"], f"{where}, error"),
+        message=check.text(entry["message"], f"{where}, message"),
+    )
+
+
+def load_rejects(root: Path, index: Index) -> tuple[Reject, ...]:
+    """The rejects of a generation, in row order.  Raises FormatError."""
+    if index.rejects_file is None:
+        return ()
+    path = root / "shards" / file_name("rejects", index.rejects_file, ".jsonl")
+    try:
+        data = read_limited(path, BLOB_LIMIT)
+    except (FileNotFoundError, NotADirectoryError):
+        raise CorruptShardError(f"{path}: missing; run `mmcompile verify {os.fspath(root)}`", path=str(path)) from None
+    if hash_bytes(data) != index.rejects_file:
+        raise CorruptShardError(f"{path}: its content does not match its name; run `mmcompile verify {os.fspath(root)}`", path=str(path))
+    found = read_rejects(data, path)
+    if len(found) != index.rejects:
+        raise CorruptShardError(f"{path}: {len(found):,} lines, the index says {index.rejects:,}", path=str(path))
+    return found

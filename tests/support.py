@@ -1,0 +1,108 @@
+"""Datasets from arrays, made with `mmcompile.format` alone: what tests of the reader, of `verify` and of the golden files stand on."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mmcompile.format.index import DTYPES, Field, Index, Split, publish
+from mmcompile.format.npy import save_array
+from mmcompile.format.samples import combine_statistics, hash_pair, row_hashes, sample_dtype, shard_sums
+
+Array = npt.NDArray[Any]
+
+
+def make_dataset(
+    root: Path,
+    images: Array | None = None,
+    labels: Any = None,
+    *,
+    shards: tuple[int, ...] | None = None,
+    keys: list[bytes] | None = None,
+    layout: str = "chw",
+    dtype: str | None = None,
+    scale: float | None = None,
+    normalize: tuple[tuple[float, ...], tuple[float, ...]] | None = None,
+    classes: tuple[str, ...] | None = None,
+    splits: dict[str, int] | None = None,
+    settings: dict[str, Any] | None = None,
+) -> str:
+    """Publish a dataset of these rows in `root` (made when missing) and return its generation.
+
+    `images` is (N, C, H, W) whatever the layout on disk; `dtype` is the index's name of the dtype, "bfloat16" for images that are uint16 bits.
+    `labels` are N integers.  `shards` are the rows of each shard (by default one), `keys` the sources (by default numbered ones), `splits` maps
+    names to numbers of rows.
+    """
+    arrays: dict[str, Array] = {}
+    fields: list[Field] = []
+    if images is not None:
+        stored = np.ascontiguousarray(images if layout == "chw" else images.transpose(0, 2, 3, 1))
+        name = dtype or images.dtype.name
+        arrays["image"] = stored = stored.astype(DTYPES[name], copy=False)
+        unit = scale if scale is not None else {"uint8": 255.0, "uint16": 65535.0}.get(name, 1.0)
+        fields.append(Field("image", name, stored.shape[1:], "image", layout, unit, normalize))
+    if labels is not None:
+        arrays["label"] = np.ascontiguousarray(labels, "<i8").reshape(-1)
+        fields.append(Field("label", "int64", (), "class"))
+        if classes is None:
+            classes = tuple(f"class {c}" for c in range(int(arrays["label"].max(initial=-1)) + 1))
+    n = len(next(iter(arrays.values())))
+    rows = shards if shards is not None else ((n,) if n else ())
+    assert sum(rows) == n
+    assert min(rows, default=1) > 0
+    names = keys if keys is not None else [b"%s/%06d.png" % (_folder(arrays, classes, i), i) for i in range(n)]
+    folder = Path(root) / "shards"
+    folder.mkdir(parents=True, exist_ok=True)
+    schema = tuple(fields)
+    table, sums, start = [], [], 0
+    for count in rows:
+        part = {k: v[start : start + count] for k, v in arrays.items()}
+        records = _records(schema, part, names[start : start + count])
+        blob = np.array(list(b"".join(names[start : start + count])), np.uint8)
+        files = [*part.items(), ("samples", records), ("keys", blob)]
+        table.append((count, *(hash_pair(save_array(folder, kind, array, folder)) for kind, array in files)))
+        if images is not None:
+            sums.append(shard_sums(records, int(np.prod(schema[0].sample_shape[1:]))))
+        start += count
+    ranges, at = [], 0
+    for split, size in (splits or {"all": n}).items():
+        ranges.append(Split(split, at, at + size))
+        at += size
+    statistics = {} if images is None else {s.name: {"image": combine_statistics(_within(rows, sums, s), True)} for s in ranges}
+    index = Index(schema, tuple(ranges), n, len(rows), "0" * 32, classes=classes, settings=settings or {}, statistics=statistics)
+    stored_table = np.array(table, index.table_dtype())
+    return publish(Path(root), dataclasses.replace(index, table=save_array(folder, "table", stored_table, folder)))
+
+
+def _folder(arrays: dict[str, Array], classes: tuple[str, ...] | None, i: int) -> bytes:
+    return classes[int(arrays["label"][i])].encode() if classes and "label" in arrays else b"raw"
+
+
+def _records(fields: tuple[Field, ...], part: dict[str, Array], keys: list[bytes]) -> Array:
+    out = np.zeros(len(keys), sample_dtype(fields))
+    out["key_stop"] = np.cumsum([len(k) for k in keys])
+    out["source_size"] = 1
+    out["row_hash"] = row_hashes(list(part.values()))
+    out["mode"], out["format"], out["orientation"] = b"RGB", b"PNG", 1
+    field = fields[0]
+    if field.meaning == "image":
+        stored = part["image"] if field.layout == "chw" else part["image"].transpose(0, 3, 1, 2)
+        if field.dtype == "bfloat16":
+            stored = (stored.astype("<u4") << 16).view("<f4")
+        kind = out["sum"].dtype
+        out["height"], out["width"] = field.sample_shape[1:]
+        out["depth"] = {"uint8": 8, "uint16": 16}.get(field.dtype, 0)
+        with np.errstate(all="ignore"):
+            out["sum"] = stored.astype(kind).sum((2, 3))
+            out["sum_squares"] = (stored.astype(kind) ** 2).sum((2, 3))
+    return out
+
+
+def _within(rows: tuple[int, ...], sums: list[Any], split: Split) -> list[Any]:
+    """The sums of the shards that begin in a split (right where splits end with shards, which is what a build makes)."""
+    starts = np.cumsum([0, *rows[:-1]]) if rows else []
+    return [s for at, s in zip(starts, sums, strict=True) if split.start <= at < split.stop]
