@@ -131,9 +131,10 @@ def _mend_keys(d: Damaged, name: str, generation: Generation, shard: int) -> Non
         if len(keys) == rows and d.put_bytes(name, _blob(keys)):
             return
     samples = d.samples(generation, shard)
+    sound = samples is not None
+    samples = samples if sound else d.guess(generation, shard)
     if samples is None:
-        d.give_up(f"shards/{name}", f"RAW as it is now has no shard with these keys, and shards/{d.file(generation, 'samples', shard)} is bad too")
-        return
+        samples = np.zeros(0, sample_dtype(index.fields))
     labelled = len(index.fields) > 1
     lengths = np.diff(samples["key_stop"].astype(np.int64), prepend=0).tolist()
     places = d.workshop.digests(set(samples["source_size"].tolist()))
@@ -147,9 +148,11 @@ def _mend_keys(d: Damaged, name: str, generation: Generation, shard: int) -> Non
         else:
             last = found[0]
             keys.append(found[1])
-    if lost:
-        d.give_up(f"shards/{name}", "not in RAW under their old names", lost)
-    elif not d.put_bytes(name, _blob(keys)):
+    if not sound and (lost or not d.put_bytes(name, _blob(keys))):
+        d.give_up(f"shards/{name}", f"RAW as it is now has no shard with these keys, and shards/{d.file(generation, 'samples', shard)} is bad too")
+    elif lost:
+        d.give_up(f"shards/{name}", f"{len(lost):,} sources are not in RAW under their old names", lost)
+    elif sound and not d.put_bytes(name, _blob(keys)):
         d.give_up(f"shards/{name}", "RAW has the sources of its rows under other names now")
 
 
@@ -170,11 +173,7 @@ def _labels(d: Damaged, index: Index, keys: list[bytes]) -> npt.NDArray[np.int64
 
 def _mend_labels(d: Damaged, name: str, generation: Generation, shard: int) -> None:
     """From the keys: a class is the first folder of a key."""
-    keys = d.keys(generation, shard)
-    if keys is None:
-        d.give_up(f"shards/{name}", f"shards/{d.file(generation, 'keys', shard)} is lost, which tells the classes")
-        return
-    labels = _labels(d, generation.index, keys)
+    labels = _labels(d, generation.index, d.keys(generation, shard))
     if labels is None or not d.put_bytes(name, array_bytes(labels)):
         d.give_up(f"shards/{name}", "its keys give other labels")
 
@@ -184,18 +183,15 @@ def _mend_samples(d: Damaged, recipe: Recipe, group: list[Place]) -> None:
     works: list[ShardWork] = []
     places: dict[int, Place] = {}
     for name, generation, shard in group:
-        keys = d.keys(generation, shard)
-        if keys is None:
-            d.give_up(f"shards/{name}", f"shards/{d.file(generation, 'keys', shard)} is lost too, and RAW does not tell its keys")
+        try:
+            keys = d.keys(generation, shard)
+            labels = _labels(d, generation.index, keys)
+        except (RecipeError, FormatError) as error:
+            d.give_up(f"shards/{name}", str(error))
             continue
         lost: list[tuple[bytes | None, str | None]] = [(key, None) for key in keys if not d.workshop.present(key)]
         if lost:
             d.give_up(f"shards/{name}", f"{len(lost):,} sources are not in RAW", lost, recipe.versions())
-            continue
-        try:
-            labels = _labels(d, generation.index, keys)
-        except (RecipeError, FormatError) as error:
-            d.give_up(f"shards/{name}", str(error))
             continue
         number = len(works)
         places[number] = (name, generation, shard)
@@ -240,16 +236,9 @@ def _mend_rejects(d: Damaged, name: str, index: Index) -> None:
     recipe = d.recipe(index)
     scan, _ = d.plan(recipe)
     generation = next((g for g in d.generations if g.index is index), None)
-    stored: set[bytes] = set()
-    for shard in range(len(generation.table) if generation is not None else 0):
-        keys = None if generation is None else d.keys(generation, shard)
-        if keys is None:
-            generation = None
-            break
-        stored.update(keys)
     if generation is None:
-        d.give_up(f"shards/{name}", "the keys of all rows are needed, and not all can be read")
-        return
+        raise RecipeError("its shard table is lost, which tells which sources were no rejects")
+    stored = {key for shard in range(len(generation.table)) for key in d.keys(generation, shard)}
     left = [key for key in scan.keys if key not in stored]
     work = shard_work(0, "rejects", left, None)
     if left:

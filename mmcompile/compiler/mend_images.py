@@ -107,8 +107,10 @@ class _Wreck:
         self.labels = None if labels is None else labels[self.rows]
         self.samples = samples[self.rows]
         self.digests = [pair_hash(pair) for pair in self.samples["source_hash"].tolist()]
-        keys = d.keys(generation, shard)
-        self.keys: list[bytes | None] = [None if keys is None else keys[row] for row in self.rows.tolist()]
+        self.keys: list[bytes | None] = [None] * len(self.rows)
+        if d.file(generation, "keys", shard) not in d.bad:
+            keys = d.keys(generation, shard)
+            self.keys = [keys[row] for row in self.rows.tolist()]
         self.file_bytes = len(header(self.field.stored, (self.count, *self.field.shape))) + self.count * self.field.row_bytes
 
     def sources(self) -> Iterator[tuple[str, int, bytes | None]]:

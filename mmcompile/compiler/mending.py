@@ -213,40 +213,54 @@ class Damaged:
 
     def samples(self, generation: Generation, shard: int) -> Any:
         """The provenance of a shard, or None where it is bad."""
-        name = self.file(generation, "samples", shard)
-        if name in self.bad:
-            return None
-        return read_array(self.shards / name, sample_dtype(generation.index.fields), (int(generation.table["rows"][shard]),))
+        return None if self.file(generation, "samples", shard) in self.bad else self._records(generation, shard)
 
-    def keys(self, generation: Generation, shard: int) -> list[bytes] | None:
-        """The keys of a shard's rows, or None where they are lost.  Where only their lengths are lost, RAW tells them."""
+    def guess(self, generation: Generation, shard: int) -> Any:
+        """What a bad samples file says, most of which may still be right; None where it has not even its length."""
+        try:
+            return self._records(generation, shard)
+        except (FormatError, FileNotFoundError):
+            return None
+
+    def _records(self, generation: Generation, shard: int) -> Any:
+        path = self.shards / self.file(generation, "samples", shard)
+        return read_array(path, sample_dtype(generation.index.fields), (int(generation.table["rows"][shard]),))
+
+    def keys(self, generation: Generation, shard: int) -> list[bytes]:
+        """The keys of a shard's rows.  Where only their lengths are lost, RAW tells them, or the bad file.  Raises RecipeError where they are lost."""
         name = self.file(generation, "keys", shard)
         if name in self.bad:
-            return None
+            raise RecipeError(f"shards/{name} is lost, which tells its keys")
         blob = read_array(self.shards / name, np.dtype("u1"), (os.path.getsize(self.shards / name) - ALIGN,)).tobytes()
         samples = self.samples(generation, shard)
         if samples is not None:
             return keys_of(samples, blob)
-        try:
-            scan, _ = self.plan(self.recipe(generation.index))
-        except RecipeError:
-            return None
-        found = _cut(blob, scan.keys)
-        return found if found is not None and len(found) == int(generation.table["rows"][shard]) else None
+        scan, _ = self.plan(self.recipe(generation.index))
+        rows = int(generation.table["rows"][shard])
+        found, cut = _cut(blob, scan.keys)
+        if cut == len(blob) and len(found) == rows:
+            return found
+        samples = self.guess(generation, shard)
+        stops = [] if samples is None else samples["key_stop"].tolist()
+        if stops and stops == sorted(set(stops)) and stops[-1] == len(blob):
+            return keys_of(samples, blob)
+        raise RecipeError(
+            f"its keys cannot be told apart: RAW has no source whose key is what stands in shards/{name}, {os.fsdecode(blob[cut:][:80])!r}"
+        )
 
 
 def _alike(one: Index, other: Index) -> bool:
     return [(f.name, f.dtype, f.shape, f.layout) for f in one.fields] == [(f.name, f.dtype, f.shape, f.layout) for f in other.fields]
 
 
-def _cut(blob: bytes, keys: list[bytes]) -> list[bytes] | None:
-    """A blob of keys cut where the keys of RAW, in their order, say; None where they do not make it up."""
+def _cut(blob: bytes, keys: list[bytes]) -> tuple[list[bytes], int]:
+    """A blob of keys cut where the keys of RAW, in their order, say; and how far that went."""
     out, at = [], 0
     for key in keys:
         if at < len(blob) and blob.startswith(key, at):
             out.append(key)
             at += len(key)
-    return out if at == len(blob) else None
+    return out, at
 
 
 def _source_text(key: str | None, digest: str | None) -> str:
