@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -227,7 +228,7 @@ class Damaged:
         return read_array(path, sample_dtype(generation.index.fields), (int(generation.table["rows"][shard]),))
 
     def keys(self, generation: Generation, shard: int) -> list[bytes]:
-        """The keys of a shard's rows.  Where only their lengths are lost, RAW tells them, or the bad file.  Raises RecipeError where they are lost."""
+        """The keys of a shard's rows.  Where their lengths are lost, RAW tells them, or the bad file: a guess then.  Raises RecipeError."""
         name = self.file(generation, "keys", shard)
         if name in self.bad:
             raise RecipeError(f"shards/{name} is lost, which tells its keys")
@@ -241,9 +242,9 @@ class Damaged:
         if cut == len(blob) and len(found) == rows:
             return found
         samples = self.guess(generation, shard)
-        stops = [] if samples is None else samples["key_stop"].tolist()
-        if stops and stops == sorted(set(stops)) and stops[-1] == len(blob):
-            return keys_of(samples, blob)
+        found = _cut_roughly(blob, set(scan.keys), [] if samples is None else samples["key_stop"].tolist())
+        if len(found) == rows:
+            return found
         raise RecipeError(
             f"its keys cannot be told apart: RAW has no source whose key is what stands in shards/{name}, {os.fsdecode(blob[cut:][:80])!r}"
         )
@@ -261,6 +262,24 @@ def _cut(blob: bytes, keys: list[bytes]) -> tuple[list[bytes], int]:
             out.append(key)
             at += len(key)
     return out, at
+
+
+def _cut_roughly(blob: bytes, known: set[bytes], stops: list[int]) -> list[bytes]:
+    """A blob of keys cut at stops that may be wrong, with a set of keys that may be too small; nothing where neither goes on."""
+    lengths = sorted({len(key) for key in known})
+    likely = sorted({stop for stop in stops if 0 < stop <= len(blob)})
+    out: list[bytes] = []
+    at = 0
+    while at < len(blob):
+        following = bisect.bisect_right(likely, at)
+        end = likely[following] if following < len(likely) else None
+        if end is None or blob[at:end] not in known:
+            end = next((at + n for n in lengths if blob[at : at + n] in known), end)
+        if end is None:
+            return []
+        out.append(blob[at:end])
+        at = end
+    return out
 
 
 def _source_text(key: str | None, digest: str | None) -> str:
