@@ -55,7 +55,7 @@ def mend_files(d: Damaged) -> None:
         mend_images(d, recipe, group)
     for name in sorted(d.bad):
         if f"shards/{name}" not in d.missing:
-            d.give_up(f"shards/{name}", "nothing is left that tells what it held" if any(name in p for p in places.values()) else "nothing names it")
+            d.give_up(f"shards/{name}", "no generation that can be read names it, so nothing tells what it held")
 
 
 def _say_why(d: Damaged, name: str, mend: Callable[[], None]) -> None:

@@ -37,7 +37,7 @@ def mend_indexes(d: Damaged) -> bool:
     whole = {name: data for name in kept if (data := _whole(d.root / "generations" / f"{name}.json", name)) is not None}
     data = _whole(d.root / "index.json", None)
     current = hash_bytes(data) if data is not None else None
-    if data is not None and current is not None and (current in kept or _stands_alone(d, data, whole)):
+    if data is not None and current is not None and (current in kept or (len(whole) == len(kept) and _stands_alone(d, data, whole))):
         if current not in whole:
             _put_generation(d, current, data)
     elif whole:

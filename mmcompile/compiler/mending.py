@@ -110,7 +110,9 @@ class Damaged:
         sources: Sequence[tuple[bytes | None, str | None]] = (),
         versions: tuple[tuple[str, str, str], ...] = (),
     ) -> None:
-        """Say what is missing for a file (relative to the root)."""
+        """Say what is missing for a file (relative to the root); what was said of it first stands."""
+        if path in self.missing:
+            return
         listed = [(None if key is None else os.fsdecode(key), digest) for key, digest in sources]
         if listed:
             named = ", ".join(_source_text(*source) for source in listed[:_NAMED]) + (", …" if len(listed) > _NAMED else "")

@@ -227,6 +227,36 @@ def test_a_lost_generation_that_is_not_current_is_named(copy: Callable[[str], Pa
     assert state(root) == before
 
 
+def test_a_damaged_index_is_never_taken_for_a_generation(copy: Callable[[str], Path], world: Path) -> None:
+    """With its generation file gone bad too, the newest generation that is whole takes its place, and the other is named."""
+    root = copy("two")
+    current = load_index(root)[1]
+    [old] = {p.stem for p in (root / "generations").iterdir()} - {current}
+    data = (root / "index.json").read_bytes()
+    (root / "index.json").write_bytes(data.replace(b'"layout":"chw"', b'"layout":"hwc"').replace(b'"shape":[3,8,8]', b'"shape":[8,8,3]'))
+    flip(root / "generations" / f"{current}.json")
+    report = repair(root, world / "raw2", workers=1)
+    assert report.repaired == ("index.json",)
+    assert [m.path for m in report.missing] == [f"generations/{current}.json"]
+    assert load_index(root)[1] == old
+    assert len(list((root / "generations").iterdir())) == 2
+
+
+def test_what_stands_in_the_place_of_a_file_is_not_deleted(one: Path, world: Path, tmp_path: Path) -> None:
+    linked, blocked = files(one, "image")[:2]
+    before = state(one)
+    shutil.move(linked, tmp_path / "elsewhere")
+    linked.symlink_to(tmp_path / "elsewhere")
+    blocked.unlink()
+    (blocked / "precious").mkdir(parents=True)
+    report = repair(one, world / "raw", workers=1)
+    assert report.repaired == (f"shards/{linked.name}",)
+    assert not linked.is_symlink()
+    assert (tmp_path / "elsewhere").read_bytes() == before[f"shards/{linked.name}"]
+    assert "move it away" in report.missing[0].reason
+    assert (blocked / "precious").is_dir()
+
+
 def test_two_generations_that_share_shards_are_repaired_together(copy: Callable[[str], Path], world: Path) -> None:
     root = copy("two")
     before = state(root)
