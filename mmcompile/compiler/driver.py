@@ -7,26 +7,27 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import math
 import os
 import secrets
 import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
-from mmcompile.compiler import decode, geometry, resample
-from mmcompile.compiler.engines import LocalExecutor, make_executor
+from mmcompile.compiler import decode, geometry
+from mmcompile.compiler.engines import LocalExecutor, make_executor, result_within
+from mmcompile.compiler.marks import marks_of, marks_of_index, versions_of
+from mmcompile.compiler.options import BuildOptions, allowed_rejects, typed
 from mmcompile.compiler.outcome import BuildReport, Progress
-from mmcompile.compiler.output import check_output, clean_up, describe_changes, free_bytes, publish_shards
-from mmcompile.compiler.plan import SHARD_BYTES, ShardTask, fingerprint, key_hashes, make_tasks, rows_per_shard
+from mmcompile.compiler.output import Contents, Part, check_output, clean_up, describe_changes, free_bytes, publish_shards, remove_temporaries
+from mmcompile.compiler.plan import ShardTask, key_hashes, make_tasks, rows_per_shard
 from mmcompile.compiler.preprocess import PIXEL_REVISION, Preprocess
-from mmcompile.compiler.previous import Fingerprints, Previous, Whole
+from mmcompile.compiler.previous import Previous, Whole
 from mmcompile.compiler.reuse import write_table
 from mmcompile.compiler.run import Counts, Runner, ShardWork
 from mmcompile.compiler.seals import Seal
@@ -34,43 +35,22 @@ from mmcompile.compiler.sources import Scan, Source
 from mmcompile.compiler.sources.folder import FolderSource
 from mmcompile.compiler.statcache import StatCache, old_enough
 from mmcompile.compiler.task import Job, hash_items, measure
-from mmcompile.errors import BuildError, DecodeError, EngineError, OptionError, SourceError
+from mmcompile.errors import BuildError, DecodeError, EngineError, MMCompileError, OptionError, SourceError
 from mmcompile.format.canonical import canonical, name_from_json
-from mmcompile.format.commit import write_atomic
-from mmcompile.format.index import Field, Index
+from mmcompile.format.commit import sync_folder, write_atomic
+from mmcompile.format.index import INDEX_LIMIT, Field
 from mmcompile.format.lock import Lock
 
-__all__ = ["BuildOptions", "BuildReport", "build"]
+__all__ = ["BuildOptions", "BuildReport", "build", "marks_of_index", "versions_of"]
 
 #: Seconds between two saves of the stat cache while shards are sealed (a save writes all of it; seals hold the same facts).
 _SAVE_S = 30.0
 #: Items hashed by one call of a worker.
 _HASH_CHUNK = 128
+#: A disk slower than this is taken for one that hangs.
+_HASH_BYTES_PER_S = 1e6
 #: Most keys and reject lines that an error carries.
 _SHOWN = 1000
-
-
-@dataclass(frozen=True)
-class BuildOptions:
-    """How to run a build.  Nothing here changes a byte of the dataset but `shard_bytes`, which moves the cuts.
-
-    `workers`: processes, None: as many as this process may use.  `decode_timeout_s`: seconds that one image may take, and one more for
-    each megapixel.  `lock=False` is for file systems without file locks: the caller makes sure that no other run is at work.
-    """
-
-    workers: int | None = None
-    engine: str = "local"
-    shard_bytes: int = SHARD_BYTES
-    decode_timeout_s: float = 60.0
-    lock: bool = True
-
-    def __post_init__(self) -> None:
-        if self.workers is not None and self.workers < 1:
-            raise OptionError(f"workers must be at least 1, not {self.workers}")
-        if self.shard_bytes < 1:
-            raise OptionError(f"shard_bytes must be at least 1, not {self.shard_bytes}")
-        if not self.decode_timeout_s > 0:
-            raise OptionError(f"decode_timeout_s must be above 0, not {self.decode_timeout_s}")
 
 
 def build(
@@ -95,28 +75,18 @@ def build(
     run = _Build(_as_source(source), Path(out), preprocess or Preprocess(), options or BuildOptions(), max_rejects, progress or (lambda _: None))
     try:
         return run.dry() if dry_run else run.build()
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT) and not isinstance(error, BuildError):
-            raise BuildError(
-                f"{out}: no space left on the device; what is finished is kept: free some space and run the same command again"
-            ) from error
+    except MMCompileError:
         raise
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            what = "no space left on the device; what is finished is kept: free some space and run the same command again"
+        else:
+            what = f"{error.filename or out}: {error.strerror or error}; what is finished is kept: mend it, and run the same command again"
+        raise BuildError(f"{out}: {what}", errno=error.errno) from error
 
 
 def _as_source(source: str | Path | Source) -> Source:
     return FolderSource(os.fspath(source)) if isinstance(source, str | Path) else source
-
-
-def allowed_rejects(max_rejects: int | str, items: int) -> int:
-    """The number of rejects that may be left out; "2%" is of the items planned, rounded down."""
-    text = str(max_rejects).strip()
-    try:
-        value = math.floor(float(text[:-1]) / 100 * items) if text.endswith("%") else int(text)
-        if not value >= 0 or (text.endswith("%") and not float(text[:-1]) <= 100):
-            raise ValueError
-    except (ValueError, OverflowError):
-        raise OptionError(f"max_rejects must be a number of images or a percentage such as 2%, not {max_rejects!r}") from None
-    return value
 
 
 class _Build:
@@ -150,6 +120,10 @@ class _Build:
                     self._plan()
                     self._run(scratch)
                     return self._publish(lock, scratch)
+                except OSError as error:
+                    if isinstance(error, MMCompileError) or lock.still_held():
+                        raise
+                    self._raise_removed(error)
                 finally:
                     self._stop()
                     self._save_stats()
@@ -188,15 +162,23 @@ class _Build:
         self.progress(Progress("scan"))
         self.scanned_ns = time.time_ns()
         self.scan: Scan = self.source.scan(lambda n: self.progress(Progress("scan", n)))
+        if not self.scan.keys:
+            raise SourceError(f"{self.source.root}: there are no images", path=self.source.root)
         self.hashes64 = key_hashes(self.scan.keys)
         self.allowed = allowed_rejects(self.max_rejects, len(self.scan.keys))
 
     def _make_scratch(self) -> Path:
         folder = self.out / ".build" / "tmp"
+        if folder.is_symlink():
+            raise BuildError(f"{folder}: a link; remove it")
         shutil.rmtree(folder, ignore_errors=True)  # we hold the lock, so whatever lies here is of a dead run
+        remove_temporaries(self.out)
         scratch = folder / secrets.token_hex(8)
         scratch.mkdir(parents=True)
         (self.out / "shards").mkdir(exist_ok=True)
+        for path in (self.out, self.out.parent):  # the files in it are made durable one by one, so the folders must be, too
+            with contextlib.suppress(OSError):
+                sync_folder(path)
         return scratch
 
     def _choose(self, scratch: Path) -> None:
@@ -219,8 +201,13 @@ class _Build:
         )
         self.fields = (image,) if self.scan.labels is None else (image, Field("label", "int64", (), "class"))
         self.versions = versions_of(self.preprocess)
-        self.marks = _marks(self.preprocess, self.versions, PIXEL_REVISION)
+        self.marks = marks_of(self.preprocess, self.versions, PIXEL_REVISION)
         self.settings = {"preprocess": self.preprocess.settings(), "source": self.source.identity(), "shard_bytes": self.options.shard_bytes}
+        self.compared = {**self.settings, "versions": self.versions}
+        if (length := len(canonical(self.settings))) > INDEX_LIMIT // 2:
+            raise OptionError(
+                f"the settings are {length:,} bytes, at most {INDEX_LIMIT // 2:,} fit: give patterns to --include and --exclude, not single files"
+            )
 
     def _plan(self) -> None:
         """Cut shards, and see which of them are there already."""
@@ -229,7 +216,7 @@ class _Build:
         self.tasks = make_tasks(keys, labels, self.hashes64, self.rows, (self.marks.pixel, self.marks.store))
         self.previous = Previous(self.out, self.fields, self.marks, marks_of_index)
         self.previous.load()
-        self.changed = tuple(describe_changes(self.previous.settings, self.settings))
+        self.changed = tuple(describe_changes(self.previous.settings, self.compared))
         self._same_choice()
         for line in self.changed:
             self.progress(Progress("plan", message=f"differs from what is in {self.out}: {line}"))
@@ -241,7 +228,7 @@ class _Build:
             whole = self.previous.whole(task, keys[part], None if labels is None else labels[part])
             if whole is not None:
                 if whole.stat is not None:
-                    same = (whole.stat == stat[part]) & ~self.known[part]
+                    same = (whole.stat == stat[part]) & (stat["size"][part] >= 0) & ~self.known[part]
                     self.source_hashes[part][same] = whole.hashes[same]
                     self.known[part] |= same
                 candidates.append((task, whole))
@@ -262,7 +249,14 @@ class _Build:
         except (OptionError, KeyError, TypeError, ValueError):
             return
         mine = self.preprocess
-        if (old.resize, old.crop, old.pad, old.keep_size) != (mine.resize, mine.crop, mine.pad, mine.keep_size):
+        if old.mode == mine.mode == "keep" and self.asked.kept_mode is None and old.kept_mode != mine.kept_mode:
+            raise OptionError(
+                f"{self.out}: published with pictures of mode {old.kept_mode}; for the images that are there now the choice would be "
+                f"{mine.kept_mode} ({self.why}). Take the strays out, or build into a new folder",
+                before=old.kept_mode,
+                now=mine.kept_mode,
+            )
+        if self.asked.needs_size() and (old.resize, old.crop, old.pad, old.keep_size) != (mine.resize, mine.crop, mine.pad, mine.keep_size):
             raise OptionError(
                 f"{self.out}: published with {typed(old)}; for the images that are there now the choice would be {typed(mine)} ({self.why}). "
                 f"Say which: add {typed(old)} to go on as before, or {typed(mine)} to change",
@@ -275,7 +269,11 @@ class _Build:
         chunks = [items[i : i + _HASH_CHUNK] for i in range(0, len(items), _HASH_CHUNK)]
         futures = [self.executor.submit(hash_items, self.job, [self.scan.keys[i] for i in chunk]) for chunk in chunks]
         for done, (chunk, future) in enumerate(zip(chunks, futures, strict=True)):
-            found = future.result()
+            limit_s = self.options.decode_timeout_s + len(chunk) + int(self.scan.stat["size"][chunk].clip(0).sum()) / _HASH_BYTES_PER_S
+            try:
+                found = result_within(self.executor, future, limit_s)
+            except EngineError:  # not known, then: the build itself finds out which file it was
+                continue
             read = found.any(axis=1)
             at = np.array(chunk)[read]
             self.source_hashes[at], self.known[at] = found[read], True
@@ -284,10 +282,10 @@ class _Build:
     def _run(self, scratch: Path) -> None:
         todo = [t for t in self.tasks if t.number not in self.whole]
         total = sum(len(t) for t in todo)
-        self._check_disk(sum(len(t) for t in todo))
-        write_atomic(self.out / ".build" / "settings.json", canonical(self.settings))
+        self._check_disk(total)
+        write_atomic(self.out / ".build" / "settings.json", canonical(self.compared))
         table = write_table(self.previous.old, scratch) if todo else None
-        self.job = replace(self.job, preprocess=self.preprocess, fields=self.fields, reuse=table, old=tuple(self.previous.old) if table else ())
+        self.job = replace(self.job, preprocess=self.preprocess, fields=self.fields, reuse=table)
         if self.previous.remembered and todo:
             self.job = replace(self.job, remembered=scratch / "remembered.json")
             write_atomic(scratch / "remembered.json", canonical(self.previous.remembered), durable=False)
@@ -306,8 +304,6 @@ class _Build:
 
         self.runner = Runner(self.executor, self.job, on_sealed, on_progress, self.workers)
         self.runner.run(self._works(todo))
-        if self.runner.failures:
-            self._raise_failures()
 
     def _works(self, todo: list[ShardTask]) -> Iterator[ShardWork]:
         stat = self.scan.stat.copy()
@@ -331,14 +327,20 @@ class _Build:
                 free=free,
             )
 
-    def _raise_failures(self) -> None:
-        failures = self.runner.failures
+    def _raise_removed(self, error: OSError | None = None) -> NoReturn:
+        raise BuildError(f"{self.out}: .build was removed while the build ran; nothing is published: run the same command again") from error
+
+    def _raise_failures(self, rejects: int, listed: Path) -> NoReturn:
+        failures = sorted(self.runner.failures)
         keys = [os.fsdecode(key) for key, _ in failures[:_SHOWN]]
         first = "; ".join(f"{os.fsdecode(key)!r}: {reason}" for key, reason in failures[:3])
         raise SourceError(
             f"{len(failures):,} file{'s' if len(failures) > 1 else ''} could not be read or settled ({first}{', …' if len(failures) > 3 else ''}); "
-            "all else is finished and kept, nothing is published: mend them, or leave them out",
+            "all else is finished and kept, nothing is published: mend them, or leave them out"
+            + (f"; {rejects:,} bad images stand in {listed}" if rejects else ""),
             keys=keys,
+            rejects=rejects,
+            report=str(listed),
             reasons=[reason for _, reason in failures[:_SHOWN]],
             count=len(failures),
         )
@@ -346,12 +348,24 @@ class _Build:
     def _publish(self, lock: Lock, scratch: Path) -> BuildReport:
         self.progress(Progress("publish"))
         rejects: list[dict[str, Any]] = []
+        parts = []
         for task in self.tasks:
             whole, seal = self.whole.get(task.number), self.sealed.get(task.number)
-            lines = whole.rejects if whole is not None else seal.rejects if seal is not None else {}
+            if whole is not None:
+                lines = whole.rejects
+                parts.append(Part(whole.files, whole.rows, whole.sums() if whole.rows else [], whole.flags))
+            elif seal is not None:
+                lines = seal.rejects
+                parts.append(Part(seal.files, seal.rows, seal.sums or [], seal.flags or {}))
+            else:
+                lines = {}  # a shard all of whose items failed
             rejects += [lines[i] for i in sorted(lines)]
+        if not lock.still_held():
+            self._raise_removed()
         listed = self.out / ".build" / "rejects.jsonl"
         write_atomic(listed, b"".join(canonical(line) for line in rejects))
+        if self.runner.failures:
+            self._raise_failures(len(rejects), listed)
         if len(rejects) > self.allowed:
             self._raise_rejects(rejects, listed)
         stored = len(self.scan.keys) - len(rejects)
@@ -361,10 +375,12 @@ class _Build:
                 rejects=len(rejects),
                 report=str(listed),
             )
+        contents = Contents(parts, rejects, self.fields, self.scan.classes, self.preprocess, self.settings, self.versions)
         if not lock.still_held():
-            raise BuildError(f"{self.out}: .build was removed while the build ran; nothing is published: run the same command again")
-        done = publish_shards(self, rejects)
+            self._raise_removed()
+        done = publish_shards(self.out, scratch, contents)
         clean_up(self.out, self.previous.seals, self.sealed)
+        listed.unlink(missing_ok=True)  # the generation has them now
         counts = self.runner.counts
         kept = sum(w.rows for w in self.whole.values())
         return replace(
@@ -383,7 +399,7 @@ class _Build:
             seconds=time.monotonic() - self.began,
         )
 
-    def _raise_rejects(self, rejects: list[dict[str, Any]], listed: Path) -> None:
+    def _raise_rejects(self, rejects: list[dict[str, Any]], listed: Path) -> NoReturn:
         reasons = Counter(line["code"] for line in rejects)
         raise DecodeError(
             f"{len(rejects):,} of {len(self.scan.keys):,} images were rejected ({', '.join(f'{n:,} {code}' for code, n in reasons.most_common())}), "
@@ -420,7 +436,8 @@ class _Build:
         step = max(1, len(items) // 24)
         keys = [self.scan.keys[i] for i in [items[0], *items[::step]]]
         try:
-            done, seconds = self.executor.submit(measure, replace(self.job, preprocess=self.preprocess), keys, 2.0).result()
+            future = self.executor.submit(measure, replace(self.job, preprocess=self.preprocess), keys, 2.0)
+            done, seconds = result_within(self.executor, future, self.options.decode_timeout_s)
         except EngineError:
             return None
         return seconds / done * n / self.workers if done else None
@@ -436,35 +453,3 @@ class _Build:
             self.executor.kill()
         else:
             self.executor.shutdown(cancel_futures=True)
-
-
-def versions_of(preprocess: Preprocess, format: str | None = None) -> dict[str, str]:
-    """The library versions that pixels of a source format depend on; of all listed formats when None."""
-    found = decode.versions(format, icc=preprocess.icc == "srgb")
-    return {**found, **resample.versions()} if preprocess.resolved().resampler == "torch" else found
-
-
-def _marks(preprocess: Preprocess, versions: dict[str, str], revision: int) -> Fingerprints:
-    settings = preprocess.pixel_settings()
-    formats = {}
-    for name in decode.FORMATS:
-        formats[name] = fingerprint(settings, {k: versions.get(k, "") for k in versions_of(preprocess, name)}, revision)
-    return Fingerprints(fingerprint(settings, versions, revision), fingerprint(preprocess.store_settings(), {}, revision), formats)
-
-
-def marks_of_index(index: Index) -> Fingerprints:
-    """The fingerprints of a published generation; marks that equal nothing where its settings cannot be understood."""
-    try:
-        return _marks(Preprocess.from_settings(index.settings["preprocess"]), index.versions, index.pixel_revision)
-    except (OptionError, KeyError, TypeError, ValueError):
-        return Fingerprints("", "", {})
-
-
-def typed(preprocess: Preprocess) -> str:
-    """The geometry as options of the command."""
-
-    def size(value: Any) -> str:
-        return f"{value[0]}x{value[1]}" if isinstance(value, tuple) else str(value)
-
-    names = (("resize", "--resize"), ("crop", "--crop"), ("pad", "--pad"), ("keep_size", "--keep-size"))
-    return " ".join(f"{flag} {size(value)}" for name, flag in names if (value := getattr(preprocess, name)) is not None)

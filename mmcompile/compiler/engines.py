@@ -18,8 +18,10 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from concurrent.futures import wait as wait_for
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -27,9 +29,13 @@ from typing import IO, Any
 
 from mmcompile.errors import EngineError, OptionError
 
-__all__ = ["LocalExecutor", "make_executor", "usable_cpus"]
+__all__ = ["LocalExecutor", "make_executor", "result_within", "signal_name", "usable_cpus"]
 
 _PR_SET_PDEATHSIG = 1
+#: Seconds between two looks at whether a silent worker is still there: its pipe may be held open by a process that it left behind.
+_ALIVE_S = 2.0
+#: Seconds between two looks at whether a call has begun.
+_BEGUN_S = 0.2
 
 
 def make_executor(engine: str, workers: int | None) -> Executor:
@@ -67,6 +73,29 @@ def _quotas(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cg
     return out
 
 
+def signal_name(number: int) -> str:
+    """SIGSEGV for 11; a number where the signal has no name (real-time signals)."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def result_within(executor: Executor, future: Future[Any], limit_s: float) -> Any:
+    """The result of a call that may run `limit_s` seconds, counted from its start.
+
+    A call that takes longer is ended with its worker, where the engine can do that; EngineError then, as for any worker that died.
+    """
+    began: float | None = None
+    while not future.done():
+        if began is None and future.running():
+            began = time.monotonic()
+        if began is not None and time.monotonic() - began > limit_s and isinstance(executor, LocalExecutor):
+            executor.kill_call(future)
+        wait_for([future], timeout=_BEGUN_S)
+    return future.result()
+
+
 class LocalExecutor(Executor):
     """Worker processes on this machine, each fed by a thread of its own.
 
@@ -79,8 +108,9 @@ class LocalExecutor(Executor):
         self.workers = workers
         self._queue: queue.SimpleQueue[tuple[Future[Any], bytes] | None] = queue.SimpleQueue()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._calls: dict[Future[Any], int] = {}
         self._lock = threading.Lock()
-        self._stopped = False
+        self._stopped = self._killed = False
         self._threads = [threading.Thread(target=self._feed, args=(i,), name=f"mmcompile-worker-{i}", daemon=True) for i in range(workers)]
         for thread in self._threads:
             thread.start()
@@ -110,13 +140,20 @@ class LocalExecutor(Executor):
 
     def kill(self) -> None:
         """End all workers now; what they had in hand fails, what was queued is cancelled."""
-        self._stopped = True
+        self._killed = True
         self.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             for process in self._processes.values():
                 process.kill()
         for thread in self._threads:
             thread.join()
+
+    def kill_call(self, future: Future[Any]) -> None:
+        """End the worker that runs this call, if one does; the call fails as when its worker had died."""
+        with self._lock:
+            slot = self._calls.get(future)
+            if slot is not None and slot in self._processes:
+                self._processes[slot].kill()
 
     def _feed(self, slot: int) -> None:
         worker: _Worker | None = None
@@ -128,18 +165,19 @@ class LocalExecutor(Executor):
                 try:
                     if worker is None:
                         worker = _Worker()
-                        with self._lock:
-                            self._processes[slot] = worker.process
-                            if self._stopped:
-                                worker.process.kill()
+                    with self._lock:
+                        self._processes[slot] = worker.process
+                        self._calls[future] = slot
+                        if self._killed:
+                            worker.process.kill()
                     ok, value = worker.call(call)
                 except EngineError as error:
-                    worker = None
-                    future.set_exception(error)
+                    worker, ok, value = None, False, error
                 except BaseException as error:
-                    future.set_exception(error)
-                else:
-                    future.set_result(value) if ok else future.set_exception(value)
+                    ok, value = False, error
+                with self._lock:
+                    self._calls.pop(future, None)
+                future.set_result(value) if ok else future.set_exception(value)
         finally:
             if worker is not None:
                 worker.close()
@@ -149,15 +187,21 @@ class _Worker:
     """One process and the pipe to it."""
 
     def __init__(self) -> None:
-        ours, theirs = Pipe()
-        self.log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the worker)
+        try:
+            ours, theirs = Pipe()
+            self.log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the worker)
+        except OSError as error:
+            raise EngineError(f"cannot start a worker process: {error.strerror}") from error
         code = f"import sys; sys.path[:] = {sys.path!r}; from mmcompile.compiler.engines import _work; _work({theirs.fileno()}, {os.getpid()})"
+        utf8 = ["-X", f"utf8={sys.flags.utf8_mode}"]  # file names must mean the same on both sides
         env = {**os.environ, **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")}
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", code], stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, pass_fds=[theirs.fileno()], env=env
+                [sys.executable, *utf8, "-c", code], stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, pass_fds=[theirs.fileno()], env=env
             )
         except OSError as error:
+            ours.close()
+            self.log.close()
             raise EngineError(f"cannot start a worker process: {error.strerror}") from error
         finally:
             theirs.close()
@@ -166,7 +210,10 @@ class _Worker:
     def call(self, data: bytes) -> tuple[bool, Any]:
         try:
             self.pipe.send_bytes(data)
-            return pickle.loads(self.pipe.recv_bytes())  # type: ignore[no-any-return]
+            while not self.pipe.poll(_ALIVE_S):
+                if self.process.poll() is not None and not self.pipe.poll(0):
+                    raise EOFError
+            reply = self.pipe.recv_bytes()
         except (EOFError, OSError):
             self.pipe.close()
             code = self.process.wait()
@@ -174,8 +221,9 @@ class _Worker:
             self.log.seek(max(0, self.log.tell() - 2000))
             said = self.log.read().decode(errors="replace").strip().splitlines()
             self.log.close()
-            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            how = signal_name(-code) if code < 0 else f"exit code {code}"
             raise EngineError(f"a worker process ended ({how})" + (f": {said[-1]}" if said and code > 0 else ""), exitcode=code) from None
+        return pickle.loads(reply)  # type: ignore[no-any-return]
 
     def close(self) -> None:
         self.pipe.close()
@@ -193,10 +241,11 @@ def _work(fd: int, parent: int) -> None:
     pipe: Connection[Any, Any] = Connection(fd)
     while True:
         try:
-            fn, args, kwargs = pickle.loads(pipe.recv_bytes())
+            data = pipe.recv_bytes()
         except (EOFError, OSError):
             os._exit(0)
         try:
+            fn, args, kwargs = _load(data)
             reply = pickle.dumps((True, fn(*args, **kwargs)), pickle.HIGHEST_PROTOCOL)
         except BaseException as error:
             reply = _as_reply(error)
@@ -204,6 +253,15 @@ def _work(fd: int, parent: int) -> None:
             pipe.send_bytes(reply)
         except OSError:
             os._exit(0)
+
+
+def _load(data: bytes) -> Any:
+    try:
+        return pickle.loads(data)
+    except (AttributeError, ImportError) as error:
+        raise EngineError(
+            f"a worker cannot load what it was given ({error}); define it in a module that can be imported, not in the script"
+        ) from None
 
 
 def _as_reply(error: BaseException) -> bytes:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from mmcompile.compiler.engines import result_within
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.task import Job, probe
 from mmcompile.errors import EngineError
@@ -55,11 +56,11 @@ def _probe_all(job: Job, executor: Executor, keys: list[bytes]) -> list[tuple[in
     out: list[tuple[int, int, str] | None] = []
     for chunk, future in zip(chunks, futures, strict=True):
         try:
-            out += future.result()
-        except EngineError:  # a header that kills its worker: look at the others one by one
+            out += result_within(executor, future, job.timeout_s)
+        except EngineError:  # a header that kills its worker, or takes for ever: look at the others one by one
             for key in chunk:
                 try:
-                    out += executor.submit(probe, job, [key]).result()
+                    out += result_within(executor, executor.submit(probe, job, [key]), job.timeout_s)
                 except EngineError:
                     out.append(None)
     return out

@@ -3,27 +3,58 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.seals import Seal
 from mmcompile.errors import BuildError, FormatError, OutputExistsError
 from mmcompile.format.canonical import HASH, canonical, name_to_json, parse
-from mmcompile.format.index import LIST_LIMIT, Index, Split, load_index, publish
+from mmcompile.format.index import LIST_LIMIT, Field, Index, Split, load_index, publish
 from mmcompile.format.npy import file_name, read_array, save_array, save_blob
 from mmcompile.format.samples import combine_statistics, hash_pair, pair_hash
 
-if TYPE_CHECKING:
-    from mmcompile.compiler.driver import _Build
+__all__ = ["Contents", "Part", "Published", "check_output", "clean_up", "describe_changes", "free_bytes", "publish_shards", "remove_temporaries"]
 
-__all__ = ["Published", "check_output", "clean_up", "describe_changes", "free_bytes", "publish_shards"]
+#: A file that a commit had not yet given its name when it was killed.
+_TEMPORARY = r"\..{1,100}\.[0-9a-f]{16}\.tmp"
+#: What OUT and its folders hold, with such leftovers.
+_CONTENT = {
+    ".": re.compile(r"index\.json|generations|shards|\.build|\.index\.json\.[0-9a-f]{16}\.tmp"),
+    "shards": re.compile(rf"[a-z][a-z0-9_]*-[0-9a-f]{{32}}\.(npy|json|jsonl)|{_TEMPORARY}"),
+    "generations": re.compile(rf"[0-9a-f]{{32}}\.json|{_TEMPORARY}"),
+    ".build": re.compile(rf"lock|seals|tmp|settings\.json|stat-cache|rejects\.jsonl|{_TEMPORARY}"),
+    ".build/seals": re.compile(rf"[0-9a-f]{{32}}\.json|{_TEMPORARY}"),
+}
 
-_OURS = frozenset({"index.json", "generations", "shards", ".build"})
+
+@dataclass(frozen=True)
+class Part:
+    """One finished shard: its files by kind, rows, sums, and how many rows carry each flag."""
+
+    files: dict[str, str]
+    rows: int
+    sums: list[dict[str, Any]]
+    flags: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Contents:
+    """All that a generation is made of: finished shards in order, rejects in order, and what the index says."""
+
+    parts: list[Part]
+    rejects: list[dict[str, Any]]
+    fields: tuple[Field, ...]
+    classes: tuple[str, ...] | None
+    preprocess: Preprocess
+    settings: dict[str, Any]
+    versions: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -47,7 +78,12 @@ def check_output(out: Path, raw: str) -> None:
     if not out.is_dir():
         raise OutputExistsError(f"{out}: exists and is not a folder; choose another OUT", path=str(out))
     names = {entry.name for entry in os.scandir(out)}
-    foreign = sorted(names - _OURS)
+    foreign = sorted(name for name in names if not _CONTENT["."].fullmatch(name))
+    for name in ("shards", "generations", ".build"):
+        if name not in names:
+            continue
+        if os.path.islink(out / name) or not os.path.isdir(out / name):
+            raise OutputExistsError(f"{out / name}: no folder, or a link; choose a new or empty folder for OUT", path=str(out))
     if "index.json" in names:
         try:
             data = (out / "index.json").read_bytes()[: 1 << 21]
@@ -57,9 +93,27 @@ def check_output(out: Path, raw: str) -> None:
         if not ours:
             raise OutputExistsError(f"{out}: holds an index.json that is not ours; choose another OUT", path=str(out))
         load_index(out)
-    elif foreign:
+        return
+    for folder in ("shards", "generations", ".build"):
+        if folder not in names:
+            continue
+        foreign += [f"{folder}/{entry.name}" for entry in os.scandir(out / folder) if not _CONTENT[folder].fullmatch(entry.name)]
+    if foreign:
         shown = ", ".join(repr(n) for n in foreign[:3])
-        raise OutputExistsError(f"{out}: holds {len(foreign)} other things ({shown}); choose a new or empty folder for OUT", path=str(out))
+        raise OutputExistsError(
+            f"{out}: holds what is not ours ({shown}, {len(foreign):,} in all); choose a new or empty folder for OUT", path=str(out)
+        )
+
+
+def remove_temporaries(out: Path) -> None:
+    """Delete what killed runs left half written.  The caller holds the lock."""
+    for folder, allowed in _CONTENT.items():
+        path = out / folder
+        if path.is_symlink() or not path.is_dir():
+            continue
+        for entry in list(os.scandir(path)):
+            if entry.name.endswith(".tmp") and allowed.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                os.unlink(entry.path)
 
 
 def free_bytes(out: Path) -> int | None:
@@ -81,33 +135,24 @@ def describe_changes(before: dict[str, Any] | None, now: dict[str, Any], prefix:
     for name in sorted(set(before) | set(now)):
         old, new = before.get(name), now.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
-            yield from describe_changes(old, new, f"{name}." if name != "preprocess" else "")
+            yield from describe_changes(old, new, f"{prefix}{name}." if name != "preprocess" else prefix)
         elif canonical(old) != canonical(new):
             yield f"{prefix}{name}: {old} -> {new}"
 
 
-def publish_shards(build: _Build, rejects: list[dict[str, Any]]) -> Published:
+def publish_shards(out: Path, scratch: Path, contents: Contents) -> Published:
     """Write the shard table, lists and index of what is sealed and kept, and make it the current generation."""
-    shards, scratch, scan = build.out / "shards", build.job.scratch, build.scan
-    parts: list[tuple[dict[str, str], int, list[dict[str, Any]]]] = []
+    shards, parts, rejects = out / "shards", [part for part in contents.parts if part.rows], contents.rejects
+    samples = sum(part.rows for part in parts)
     flags: Counter[str] = Counter()
-    for task in build.tasks:
-        whole, seal = build.whole.get(task.number), build.sealed.get(task.number)
-        if whole is not None:
-            flags.update(whole.flags)
-            parts.append((whole.files, whole.rows, whole.sums() if whole.rows else []))
-        elif seal is not None:
-            flags.update(seal.flags or {})
-            parts.append((seal.files, seal.rows, seal.sums or []))
-    parts = [part for part in parts if part[1]]
-    samples = sum(rows for _, rows, _ in parts)
-    statistics = combine_statistics([sums for _, _, sums in parts], build.preprocess.scale == "unit")
-    fields = build.fields
-    if build.preprocess.normalize == "auto":
+    for part in parts:
+        flags.update(part.flags)
+    statistics = combine_statistics([part.sums for part in parts], contents.preprocess.scale == "unit")
+    fields, classes = contents.fields, contents.classes
+    if contents.preprocess.normalize == "auto":
         if statistics is None or min(statistics["std"]) <= 0:
-            raise BuildError(f"{build.out}: --normalize auto needs channels that vary; a standard deviation is 0 or unknown: give --mean and --std")
+            raise BuildError(f"{out}: --normalize auto needs channels that vary; a standard deviation is 0 or unknown: give --mean and --std")
         fields = (replace(fields[0], normalize=(tuple(statistics["mean"]), tuple(statistics["std"]))), *fields[1:])
-    classes: tuple[str, ...] | None = scan.classes
     classes_file = None
     if classes is not None and len(classes) > LIST_LIMIT:
         classes_file = save_blob(shards, "classes", [canonical([name_to_json(c) for c in classes])], scratch, ".json")
@@ -121,21 +166,21 @@ def publish_shards(build: _Build, rejects: list[dict[str, Any]]) -> Published:
         table="0" * 32,
         classes=classes,
         classes_file=classes_file,
-        settings=build.settings,
-        versions=build.versions,
+        settings=contents.settings,
+        versions=contents.versions,
         statistics={} if statistics is None else {"all": {"image": statistics}},
         rejects=len(rejects),
         rejects_file=rejects_file,
     )
     table = np.zeros(len(parts), index.table_dtype())
-    for i, (files, rows, _) in enumerate(parts):
-        table[i]["rows"] = rows
-        for name, digest in files.items():
+    for i, part in enumerate(parts):
+        table[i]["rows"] = part.rows
+        for name, digest in part.files.items():
             table[i][name] = hash_pair(digest)
     index = replace(index, table=save_array(shards, "table", table, scratch))
-    generation = publish(build.out, index)
-    named = [shards / file_name("table", index.table), build.out / "index.json", build.out / "generations" / f"{generation}.json"]
-    named += [shards / file_name(name, digest) for files, _, _ in parts for name, digest in files.items()]
+    generation = publish(out, index)
+    named = [shards / file_name("table", index.table), out / "index.json", out / "generations" / f"{generation}.json"]
+    named += [shards / file_name(name, digest) for part in parts for name, digest in part.files.items()]
     if classes_file is not None:
         named.append(shards / file_name("classes", classes_file, ".json"))
     rejects_path = None
@@ -147,7 +192,7 @@ def publish_shards(build: _Build, rejects: list[dict[str, Any]]) -> Published:
 
 
 def clean_up(out: Path, before: dict[str, Seal], now: dict[int, Seal]) -> None:
-    """After publishing: remove the seals, and the files that they named and no generation names."""
+    """After publishing: remove the files that seals named and no generation names, then the seals (last, so that a kill leaves none unnamed)."""
     candidates = {name for seal in [*before.values(), *now.values()] for name in seal.names()}
     named: set[str] = set()
     for path in (out / "generations").glob("*.json"):
@@ -161,8 +206,7 @@ def clean_up(out: Path, before: dict[str, Seal], now: dict[int, Seal]) -> None:
         for name in table.dtype.names or ():
             if name != "rows":
                 named.update(file_name(name, pair_hash(pair)) for pair in table[name])
-    for path in (out / ".build" / "seals").glob("*.json"):
-        path.unlink(missing_ok=True)
     for name in candidates - named:
-        path = out / "shards" / name
+        (out / "shards" / name).unlink(missing_ok=True)
+    for path in (out / ".build" / "seals").glob("*.json"):
         path.unlink(missing_ok=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,11 @@ import numpy.typing as npt
 from mmcompile.compiler.plan import ShardTask
 from mmcompile.compiler.reuse import OldShard
 from mmcompile.compiler.seals import Seal, read_seals
+from mmcompile.compiler.task import remembered_as
 from mmcompile.errors import FormatError
-from mmcompile.format.canonical import name_from_json, parse, read_limited
+from mmcompile.format.canonical import HASH, name_from_json, parse, read_limited
 from mmcompile.format.index import BLOB_LIMIT, Field, Index, load_index
-from mmcompile.format.npy import file_name, open_array, read_array
+from mmcompile.format.npy import file_name, hash_bytes, open_array, read_array
 from mmcompile.format.samples import flag_counts, hash_pair, pair_hash, shard_sums
 
 __all__ = ["Fingerprints", "Previous", "Whole"]
@@ -63,8 +64,8 @@ class _Published:
 class Previous:
     """What OUT holds before this run.
 
-    `old` are the shards whose rows may be copied one by one, `remembered` the rejects that need not be decoded again, by source hash;
-    `settings` those of the current generation (or of the unfinished build), None where there is neither.
+    `old` are the shards whose rows may be copied one by one, `remembered` the rejects that need not be decoded again (see `remembered_as`);
+    `settings` those of the current generation (or of the unfinished build) and its library versions, None where there is neither.
     """
 
     root: Path
@@ -78,13 +79,14 @@ class Previous:
     index: Index | None = None
     _published: dict[bytes, _Published] = field(default_factory=dict)
     _rejected: set[bytes] = field(default_factory=set)
+    _added: set[Any] = field(default_factory=set)
 
     def load(self) -> None:
         """Look at the generations that are kept and at the seals.  Raises FormatError when the current generation cannot be read."""
         folder = str(self.root / "shards")
         if (self.root / "index.json").exists():
             self.index, current = load_index(self.root)
-            self.settings = self.index.settings
+            self.settings = {**self.index.settings, "versions": self.index.versions}
             names = [p.stem for p in sorted((self.root / "generations").glob("*.json"))] if (self.root / "generations").is_dir() else []
             for name in [current, *(n for n in names if n != current)]:
                 try:
@@ -93,25 +95,40 @@ class Previous:
                     continue
         else:
             try:
-                self.settings = json.loads((self.root / ".build" / "settings.json").read_bytes())
+                found = json.loads((self.root / ".build" / "settings.json").read_bytes())
             except (OSError, ValueError):
-                self.settings = None
+                found = None
+            self.settings = found if isinstance(found, dict) else None
         self.seals = read_seals(self.root / ".build" / "seals")
         for seal in self.seals.values():
             if seal.pixel == self.marks.pixel:
-                self.remembered.update({line["source_hash"]: line for line in seal.rejects.values() if line.get("source_hash")})
+                self._remember(seal.rejects.values(), seal.store)
             formats = self.marks.usable(seal.formats)
             if formats and seal.store == self.marks.store and seal.rows:
                 fields = (self.fields[0], Field("label", "int64", (), "class")) if seal.labels is not None else self.fields[:1]
-                self.old.append(OldShard(folder, fields, seal.files, seal.rows, formats))
+                self._add_shard(OldShard(folder, fields, seal.files, seal.rows, formats))
+
+    def _remember(self, lines: Iterable[dict[str, Any]], store: str) -> None:
+        for line in lines:
+            # What the dtype cannot hold is a matter of the store settings; all else of the pixel settings.
+            if line["source_hash"] and (line["stage"] != "cast" or store == self.marks.store):
+                key = name_from_json(line["key"]).encode("utf-8", "surrogateescape")
+                self.remembered.setdefault(remembered_as(line["source_hash"], key), line)
+
+    def _add_shard(self, shard: OldShard) -> bool:
+        """Generations share most of their shards: each is looked at once."""
+        mark = (tuple(sorted(shard.files.items())), shard.formats)
+        if mark in self._added:
+            return False
+        self._added.add(mark)
+        self.old.append(shard)
+        return True
 
     def _add_generation(self, index: Index, folder: str) -> None:
         marks = self.mark_index(index)
         rejects = self._rejects(index) if index.rejects_file else {}
         if marks.pixel == self.marks.pixel:
-            for line in rejects.values():
-                if line["source_hash"]:
-                    self.remembered.setdefault(line["source_hash"], line)
+            self._remember(rejects.values(), marks.store)
         self._rejected.update(rejects)
         image, formats = index.fields[0], self.marks.usable(marks.formats)
         mine = self.fields[0]
@@ -123,7 +140,8 @@ class Previous:
         names = [n for n in table.dtype.names or () if n != "rows"]
         for record in table:
             shard = OldShard(folder, index.fields, {n: pair_hash(record[n]) for n in names}, int(record["rows"]), formats)
-            self.old.append(shard)
+            if not self._add_shard(shard):
+                continue
             try:
                 samples = shard.samples()
                 keys = shard.keys(samples)
@@ -135,10 +153,16 @@ class Previous:
     def _rejects(self, index: Index) -> dict[bytes, dict[str, Any]]:
         path = self.root / "shards" / file_name("rejects", str(index.rejects_file), ".jsonl")
         out = {}
-        for data in read_limited(path, BLOB_LIMIT).splitlines():
+        content = read_limited(path, BLOB_LIMIT)
+        if hash_bytes(content) != index.rejects_file:
+            raise FormatError(f"{path}: its content does not match its name; run `mmcompile verify`", path=str(path))
+        for data in content.splitlines():
             line = parse(data, path)
             try:
-                out[name_from_json(line["key"]).encode("utf-8", "surrogateescape")] = line
+                digest = line["source_hash"]
+                if digest is not None and not HASH.match(digest):
+                    raise ValueError(digest)
+                out[name_from_json(line["key"]).encode("utf-8", "surrogateescape")] = {**line, "stage": str(line["stage"])}
             except (KeyError, TypeError, ValueError):
                 raise FormatError(f"{path}: not a line of a rejects file: {data!r:.100}", path=str(path)) from None
         return out
@@ -174,7 +198,10 @@ class Previous:
         shard = found.shard
         if row != len(found.keys) or not self._files_stand(shard.files, shard.rows):
             return None
-        if labels is not None and not np.array_equal(read_array(shard.path("label"), np.dtype("<i8"), (shard.rows,)), labels[stored]):
+        try:
+            if labels is not None and not np.array_equal(shard.read("label", np.dtype("<i8"), (shard.rows,)), labels[stored]):
+                return None
+        except FormatError:
             return None
         image = self.fields[0]
         pixels = int(np.prod(image.sample_shape[1:]))

@@ -115,7 +115,7 @@ def sample(height: int, width: int, options: Preprocess, maker: Maker) -> _Pixel
     if fitted.size == (height, width):
         part = maker.by_pillow(fitted.size, window)
     elif is_giant(height, width, fitted):
-        rules = kernel.Rules("torch" if by_torch else "pillow", options.filter, maker.rows_first)
+        rules = kernel.Rules("torch", options.filter) if by_torch else kernel.Rules("pillow", options.filter, maker.rows_first)
         part = kernel.window(maker.array(False), kernel.Box(*fitted.size, *window), rules)
     elif by_torch:
         whole = resize(maker.array(True), fitted.size, options.filter)

@@ -7,6 +7,7 @@ format; and it is handed out only after its stored hash has been checked, so dam
 from __future__ import annotations
 
 import os
+import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -15,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from mmcompile.errors import FormatError
+from mmcompile.errors import CorruptShardError, FormatError
+from mmcompile.format.commit import write_atomic
 from mmcompile.format.index import Field
-from mmcompile.format.npy import map_file, open_array, read_array, read_into, save_array
+from mmcompile.format.npy import ALIGN, hash_file, map_file, open_array, read_into, save_array
 from mmcompile.format.samples import hash_pair, keys_of, sample_dtype
 
 __all__ = ["NO_ROW", "OldShard", "RowTable", "write_table"]
@@ -40,18 +42,34 @@ class OldShard:
     def path(self, name: str) -> Path:
         return Path(self.folder) / f"{name}-{self.files[name]}.npy"
 
+    def read(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
+        """A whole small file, its hash checked, as what it says would be copied on.  Raises FormatError or FileNotFoundError."""
+        path = self.path(name)
+        fd, offset = open_array(path, dtype, shape)
+        try:
+            if hash_file(fd) != self.files[name]:
+                raise CorruptShardError(f"{path}: its content does not match its name; run `mmcompile verify`", path=str(path))
+            out = np.empty(shape, dtype)
+            read_into(fd, out, offset, path)
+        finally:
+            os.close(fd)
+        return out
+
     def samples(self) -> npt.NDArray[Any]:
         """The provenance records.  Raises FormatError or FileNotFoundError."""
-        return read_array(self.path("samples"), sample_dtype(self.fields), (self.rows,))
+        return self.read("samples", sample_dtype(self.fields), (self.rows,))
 
     def keys(self, samples: npt.NDArray[Any]) -> list[bytes]:
         """The keys of all rows."""
         stop = int(samples["key_stop"][-1]) if len(samples) else 0
-        return keys_of(samples, read_array(self.path("keys"), np.dtype("u1"), (stop,)).tobytes())
+        return keys_of(samples, self.read("keys", np.dtype("u1"), (stop,)).tobytes())
 
 
 def write_table(shards: list[OldShard], scratch: Path) -> Path | None:
-    """Write the table of all rows that may be copied, sorted by hash; None when there are none.  Shards that cannot be read are passed over."""
+    """Write the table of all rows that may be copied, sorted by hash, and beside it the list of its shards; None when there are none.
+
+    Shards that cannot be read are passed over.
+    """
     parts = []
     for number, shard in enumerate(shards):
         try:
@@ -66,15 +84,17 @@ def write_table(shards: list[OldShard], scratch: Path) -> Path | None:
     if not len(table):
         return None
     order = np.lexsort((table["hash"][:, 1], table["hash"][:, 0]))
-    return scratch / f"rows-{save_array(scratch, 'rows', table[order], scratch)}.npy"
+    path = scratch / f"rows-{save_array(scratch, 'rows', table[order], scratch)}.npy"
+    write_atomic(path.with_suffix(".shards"), pickle.dumps(shards), durable=False)
+    return path
 
 
 class RowTable:
-    """Finds rows by the hash of their source, and hands them out checked.  Belongs to one process."""
+    """Finds rows by the hash of their source, and hands them out checked; made of what `write_table` wrote.  Belongs to one process."""
 
-    def __init__(self, path: Path, shards: list[OldShard]) -> None:
-        self.shards = shards
-        size = os.path.getsize(path) - 4096
+    def __init__(self, path: Path) -> None:
+        self.shards: list[OldShard] = pickle.loads(path.with_suffix(".shards").read_bytes())
+        size = os.path.getsize(path) - ALIGN
         fd, offset = open_array(path, _ROW, (size // _ROW.itemsize,))
         self._table = map_file(fd, offset + size, writable=False)[offset:].view(_ROW)
         os.close(fd)

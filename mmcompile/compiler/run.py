@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mmcompile.compiler.engines import signal_name
 from mmcompile.compiler.plan import ShardTask, task_id
 from mmcompile.compiler.seals import Seal
 from mmcompile.compiler.task import (
@@ -82,7 +83,6 @@ class ShardWork:
     outcome: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
     records: npt.NDArray[Any] = field(default_factory=lambda: np.empty(0))
     rejects: dict[int, dict[str, Any]] = field(default_factory=dict)
-    failures: dict[int, str] = field(default_factory=dict)
     waiting: int = 0
     suspects: int = 0
     cut: bool = False
@@ -125,6 +125,7 @@ class Runner:
         self._ahead = 2 * workers + 1
         self._serial = 0
         self._lost = 0
+        self._looked = 0.0
         self._watched: dict[Future[Any], _Watch] = {}
         self._sealing: dict[Future[Any], tuple[ShardWork, int]] = {}
         self._suspects: list[_Suspect] = []
@@ -268,29 +269,29 @@ class Runner:
                 self._turn()
         work.suspects -= 1
         if work.outcome[at] in (0, FAILED):
-            key = work.keys[at]
             if suspect.crashes >= 2:
                 self._reject_crash(work, at)
             else:
-                work.outcome[at] = FAILED
-                work.failures[at] = suspect.reason
-                self.failures.append((key, suspect.reason))
-                self.counts.failures += 1
+                self._give_up(work, at, suspect.reason)
         self._finish(work)
+
+    def _give_up(self, work: ShardWork, at: int, reason: str) -> None:
+        work.outcome[at] = FAILED
+        self.failures.append((work.keys[at], reason))
+        self.counts.failures += 1
 
     def _reject_crash(self, work: ShardWork, at: int) -> None:
         key = work.keys[at]
         try:
             data = self._job.source.read(key)
         except OSError as error:
-            work.outcome[at], work.failures[at] = FAILED, error.strerror or "cannot be read"
-            self.failures.append((key, work.failures[at]))
+            self._give_up(work, at, error.strerror or "cannot be read")
             return
         digest = hash_bytes(data)
         message = "the decoder crashed on this file, twice; decode it elsewhere and save it anew, or leave it out"
         work.rejects[at] = reject_line(key, len(data), digest, message, {"stage": "load", "code": "decoder-crash"})
         work.outcome[at] = REJECTED
-        work.hashes[at] = hash_pair(digest)
+        work.hashes[at], work.known[at] = hash_pair(digest), True
         self.counts.rejects += 1
 
     def _finish(self, work: ShardWork, tries: int = 1) -> None:
@@ -336,6 +337,9 @@ class Runner:
     def _look(self) -> None:
         """Kill a worker whose item takes longer than it may."""
         now = time.monotonic()
+        if now - self._looked < _LOOK_S:
+            return
+        self._looked = now
         for watch in self._watched.values():
             hand = read_hand(hand_path(self._job.scratch, watch.piece.serial))
             if hand != watch.hand:
@@ -350,5 +354,5 @@ def _how(code: int) -> str:
     if code == -signal.SIGKILL:
         return "its worker was killed (out of memory?)"
     if code < 0:
-        return f"its worker ended by {signal.Signals(-code).name}"
+        return f"its worker ended by {signal_name(-code)}"
     return f"its worker ended with exit code {code}"

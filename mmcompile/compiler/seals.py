@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,13 @@ from mmcompile.compiler.sources import STAT_DTYPE
 from mmcompile.errors import FormatError
 from mmcompile.format.canonical import HASH, canonical, parse
 from mmcompile.format.commit import write_atomic
-from mmcompile.format.npy import file_name
+from mmcompile.format.npy import file_name, hash_bytes
 from mmcompile.format.samples import flag_counts
 
 __all__ = ["Seal", "read_seals", "write_seal"]
+
+#: What the name of a file in shards/ begins with; a seal's files may be deleted, so it never leads elsewhere.
+_KIND = re.compile(r"[a-z][a-z0-9_]{0,63}\Z")
 
 
 @dataclass(frozen=True)
@@ -56,8 +60,8 @@ class Seal:
 
 
 def write_seal(folder: Path, seal: Seal) -> None:
-    """Commit a seal: the last step of a shard."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Commit a seal: the last step of a shard.  Raises OSError where `.build/` is gone: a build whose lock was removed seals nothing."""
+    folder.mkdir(exist_ok=True)
     document = {
         "task": seal.task,
         "pixel": seal.pixel,
@@ -72,7 +76,7 @@ def write_seal(folder: Path, seal: Seal) -> None:
         "sums": seal.sums or [],
         "flags": seal.flags or {},
     }
-    write_atomic(folder / f"{seal.task}.json", canonical(document))
+    write_atomic(folder / f"{seal.task}.json", canonical({"seal": document, "hash": hash_bytes(canonical(document))}))
 
 
 def read_seals(folder: Path) -> dict[str, Seal]:
@@ -89,12 +93,15 @@ def read_seals(folder: Path) -> dict[str, Seal]:
 
 
 def _parse(path: Path) -> Seal:
-    found = parse(path.read_bytes(), path)
+    whole = parse(path.read_bytes(), path)
+    found = whole["seal"]
+    if hash_bytes(canonical(found)) != whole["hash"]:
+        raise ValueError("damaged")
     files = {}
     for name in found["files"]:
         kind, _, rest = name.partition("-")
         digest, _, suffix = rest.partition(".")
-        if suffix != "npy" or not HASH.match(digest):
+        if suffix != "npy" or not HASH.match(digest) or not _KIND.match(kind):
             raise ValueError(name)
         files[kind] = digest
     stat = np.frombuffer(_unpack(found["stat"]), STAT_DTYPE)

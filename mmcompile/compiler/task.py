@@ -23,11 +23,12 @@ import numpy.typing as npt
 import xxhash
 
 from mmcompile.compiler import decode
+from mmcompile.compiler.formats import belongs, may_be_tga
 from mmcompile.compiler.preprocess import Preprocess, channel_sums, store
-from mmcompile.compiler.reuse import OldShard, RowTable
+from mmcompile.compiler.reuse import RowTable
 from mmcompile.compiler.seals import Seal, write_seal
 from mmcompile.compiler.sources import Source
-from mmcompile.errors import DecodeError
+from mmcompile.errors import DecodeError, MMCompileError
 from mmcompile.format.canonical import name_to_json
 from mmcompile.format.commit import install
 from mmcompile.format.index import Field
@@ -58,7 +59,6 @@ class Job:
     scratch: Path
     shards: Path
     reuse: Path | None = None
-    old: tuple[OldShard, ...] = ()
     remembered: Path | None = None
     timeout_s: float = 60.0
 
@@ -166,7 +166,7 @@ def _table_of(job: Job) -> RowTable | None:
     key = str(job.reuse)
     if key not in _tables:
         _tables.clear()
-        _tables[key] = RowTable(job.reuse, list(job.old))
+        _tables[key] = RowTable(job.reuse)
     return _tables[key]
 
 
@@ -200,9 +200,10 @@ def run_piece(job: Job, piece: Piece) -> PieceResult:
             hand.take(i)
             try:
                 digest, data = _read(job.source, key, piece.known[i])
-                record = None if table is None else table.take(digest, image, row)
+                record = None if table is None else _take(table, digest, key, image, row)
                 outcome = COPIED
-                if record is None and digest not in remembered:
+                line = None if record is not None else remembered.get(remembered_as(digest, key))
+                if record is None and line is None:
                     if data is None:
                         digest, data = _read(job.source, key, None)
                     outcome = STORED
@@ -219,7 +220,7 @@ def run_piece(job: Job, piece: Piece) -> PieceResult:
             else:
                 if record is None:
                     result.outcome[i] = REJECTED
-                    result.rejects[i] = {**remembered[digest], "key": name_to_json(key)}
+                    result.rejects[i] = {**cast(dict[str, Any], line), "key": name_to_json(key)}
                 else:
                     result.outcome[i] = outcome
                     result.records[i] = record
@@ -250,9 +251,33 @@ def _read(source: Source, key: bytes, known: str | None) -> tuple[str, bytes | N
     return hash_bytes(data), data
 
 
+def remembered_as(digest: str, key: bytes) -> str:
+    """What a reject is remembered by.  The content decides, and for TGA, which has no signature, the name."""
+    return f"{digest} tga" if may_be_tga(os.fsdecode(key)) else digest
+
+
+def _take(table: RowTable, digest: str, key: bytes, image: Field, row: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
+    """A row that is already there, with a record that says what it would say had this very file been decoded."""
+    found = table.take(digest, image, row)
+    if found is None:
+        return None
+    name, format = os.fsdecode(key), found["format"].item().decode("ascii")
+    if format == "TGA" and not may_be_tga(name):
+        return None
+    record = found.copy()
+    wrong = _BITS["wrong-extension"]
+    record["flags"] = (int(record["flags"]) & ~wrong) | (0 if belongs(name, format) else wrong)
+    return record
+
+
 def _decode(job: Job, data: bytes, key: bytes, digest: str, row: npt.NDArray[Any], hand: _Hand) -> npt.NDArray[Any]:
-    decoded = decode.decode(data, os.fsdecode(key), job.preprocess, on_open=hand.opened)
-    row[0] = store(decoded.pixels, job.preprocess, decoded.depth)
+    try:
+        decoded = decode.decode(data, os.fsdecode(key), job.preprocess, on_open=hand.opened)
+        row[0] = store(decoded.pixels, job.preprocess, decoded.depth)
+    except (MMCompileError, MemoryError):
+        raise
+    except Exception as error:  # whatever it is, one file must not end the run
+        raise DecodeError("decoding failed in a way that is not foreseen", stage="load", code="unexpected", error=type(error).__name__) from error
     record: npt.NDArray[Any] = np.zeros((), sample_dtype(job.fields))
     record["source_size"], record["source_hash"] = len(data), hash_pair(digest)
     record["width"], record["height"] = decoded.width, decoded.height
@@ -271,7 +296,10 @@ def _row_hash(row: npt.NDArray[Any], label: int | None) -> int:
 
 
 def _write(fd: int, row: npt.NDArray[Any], offset: int) -> None:
-    view = memoryview(row.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+    _write_all(fd, memoryview(row.reshape(-1).view(np.uint8)), offset)  # type: ignore[arg-type]
+
+
+def _write_all(fd: int, view: memoryview, offset: int) -> None:
     while view:
         count = os.pwrite(fd, view, offset)
         view, offset = view[count:], offset + count
@@ -298,23 +326,15 @@ def reject_line(key: bytes, size: int | None, digest: str | None, message: str, 
 def seal_shard(job: Job, seal: Seal, rows: Rows, folder: Path) -> Seal:
     """Make the files of a shard durable under their names, then its seal record; returns the completed seal.
 
-    The gaps of rejects are closed first.  When this returns, the shard survives anything; until then nothing is lost by doing it again.
+    The gaps of rejects are closed first.  When this returns, the shard survives anything; until then nothing is lost by doing it again: a note
+    of the hash is left before the rows move out of the unfinished file.
     """
     image, count = job.image, len(rows.positions)
     files: dict[str, str] = {}
     sums: list[dict[str, Any]] = []
     written = rows_path(job.scratch, rows.task)
     if count:
-        path = written if count == rows.positions[-1] + 1 else _packed(written, rows.positions, image.row_bytes)
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            os.ftruncate(fd, ALIGN + count * image.row_bytes)
-            os.pwrite(fd, header(image.stored, (count, *image.shape)), 0)
-            digest = hash_file(fd)
-        finally:
-            os.close(fd)
-        install(path, job.shards / file_name(image.name, digest))
-        files[image.name] = digest
+        files[image.name] = _install_rows(job, written, rows.positions)
         if rows.labels is not None:
             files["label"] = save_array(job.shards, "label", rows.labels.astype("<i8"), job.scratch)
         samples = rows.records
@@ -328,6 +348,24 @@ def seal_shard(job: Job, seal: Seal, rows: Rows, folder: Path) -> Seal:
     return done
 
 
+def _install_rows(job: Job, written: Path, positions: npt.NDArray[np.int64]) -> str:
+    """Give the rows of an unfinished file their header and final name; returns the hash."""
+    image, count, note = job.image, len(positions), written.with_suffix(".hash")
+    if not written.exists() and note.exists():  # a worker died between here and the seal
+        return note.read_text("ascii")
+    path = written if count == positions[-1] + 1 else _packed(written, positions, image.row_bytes)
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        os.ftruncate(fd, ALIGN + count * image.row_bytes)
+        _write_all(fd, memoryview(header(image.stored, (count, *image.shape))), 0)
+        digest = hash_file(fd)
+    finally:
+        os.close(fd)
+    note.write_text(digest, "ascii")
+    install(path, job.shards / file_name(image.name, digest))
+    return digest
+
+
 def _packed(path: Path, positions: npt.NDArray[np.int64], row_bytes: int) -> Path:
     """A copy of the rows without the gaps of rejects, run by run; the original stays until the shard is sealed, so this can be done again."""
     packed = path.with_suffix(".packed")
@@ -337,12 +375,11 @@ def _packed(path: Path, positions: npt.NDArray[np.int64], row_bytes: int) -> Pat
         for run in np.split(positions, np.flatnonzero(np.diff(positions) != 1) + 1):
             start, left = ALIGN + int(run[0]) * row_bytes, len(run) * row_bytes
             while left:
-                part = memoryview(os.pread(source, min(_COPY, left), start))
+                part = os.pread(source, min(_COPY, left), start)
                 if not part:
                     raise OSError(errno.EIO, "an unfinished shard file is shorter than its rows")
-                while part:
-                    count = os.pwrite(target, part, at)
-                    part, at, start, left = part[count:], at + count, start + count, left - count
+                _write_all(target, memoryview(part), at)
+                at, start, left = at + len(part), start + len(part), left - len(part)
     finally:
         os.close(source)
         os.close(target)
@@ -367,7 +404,7 @@ def probe(job: Job, keys: list[bytes]) -> list[tuple[int, int, str] | None]:
     for key in keys:
         try:
             out.append(decode.probe(job.source.read(key), os.fsdecode(key), job.preprocess))
-        except (DecodeError, OSError, MemoryError):
+        except Exception:  # no size to be had; the build itself says what is wrong with it
             out.append(None)
     return out
 
@@ -381,7 +418,7 @@ def measure(job: Job, keys: list[bytes], limit_s: float) -> tuple[int, float]:
             decoded = decode.decode(job.source.read(key), os.fsdecode(key), job.preprocess)
             channel_sums(decoded.pixels)
             store(decoded.pixels, job.preprocess, decoded.depth)
-        except (DecodeError, OSError, MemoryError):
+        except Exception:  # a bad image takes its time, too
             pass
         done += 1
         if done == 0:

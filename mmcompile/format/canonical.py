@@ -114,7 +114,7 @@ def read_limited(path: Path, limit: int) -> bytes:
     except (FileNotFoundError, NotADirectoryError):
         raise
     except OSError as error:
-        reason = "a link; files of a dataset are regular files inside its folder" if path.is_symlink() else f"cannot be opened ({error.strerror})"
+        reason = "a link; files of a dataset are regular files inside its folder" if os.path.islink(path) else f"cannot be opened ({error.strerror})"
         raise FormatError(f"{path}: {reason}", path=str(path)) from error
     try:
         status = os.fstat(fd)
@@ -164,8 +164,8 @@ class Check:
             self.fail(where, "a number", value)
         return float(value)
 
-    def text(self, value: Any, where: str) -> str:
-        if not isinstance(value, str) or len(value) > 1000:
+    def text(self, value: Any, where: str, *, most: int = 1000) -> str:
+        if not isinstance(value, str) or len(value) > most:
             self.fail(where, "a string", value)
         return str(value)
 

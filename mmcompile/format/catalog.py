@@ -47,7 +47,7 @@ def digest_of(name: str) -> str | None:
 def list_folder(folder: Path) -> list[os.DirEntry[str]]:
     """The entries of a folder sorted by name; none where it is not there or is a link."""
     try:
-        if folder.is_symlink():
+        if os.path.islink(folder):
             return []
         with os.scandir(folder) as entries:
             return sorted(entries, key=lambda e: e.name)
@@ -106,7 +106,7 @@ def open_regular(path: Path) -> int:
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(str(path)) from None
     except OSError as error:
-        reason = "a link; files of a dataset are regular files inside its folder" if path.is_symlink() else f"cannot be opened ({error.strerror})"
+        reason = "a link; files of a dataset are regular files inside its folder" if os.path.islink(path) else f"cannot be opened ({error.strerror})"
         raise CorruptShardError(f"{path}: {reason}", path=str(path)) from None
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from mmcompile.errors import CorruptShardError
 from mmcompile.format.catalog import Generation, open_regular
 from mmcompile.format.npy import file_name, header, open_array, read_into
-from mmcompile.format.samples import pair_hash, row_hashes, sample_dtype
+from mmcompile.format.samples import check_stops, pair_hash, row_hashes, sample_dtype
 
 __all__ = ["damaged_rows", "key_stops", "records", "sources_of"]
 
@@ -46,9 +46,7 @@ def key_stops(root: Path, generation: Generation, shard: int) -> int:
     last = np.uint64(0)
     for _, piece in records(root, generation, shard):
         stops = piece["key_stop"]
-        if stops[0] < last or np.any(stops[1:] < stops[:-1]):
-            path = _path(root, generation, "samples", shard)
-            raise CorruptShardError(f"{path}: its key offsets do not grow", path=str(path))
+        check_stops(stops, last, _path(root, generation, "samples", shard))
         last = stops[-1]
     return int(last)
 

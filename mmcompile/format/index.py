@@ -283,7 +283,8 @@ class _IndexCheck(Check):
                 self.count(self.mapping(entry, where, ["pixels", "mean", "std", "sums"])["pixels"], f"{where}.pixels", least=1, most=1 << 100)
                 for key in ("mean", "std"):
                     for number in self.sequence(entry[key], f"{where}.{key}", least=channels[name], most=channels[name]):
-                        self.number(number, f"{where}.{key}")
+                        if self.number(number, f"{where}.{key}") < 0 and key == "std":
+                            self.fail(f"{where}.std", "at least 0", number)
                 for item in self.sequence(entry["sums"], f"{where}.sums", most=LIST_LIMIT):
                     self._sums(item, f"{where}.sums", channels[name])
         return whole
@@ -321,11 +322,11 @@ def load_index(root: Path, generation: str | None = None) -> tuple[Index, str]:
     except (FileNotFoundError, NotADirectoryError):
         raise NotADatasetError(not_a_dataset(root), path=str(root)) from None
     for folder in ("shards", "generations"):
-        if (root / folder).is_symlink():
+        if os.path.islink(root / folder):
             raise FormatError(f"{root / folder}: a link; the folders of a dataset lie inside it", path=str(root / folder))
     found = hash_bytes(data)
     if generation is None or generation == found:
-        if (root / "generations").is_dir() and not os.path.exists(root / "generations" / f"{found}.json"):
+        if os.path.isdir(root / "generations") and not os.path.exists(root / "generations" / f"{found}.json"):
             raise FormatError(
                 f"{path}: changed after it was published (no generations/{found}.json); run `mmcompile verify {root} --repair RAW`",
                 path=str(path),
@@ -352,9 +353,9 @@ def not_a_dataset(root: Path) -> str:
     """What to say of a folder without index.json."""
     if not os.path.exists(root):
         return f"{root}: no such folder; build one with `mmcompile build RAW {root}`"
-    if not root.is_dir():
+    if not os.path.isdir(root):
         return f"{root}: not a folder; expected the OUT of `mmcompile build RAW OUT`"
-    if (root / ".build").is_dir():
+    if os.path.isdir(root / ".build"):
         return f"{root}: its build is not finished (no index.json); run `mmcompile build RAW {root}` again, it goes on where it stopped"
     return f"{root}: not a dataset (no index.json); build one with `mmcompile build RAW OUT`"
 

@@ -126,7 +126,7 @@ def open_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tupl
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
     except OSError as error:
-        if path.is_symlink():
+        if os.path.islink(path):
             raise FormatError(f"{path}: a link; files of a dataset are regular files inside its folder", path=str(path)) from None
         raise CorruptShardError(f"{path}: cannot be opened ({error.strerror})", path=str(path)) from error
     try:

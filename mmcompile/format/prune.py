@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mmcompile.errors import BuildError, CorruptShardError, FormatError, OptionError
-from mmcompile.format.canonical import name_to_json, parse, read_limited
+from mmcompile.format.canonical import canonical, name_to_json, parse, read_limited
 from mmcompile.format.catalog import digest_file, digest_of, kept_files, list_folder, load_table, named_files, single_files
 from mmcompile.format.commit import sync_folder
 from mmcompile.format.index import BLOB_LIMIT, INDEX_LIMIT, Index, load_index
@@ -126,7 +126,7 @@ def _named(root: Path, name: str, index: Index) -> set[str]:
 
 
 def _seals(root: Path) -> set[str]:
-    """The files that sealed shards of an unfinished build name."""
+    """The files that sealed shards of an unfinished build name: each seal is {"seal": {"files": names, …}, "hash": of the seal's canonical JSON}."""
     names: set[str] = set()
     for entry in list_folder(root / ".build" / "seals"):
         if not entry.name.endswith(".json"):
@@ -136,9 +136,13 @@ def _seals(root: Path) -> set[str]:
             value = parse(read_limited(path, BLOB_LIMIT), path)
         except FileNotFoundError:
             continue
-        found = value.get("files") if isinstance(value, dict) else None
+        seal = value.get("seal") if isinstance(value, dict) else None
+        found = seal.get("files") if isinstance(seal, dict) and value.get("hash") == hash_bytes(canonical(seal)) else None
         if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
-            raise FormatError(f"{path}: expected a seal with a list of files; nothing was deleted.  Without a build at work, .build can be deleted")
+            raise FormatError(
+                f"{path}: damaged, so what an unfinished build needs is unknown and nothing was deleted; remove this file, its shard is made again",
+                path=str(path),
+            )
         names.update(found)
     return names
 

@@ -19,11 +19,12 @@ import numpy.typing as npt
 from mmcompile.errors import CorruptShardError, GenerationError
 from mmcompile.format.index import Index, load_classes, load_index
 from mmcompile.format.npy import ALIGN, file_name, map_file, open_array, read_array, read_into
-from mmcompile.format.samples import keys_of, pair_hash, sample_dtype
+from mmcompile.format.samples import KEY_LIMIT, check_stops, key_hash, keys_of, pair_hash, sample_dtype
 
-__all__ = ["Reader", "shard_starts"]
+__all__ = ["Reader", "keep", "shard_starts"]
 
 Array = npt.NDArray[Any]
+Region = tuple[slice, ...]
 _T = TypeVar("_T")
 
 #: Maps held at once; the kernel's limit for a process is 65,530, and others want some too.
@@ -68,6 +69,7 @@ class Reader:
         self._files: dict[tuple[str, int], _File] = {}
         self._limit = _MAPS if self.engine == "mmap" else max(16, min(512, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
         self._classes: tuple[str, ...] | None = None
+        self._hashes: tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (str(self.root), self.generation, self._asked)
@@ -107,24 +109,43 @@ class Reader:
         if self.engine == "mmap":
             return np.asarray(self._mapped(field, shard, True)[local])
         spec = self._fields[field]
+        self.ready(field, row)
         out = np.empty(spec.shape, spec.stored)
         self._pread(field, shard, local, out.reshape((1, *spec.shape)))
         return out
 
-    def gather(self, field: str, rows: npt.NDArray[np.int64], out: Array | None = None) -> Array:
-        """Copy rows, in the order asked, into `out` (N, *shape), C-contiguous (a new array when None).  Never from a copy-on-write map."""
+    def ready(self, field: str, row: int) -> None:
+        """Open the shard of a row: its size is checked before anybody allocates what the index claims."""
+        shard, _ = self.locate(row)
+        if self.engine == "mmap":
+            self._mapped(field, shard, False)
+        else:
+            self._file(field, shard)
+
+    def gather(self, field: str, rows: npt.NDArray[np.int64], out: Array | None = None, region: Region = ()) -> Array:
+        """Copy rows, in the order asked, into `out` (N, *shape), C-contiguous (a new array when None).  Never from a copy-on-write map.
+
+        `region` holds one slice for each axis of a row as it lies on disk: only that part is copied, and `out` has its shape.
+        """
         spec = self._fields[field]
         rows = np.asarray(rows, np.int64)
+        if len(rows):
+            self.ready(field, int(rows[0]))
         if out is None:
-            out = np.empty((len(rows), *spec.shape), spec.stored)
+            part = tuple(len(range(n)[cut]) for n, cut in zip(spec.shape, region, strict=True)) if region else spec.shape
+            out = np.empty((len(rows), *part), spec.stored)
         shards = np.searchsorted(self.starts, rows, side="right") - 1
         local = rows - self.starts[shards]
-        if spec.row_bytes > ALIGN or self.engine == "pread":
+        if region or spec.row_bytes > ALIGN or self.engine == "pread":
+            whole = np.empty((1, *spec.shape), spec.stored) if region and self.engine == "pread" else None
             for i, (shard, at) in enumerate(zip(shards.tolist(), local.tolist(), strict=True)):
-                if self.engine == "pread":
+                if self.engine == "mmap":
+                    out[i] = self._mapped(field, shard, False)[at][region]
+                elif whole is None:
                     self._pread(field, shard, at, out[i : i + 1])
                 else:
-                    out[i] = self._mapped(field, shard, False)[at]
+                    self._pread(field, shard, at, whole)
+                    out[i] = whole[0][region]
             return out
         for shard in np.unique(shards).tolist():  # small rows: one call of numpy for all rows of a shard
             where = np.flatnonzero(shards == shard)
@@ -138,15 +159,8 @@ class Reader:
     def column(self, field: str) -> Array:
         """All rows of a field as one array in memory: for labels and other small fields."""
         spec = self._fields[field]
-        out = np.empty((len(self), *spec.shape), spec.stored)
-        for shard in range(len(self.table)):
-            start, stop = self._bounds[shard], self._bounds[shard + 1]
-            fd, offset = self._open_file(field, shard)
-            try:
-                read_into(fd, out[start:stop], offset, self.path(field, shard))
-            finally:
-                os.close(fd)
-        return out
+        parts = [self._read(self.path(field, k).name, spec.stored, (int(n), *spec.shape)) for k, n in enumerate(self.table["rows"])]
+        return np.concatenate(parts) if parts else np.empty((0, *spec.shape), spec.stored)
 
     def samples(self, shard: int) -> Array:
         """The provenance of a shard's rows: a structured array, see `samples.sample_dtype`."""
@@ -156,10 +170,50 @@ class Reader:
         """The source keys of a shard's rows, as raw bytes."""
         path, records = self.path("keys", shard), self.samples(shard)
         stops = records["key_stop"]
-        if len(stops) and (np.any(stops[1:] < stops[:-1]) or stops[-1] > 1 << 40):
-            raise CorruptShardError(f"{self.path('samples', shard)}: its key offsets do not grow", path=str(self.root))
+        check_stops(stops, np.uint64(0), self.path("samples", shard))
         blob = self._read(path.name, np.dtype("u1"), (int(stops[-1]) if len(stops) else 0,))
-        return keys_of(records, blob.data)
+        return keys_of(records, blob.tobytes())
+
+    def key(self, row: int) -> bytes:
+        """The source key of one row, without reading those of its shard."""
+        shard, local = self.locate(row)
+        rows = int(self.table["rows"][shard])
+        path, dtype = self.path("samples", shard), sample_dtype(self.index.fields)
+        fd, offset = self._open(path, dtype, (rows,))
+        stops = []
+        try:
+            for at in (local - 1, local, rows - 1):
+                record = np.zeros(1, dtype)
+                if at >= 0:
+                    read_into(fd, record, offset + at * dtype.itemsize, path)
+                stops.append(int(record["key_stop"][0]))
+        finally:
+            os.close(fd)
+        start, stop, total = stops
+        if not start <= stop <= min(start + KEY_LIMIT, total):
+            raise CorruptShardError(f"{path}: its key offsets do not grow, by at most {KEY_LIMIT:,}", path=str(path))
+        path = self.path("keys", shard)
+        fd, offset = self._open(path, np.dtype("u1"), (total,))
+        out = np.empty(stop - start, np.uint8)
+        try:
+            read_into(fd, out, offset + start, path)
+        finally:
+            os.close(fd)
+        return out.tobytes()
+
+    def find(self, key: bytes) -> int:
+        """The row of a source key.  Raises KeyError.  The first call reads all keys once; 16 bytes a row stay in memory."""
+        if self._hashes is None:
+            parts = [np.array([key_hash(k) for k in self.keys(shard)], np.uint64) for shard in range(len(self.table))]
+            hashes = np.concatenate(parts) if parts else np.empty(0, np.uint64)
+            order = np.argsort(hashes, kind="stable")
+            self._hashes = hashes[order], order
+        hashes, order = self._hashes
+        wanted = np.uint64(key_hash(key))
+        for row in order[np.searchsorted(hashes, wanted) : np.searchsorted(hashes, wanted, side="right")].tolist():
+            if self.key(row) == key:  # two keys may share a hash
+                return int(row)
+        raise KeyError(os.fsdecode(key))
 
     def _read(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
         try:
@@ -168,7 +222,7 @@ class Reader:
             raise self._missing(self._shards / name) from None
 
     def _missing(self, path: Path) -> Exception:
-        if not (self.root / "generations" / f"{self.generation}.json").exists():
+        if not os.path.exists(self.root / "generations" / f"{self.generation}.json"):
             return GenerationError(
                 f"{path}: gone, as generation {self.generation} was pruned or removed; open the dataset anew",
                 path=str(path),
@@ -177,9 +231,12 @@ class Reader:
         return CorruptShardError(f"{path}: missing; run `mmcompile verify {self.root} --repair RAW`", path=str(path))
 
     def _open_file(self, field: str, shard: int) -> tuple[int, int]:
-        path, spec = self.path(field, shard), self._fields[field]
+        spec = self._fields[field]
+        return self._open(self.path(field, shard), spec.stored, (int(self.table["rows"][shard]), *spec.shape))
+
+    def _open(self, path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[int, int]:
         try:
-            return open_array(path, spec.stored, (int(self.table["rows"][shard]), *spec.shape))
+            return open_array(path, dtype, shape)
         except FileNotFoundError:
             raise self._missing(path) from None
 
@@ -197,14 +254,15 @@ class Reader:
             raise CorruptShardError(f"{self.path(field, shard)}: {error.strerror}", path=str(self.path(field, shard))) from error
         finally:
             os.close(fd)
-        return _keep(self._maps, key, mapped[offset:].view(spec.stored).reshape(shape), self._limit)
+        return keep(self._maps, key, mapped[offset:].view(spec.stored).reshape(shape), self._limit)
 
     def _pread(self, field: str, shard: int, local: int, out: Array) -> None:
-        spec = self._fields[field]
+        file = self._file(field, shard)
+        read_into(file.fd, out, file.offset + local * self._fields[field].row_bytes, self.path(field, shard))
+
+    def _file(self, field: str, shard: int) -> _File:
         file = self._files.get((field, shard))
-        if file is None:
-            file = _keep(self._files, (field, shard), _File(*self._open_file(field, shard)), self._limit)
-        read_into(file.fd, out, file.offset + local * spec.row_bytes, self.path(field, shard))
+        return file if file is not None else keep(self._files, (field, shard), _File(*self._open_file(field, shard)), self._limit)
 
     def close(self) -> None:
         """Drop all maps and descriptors; views that are still held stay valid, and the Reader can be used on."""
@@ -222,7 +280,7 @@ class _File:
         os.close(self.fd)
 
 
-def _keep(held: dict[Any, _T], key: Any, value: _T, limit: int) -> _T:
+def keep(held: dict[Any, _T], key: Any, value: _T, limit: int) -> _T:
     """Remember what was opened and drop the oldest beyond the limit.  Needs no lock (which a fork could leave locked): each step is atomic."""
     value = held.setdefault(key, value)
     while len(held) > limit:

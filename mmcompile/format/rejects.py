@@ -65,7 +65,7 @@ def _reject(value: Any, check: Check, where: str) -> Reject:
         stage=check.text(entry["stage"], f"{where}, stage"),
         code=check.text(entry["code"], f"{where}, code"),
         error=None if entry["error"] is None else check.text(entry["error"], f"{where}, error"),
-        message=check.text(entry["message"], f"{where}, message"),
+        message=check.text(entry["message"], f"{where}, message", most=BLOB_LIMIT),  # it may hold a path
     )
 
 

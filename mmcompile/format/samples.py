@@ -8,15 +8,30 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from mmcompile.errors import CorruptShardError
 from mmcompile.format.index import Field
 
-__all__ = ["FLAGS", "combine_statistics", "flag_counts", "hash_pair", "keys_of", "pair_hash", "row_hashes", "sample_dtype", "shard_sums"]
+__all__ = [
+    "FLAGS",
+    "KEY_LIMIT",
+    "check_stops",
+    "combine_statistics",
+    "flag_counts",
+    "hash_pair",
+    "key_hash",
+    "keys_of",
+    "pair_hash",
+    "row_hashes",
+    "sample_dtype",
+    "shard_sums",
+]
 
 #: What was done to a source, beyond the settings: bit -> word.  A bit never changes its meaning.
 FLAGS = {
@@ -27,6 +42,9 @@ FLAGS = {
     16: "truncated-accepted",
     32: "pillow-warning",
 }
+
+#: The longest key, in bytes: sixteen times what a path may have in one system call.
+KEY_LIMIT = 1 << 16
 
 Array = npt.NDArray[Any]
 
@@ -73,13 +91,24 @@ def keys_of(samples: Array, blob: bytes | memoryview) -> list[bytes]:
     """The keys of a shard's rows; row r's key is blob[key_stop[r - 1] : key_stop[r]]."""
     stops = samples["key_stop"].tolist()
     data = bytes(blob)
-    return [data[a:b] for a, b in zip([0, *stops[:-1]], stops, strict=True)]
+    return [data[a:b] for a, b in zip([0, *stops], stops, strict=False)]
+
+
+def check_stops(stops: npt.NDArray[np.uint64], before: np.uint64, path: Path) -> None:
+    """Do the ends of keys grow from `before` on, each by at most KEY_LIMIT?  Raises CorruptShardError."""
+    if len(stops) and (stops[0] < before or np.any(stops[1:] < stops[:-1]) or max(stops[0] - before, np.diff(stops).max(initial=0)) > KEY_LIMIT):
+        raise CorruptShardError(f"{path}: its key offsets do not grow, by at most {KEY_LIMIT:,}", path=str(path))
 
 
 def flag_counts(flags: npt.NDArray[Any]) -> dict[str, int]:
     """How many of these rows carry each flag, by word; words that none carries are left out."""
     counts = {word: int(np.count_nonzero(flags & np.uint32(bit))) for bit, word in FLAGS.items()}
     return {word: n for word, n in counts.items() if n}
+
+
+def key_hash(key: bytes) -> int:
+    """xxh3-64 of a source key, what cuts and look-ups by key go by."""
+    return xxhash.xxh3_64_intdigest(key)
 
 
 def row_hashes(rows: list[Array]) -> npt.NDArray[np.uint64]:

@@ -111,14 +111,14 @@ class _Run:
             self._problem("index.json", "unreadable", str(error), "index")
         found = hash_bytes(data) if data is not None else None
         for folder in ("shards", "generations"):
-            if (self.root / folder).is_symlink():
+            if os.path.islink(self.root / folder):
                 self._problem(folder, "unreadable", f"{folder}: a link; the folders of a dataset lie inside it", "index")
         if data is not None and found is not None:
             self.files, self.bytes = 1, len(data)
             if kept and found not in kept:
                 self._problem("index.json", "changed", f"index.json: its bytes hash to {found}, which is no generation of generations/", "index")
                 found = None
-            elif (self.root / "generations").is_dir() and not kept:
+            elif os.path.isdir(self.root / "generations") and not kept:
                 self._problem(f"generations/{found}.json", "missing", f"generations/{found}.json: missing", "generation", (found,))
         if found is not None and data is not None:
             self.current = found
@@ -138,7 +138,7 @@ class _Run:
             self.files, self.bytes = self.files + 1, self.bytes + len(data)
             other = hash_bytes(data)
             if other != name:
-                there = (self.root / "generations" / f"{other}.json").exists()
+                there = os.path.exists(self.root / "generations" / f"{other}.json")
                 kind, what = ("swapped", f"the content of {other}.json") if there else ("changed", f"bytes that hash to {other}")
                 self._problem(path, kind, f"{path}: holds {what}", "generation", (name,))
             elif name not in self.indexes:

@@ -54,7 +54,13 @@ def test_signed_and_float_sources_are_kept_as_they_are():
 
 @pytest.mark.parametrize(
     ("value", "source", "dtype"),
-    [(40_000, np.uint16, "int16"), (-1, np.int32, "uint16"), (70_000, np.int32, "uint16"), (70_000, np.int32, "float16"), (0.5, np.float32, "int32")],
+    [
+        (40_000, np.uint16, "int16"),
+        (-1, np.int32, "uint16"),
+        (70_000, np.int32, "uint16"),
+        (70_000, np.int32, "float16"),
+        (0.5, np.float32, "int32"),
+    ],
 )
 def test_a_value_that_does_not_fit_is_a_reject_of_the_cast(value, source, dtype):
     with pytest.raises(DecodeError) as caught:

@@ -140,7 +140,14 @@ def test_the_pixel_fingerprint_ignores_how_rows_are_stored():
     assert base.pixel_settings() == Preprocess(**SIZE, resampler="torch", alpha="white").pixel_settings()
     # 16-bit sources are rejected by one and kept by the other.
     assert base.pixel_settings() != replace(base, dtype="float32").pixel_settings()
-    for change in ({"crop": 200}, {"orientation": "ignore"}, {"alpha": "black"}, {"filter": "bicubic"}, {"max_pixels": 5}, {"mode": "gray"}):
+    for change in (
+        {"crop": 200},
+        {"orientation": "ignore"},
+        {"alpha": "black"},
+        {"filter": "bicubic"},
+        {"max_pixels": 5},
+        {"mode": "gray"},
+    ):
         assert base.pixel_settings() != replace(base, **change).pixel_settings()
 
 

@@ -96,7 +96,7 @@ def test_flags_are_words_and_unknown_bits_are_not_lost(root: Path) -> None:
 
 
 def test_keys_that_are_not_utf8_survive_a_csv_file(tmp_path: Path) -> None:
-    keys = [b"a\xff,\".png", "ü\n.png".encode(), b"%FF.png"]
+    keys = [b'a\xff,".png', "ü\n.png".encode(), b"%FF.png"]
     make_dataset(tmp_path / "out", pixels(3), keys=keys)
     path = tmp_path / "samples.csv"
     with open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:

@@ -6,8 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from mmcompile.compiler import seals as seals_module
+from mmcompile.compiler.seals import Seal
+from mmcompile.compiler.sources import STAT_DTYPE
 from mmcompile.errors import BuildError, CorruptShardError, FormatError, GenerationError, NotADatasetError, OptionError
 from mmcompile.format.index import load_index
 from mmcompile.format.lock import Lock
@@ -83,7 +87,12 @@ def test_only_files_that_are_provably_ours_are_deleted(three: tuple[Path, list[s
     os.mkfifo(shards / ("label-" + "2" * 32 + ".npy"))
     (root / "generations" / "README").write_bytes(b"mine")
     report = prune(root, delete=True)
-    kept = {"generations/README", "shards/folder", "shards/notes.txt", *(f"shards/{k}-{d * 32}.npy" for k, d in (("image", "0"), ("label", "1"), ("label", "2")))}
+    kept = {
+        "generations/README",
+        "shards/folder",
+        "shards/notes.txt",
+        *(f"shards/{k}-{d * 32}.npy" for k, d in (("image", "0"), ("label", "1"), ("label", "2"))),
+    }
     assert set(report.others) == kept
     assert all(os.path.lexists(root / name) for name in kept)
 
@@ -93,13 +102,34 @@ def test_files_of_seals_stay(three: tuple[Path, list[str]]) -> None:
     doomed = [name for name, _ in prune(root, delete=False).files]
     seals = root / ".build" / "seals"
     seals.mkdir(parents=True)
-    (seals / "a.json").write_text(json.dumps({"files": doomed[:2], "rows": 3}))
+    sealed = [doomed[0], doomed[-1]]  # an image and a table or samples file
+    write_seal(seals, sealed)
     report = prune(root, delete=True)
-    assert [name for name, _ in report.files] == doomed[2:]
-    assert (root / "shards" / doomed[0]).exists()
+    assert [name for name, _ in report.files] == doomed[1:-1]
+    assert all((root / "shards" / name).exists() for name in sealed)
 
 
-@pytest.mark.parametrize("data", ["", "[]", "{}", '{"files":[1]}', '{"files":"x"}', "[" * 5000])
+def write_seal(seals: Path, files: list[str]) -> None:
+    """A seal as a build writes it, of files of different kinds."""
+    stat, hashes = np.zeros(1, STAT_DTYPE), np.zeros((1, 2), np.uint64)
+    named = {name.split("-")[0]: name.split("-")[1].split(".")[0] for name in files}
+    seal = Seal("a" * 32, "", "", {}, None, stat, hashes, {}, named, rows=1)
+    assert set(seal.names()) == set(files)
+    seals_module.write_seal(seals, seal)
+
+
+def test_a_seal_with_a_flipped_bit_stops_it(three: tuple[Path, list[str]]) -> None:
+    root, _ = three
+    seals = root / ".build" / "seals"
+    seals.mkdir(parents=True)
+    write_seal(seals, [name for name, _ in prune(root, delete=False).files][:1])
+    (path,) = seals.iterdir()
+    path.write_bytes(path.read_bytes().replace(b"image-", b"jmage-"))
+    with pytest.raises(FormatError, match="nothing was deleted; remove this file"):
+        prune(root, delete=True)
+
+
+@pytest.mark.parametrize("data", ["", "[]", "{}", '{"files":[]}', '{"seal":{"files":[]},"hash":"0"}', '{"seal":3,"hash":""}', "[" * 5000])
 def test_a_seal_that_cannot_be_read_stops_it(three: tuple[Path, list[str]], data: str) -> None:
     root, _ = three
     seals = root / ".build" / "seals"

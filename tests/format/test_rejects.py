@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -34,6 +35,11 @@ def test_lines_give_the_rejects_back(items: list[Reject]) -> None:
     data = b"".join(r.to_line() for r in items)
     assert data.count(b"\n") == len(items)
     assert read_rejects(data, PATH) == tuple(items)
+
+
+def test_a_message_may_hold_a_long_path() -> None:
+    long = dataclasses.replace(HERE, message="x" * 5000)
+    assert read_rejects(long.to_line(), PATH) == (long,)
 
 
 @pytest.mark.parametrize(

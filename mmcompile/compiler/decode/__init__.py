@@ -66,8 +66,10 @@ def decode(data: bytes, name: str, preprocess: Preprocess, on_open: Callable[[in
     `on_open(width, height)` is called when the size is known and decoding begins.
 
     Raises DecodeError with `stage` (open, load, convert, geometry), `code`, and `error`, the class that Pillow raised.  MemoryError passes.
+    OptionError where the options leave the size of a sample open.
     """
     options = _resolved(preprocess)
+    options.sample_shape()
     try:
         with opening.pillow(options) as log:
             return _decode(data, name, options, log, on_open)
@@ -86,11 +88,9 @@ def probe(data: bytes, name: str, preprocess: Preprocess) -> tuple[int, int, str
     """
     options = _resolved(preprocess)
     with opening.pillow(options):
-        image = opening.open(data, name, options)
-        width, height = image.size
+        image = opening.open_image(data, name, options)
         may_turn = image.format != "PNG" or any(word in data for word in opening.PNG_ORIENTATION)
-        if options.orientation == "apply" and image.format != "TIFF" and may_turn and opening.orientation(image)[0] >= 5:
-            width, height = height, width
+        width, height = opening.size_turned(image, options.orientation == "apply" and may_turn)
         return width, height, convert.mode_to_keep(image, options)
 
 
@@ -100,11 +100,11 @@ def _resolved(preprocess: Preprocess) -> Preprocess:
 
 
 def _decode(data: bytes, name: str, options: Preprocess, log: list[warnings.WarningMessage], on_open: Callable[[int, int], None] | None) -> Decoded:
-    image = opening.open(data, name, options)
+    image = opening.open_image(data, name, options)
     format, mode, (width, height) = image.format or "", image.mode, image.size
     if on_open is not None:
         on_open(width, height)
-    turned = opening.tag(image) if format == "TIFF" else 1
+    turned = opening.tiff_orientation(image) if format == "TIFF" else 1
     with opening.stage("load", f"{format} data"):
         image.load()
     opening.check_size(image, options, "load")
@@ -123,7 +123,7 @@ def _decode(data: bytes, name: str, options: Preprocess, log: list[warnings.Warn
         if format == "TIFF" and turned in opening.TRANSPOSE:
             # Pillow has turned it already, whatever was asked for.
             orientation = turned
-            width, height = (height, width) if turned >= 5 else (width, height)
+            width, height = image.size if turned < 5 else image.size[::-1]
     with opening.stage("geometry", "resized picture"):
         if wide is not None:
             depth = wide[1]

@@ -39,7 +39,7 @@ _LIBRARIES = {
 }
 #: The first Pillow whose decoders have the holes mended that the corpus knows of.
 _SAFE_PILLOW = 13
-_ORIENTATION = 0x0112
+_WIDTH, _HEIGHT, _ORIENTATION = 0x0100, 0x0101, 0x0112
 TRANSPOSE = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -108,8 +108,8 @@ def _explain(error: Exception, what: str) -> tuple[str, str]:
     return "corrupt", f"the {what} cannot be decoded"
 
 
-def open(data: bytes, name: str, options: Preprocess) -> Image.Image:
-    formats = (*_FORMATS, "TGA") if may_be_tga(name) else _FORMATS
+def open_image(data: bytes, name: str, options: Preprocess) -> Image.Image:
+    formats = [f for f in (*_FORMATS, *(["TGA"] if may_be_tga(name) else [])) if f in Image.OPEN]
     promised = sniff(data[:32])
     with stage("open", f"{promised or 'image'} header"):
         try:
@@ -133,13 +133,29 @@ def check_size(image: Image.Image, options: Preprocess, stage: str) -> None:
         raise DecodeError(f"{width}x{height} is longer than --max-aspect {options.max_aspect:g}", stage=stage, code="aspect-limit")
 
 
-def tag(image: Image.Image) -> int:
+def tiff_orientation(image: Image.Image) -> int:
+    """The orientation (1 to 8) of an opened TIFF that is not loaded yet: loading turns it, whatever was asked for."""
+    return next((k for k in TRANSPOSE if _tag(image, _ORIENTATION) == k), 1)
+
+
+def size_turned(image: Image.Image, apply: bool) -> tuple[int, int]:
+    """(width, height) that an opened image will have once it is loaded, and turned where that is asked for."""
+    width, height = image.size
+    if image.format == "TIFF":
+        # Newer versions of Pillow have swapped the sides already.
+        swaps = tiff_orientation(image) >= 5 and image.size == (_tag(image, _WIDTH), _tag(image, _HEIGHT))
+    else:
+        swaps = apply and orientation(image)[0] >= 5
+    return (height, width) if swaps else (width, height)
+
+
+def _tag(image: Image.Image, number: int) -> object:
     try:
-        return int(image.tag_v2.get(_ORIENTATION, 1))  # type: ignore[attr-defined]
+        return image.tag_v2.get(number)  # type: ignore[attr-defined]
     except MemoryError:
         raise
     except Exception:
-        return 1
+        return None
 
 
 def orientation(image: Image.Image) -> tuple[int, bool]:

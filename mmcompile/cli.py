@@ -1,0 +1,498 @@
+"""The command line: parse, one library call, print.  The only home of click, tqdm, print and exit codes.
+
+Results go to standard output, all else to standard error.  With --json standard output is exactly one JSON document, for errors too, valid against
+schemas/report.schema.json.  An expected error is one line and an exit code: 0 fine, 1 a problem, 2 wrong usage, 130 stopped by Ctrl-C; where a
+command goes on from there, that command is the last line.  Nothing heavy is imported before a command needs it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+
+import click
+
+from mmcompile import summary, text
+from mmcompile.compiler.outcome import Progress
+from mmcompile.errors import EngineError, MMCompileError, OptionError
+from mmcompile.options import BYTES, COUNT, NUMBERS, PAIR, PLACE, RANGE, RATIO, REJECTS, SECONDS, SIZE, Form, as_typed, read_config
+
+if TYPE_CHECKING:
+    from mmcompile.compiler.preprocess import Preprocess
+
+__all__ = ["main", "program"]
+
+#: Plain progress lines where standard error is no terminal: the first after this many seconds, then one every so many.
+_FIRST_LINE_S, _LINES_S = 3.0, 10.0
+#: Bad files named under an error; all of them stand in the file that the error names.
+_EXAMPLES = 5
+_STOPPED = 130
+#: Stages whose progress counts bytes; all others count images.
+_IN_BYTES = frozenset({"verify"})
+
+
+# ---------------------------------------------------------------- output
+
+
+def _say(lines: Iterable[str] | str, *, err: bool = False) -> None:
+    """Write lines.  A reader that left (`| head`) is no error: the rest is dropped and the exit code stays what it was."""
+    stream = sys.stderr if err else sys.stdout
+    if stream is None:  # closed by the caller, as in `>&-`
+        return
+    try:
+        for line in [lines] if isinstance(lines, str) else lines:
+            print(line, file=stream)
+        stream.flush()
+    except BrokenPipeError:
+        _discard(stream)
+
+
+def _discard(stream: TextIO) -> None:
+    """Send what is still buffered, and all that follows, to nowhere, so that closing it at exit cannot fail again."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+def _say_json(document: dict[str, Any]) -> None:
+    _say(json.dumps(text.json_ready(document), indent=2, allow_nan=False))
+
+
+class _Show:
+    """Shows progress: a bar on a terminal, else a plain line now and then.  `clock` is in seconds."""
+
+    def __init__(self, stream: TextIO | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream, self._clock = stream, clock
+        self._bar: Any = None
+        self._stage = ""
+        self._first = (0, clock())
+        self._due = clock() + _FIRST_LINE_S
+        self._terminal = stream is not None and stream.isatty()
+
+    def __call__(self, progress: Progress) -> None:
+        if self._stream is None:
+            return
+        if progress.message:
+            if self._bar is not None:
+                self._bar.clear()
+            _say(text.escape(progress.message), err=True)
+        now = self._clock()
+        if progress.stage != self._stage:
+            self.close()
+            self._stage, self._first = progress.stage, (progress.done, now)
+        if self._terminal:
+            self._draw(progress)
+        elif now >= self._due:
+            self._due = now + _LINES_S
+            done, since = self._first
+            rate = (progress.done - done) / (now - since) if now > since else None
+            units: dict[str, Any] = {"count": text.size, "unit": ""} if progress.stage in _IN_BYTES else {}
+            _say(text.escape(summary.progress_line(progress, rate, **units)), err=True)
+
+    def _draw(self, progress: Progress) -> None:
+        if self._bar is None:
+            import threading
+
+            from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
+
+            tqdm.set_lock(threading.RLock())  # its own is shared between processes, and a semaphore would outlive a kill
+            tqdm.monitor_interval = 0  # no thread of its own beside a build that starts processes
+            units: dict[str, Any] = {"unit": "B", "unit_scale": True, "unit_divisor": 1024} if progress.stage in _IN_BYTES else {"unit": " images"}
+            label, total = text.escape(progress.stage), progress.total or None
+            self._bar = tqdm(desc=label, total=total, initial=progress.done, file=self._stream, leave=False, **_width(self._stream), **units)
+        if progress.total:
+            self._bar.total = progress.total
+        if progress.rejects:
+            self._bar.set_postfix_str(f"{progress.rejects:,} rejects", refresh=False)
+        self._bar.update(progress.done - self._bar.n)
+
+    def close(self) -> None:
+        """Take the bar away, so that what is printed next stands alone."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+def _width(stream: Any) -> dict[str, Any]:
+    """How large tqdm may draw: as the terminal is at each moment, but 80 x 24 on one that says 0 x 0, where it would draw nothing."""
+    try:
+        wide = os.get_terminal_size(stream.fileno()).columns > 0
+    except (OSError, ValueError):
+        wide = False
+    return {"dynamic_ncols": True} if wide else {"ncols": 80, "nrows": 24}
+
+
+# ---------------------------------------------------------------- every outcome -> exit code
+
+
+class _Program(click.Group):
+    """The group of commands; the one place where errors become a line and an exit code."""
+
+    def main(self, args: Any = None, prog_name: str | None = None, *_: Any, **extra: Any) -> NoReturn:
+        arguments = list(sys.argv[1:] if args is None else args)
+        extra.pop("standalone_mode", None)
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="backslashreplace")  # a name that this terminal's encoding lacks is no error
+        try:
+            code = super().main(arguments, prog_name or "mmcompile", standalone_mode=False, **extra)
+        except SystemExit:  # how click ends when the reader of its help left
+            code = 0
+        except Exception as error:
+            code = _report(error, arguments)
+            if code is None:
+                raise
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _report(error: Exception, arguments: list[str]) -> int | None:
+    """Say what went wrong and return the exit code; None for what nobody expected, which deserves its traceback."""
+    command = next((word for word in arguments if word in program.commands), None)
+    code, kind, message = 1, type(error).__name__, str(error)
+    details: dict[str, Any] = {}
+    again = ""  # why the same command, run again, goes on
+    following: list[tuple[str, list[str]]] = []
+    if isinstance(error, MMCompileError):
+        code, details = 2 if isinstance(error, OptionError) else 1, error.details
+        following = text.go_on(arguments, details)
+        again = "everything finished is kept; to go on:" if isinstance(error, EngineError) else ""
+    elif isinstance(error, click.Abort):
+        code, kind, message, again = _STOPPED, "KeyboardInterrupt", "stopped", "everything finished is kept; to go on:"
+    elif isinstance(error, click.UsageError):
+        code, message = 2, error.format_message().rstrip(".") + f" (see `mmcompile {command + ' ' if command else ''}--help`)"
+    elif isinstance(error, click.ClickException):
+        message = error.format_message()
+    elif isinstance(error, OSError):
+        details, again = {"errno": error.errno, "path": error.filename}, "everything finished is kept; to go on when that is mended:"
+        message = text.system_line(error)
+    else:
+        message = f"internal error: {message}"
+    if command != "build" or "--dry-run" in arguments:
+        following = []
+    elif again:
+        following = [(again, arguments)]
+    called = text.program_words(sys.argv[0], sys.executable, shutil.which)
+    commands = [(intro, text.quote([*called, *words])) for intro, words in following]
+    if "--json" in arguments:
+        about = {"type": kind, "message": text.escape(message), "details": details}
+        _say_json({"command": command, "error": about, "next": [line for _, line in commands]})
+    if not isinstance(error, MMCompileError | OSError | click.ClickException | click.Abort):
+        return None
+    lines = [f"error: {text.escape(message)}", *text.examples(details, _EXAMPLES)]
+    _say([*lines, *(line for pair in commands for line in pair)], err=True)
+    return code
+
+
+# ---------------------------------------------------------------- commands
+
+
+class _Typed(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+    """A `Form` as a type of click."""
+
+    def __init__(self, form: Form) -> None:
+        self.form, self.name = form, form.name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):  # converted before
+            return value
+        try:
+            return self.form.parse(value)
+        except (ValueError, OverflowError):
+            self.fail(f"expected {self.form.expected}, found {value!r:.80}", param, ctx)
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str | None:
+        return self.form.name if isinstance(param, click.Option) else None
+
+
+def _version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+    if asked:
+        from mmcompile import __version__
+
+        _say(f"mmcompile {__version__}")
+        ctx.exit()
+
+
+@click.group(cls=_Program, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Print the version.")
+@click.pass_context
+def program(ctx: click.Context) -> int:
+    """Compile folders of images into memory-mapped .npy shards, and look after them.
+
+    \b
+    mmcompile build raw/ out/ --resize 256 --crop 224
+    mmcompile info out/
+
+    Every command takes --json: one document on standard output, for errors too.  Exit codes: 0 fine, 1 a problem, 2 wrong usage.
+    """
+    if ctx.invoked_subcommand is None:
+        _say(ctx.get_help())
+        return 2
+    return 0
+
+
+def _config(ctx: click.Context, _: click.Parameter, path: str | None) -> None:
+    """Make what a --config file says the defaults of this call; its excludes are kept apart, as the command line adds to them."""
+    if path is None:
+        return
+    options = {p.opts[-1].removeprefix("--"): p for p in ctx.command.params if isinstance(p, click.Option) and p.name not in _NOT_IN_CONFIG}
+    values: dict[str, Any] = {}
+    for key, value in read_config(path, set(options)).items():
+        option = options[key]
+        types, expected = _config_types(option)
+        typed = as_typed(value, types, joint=option.type.form.joint if isinstance(option.type, _Typed) else "", many=option.multiple)
+        if typed is None:
+            raise OptionError(f"--config {path}: {key} must be {expected}, found {json.dumps(value):.80}", options=[key])
+        try:
+            option.type_cast_value(ctx, typed)
+        except click.BadParameter as error:
+            raise OptionError(f"--config {path}: {key}: {error.message}", options=[key]) from None
+        values[str(option.name)] = typed
+    ctx.meta["mmcompile.exclude"] = tuple(values.pop("exclude", ()))
+    ctx.default_map = values
+
+
+def _config_types(option: click.Option) -> tuple[tuple[type, ...], str]:
+    """What an option's value may be in JSON: types, and words."""
+    if option.is_flag:
+        return (bool,), "true or false"
+    if isinstance(option.type, _Typed):
+        return option.type.form.types, option.type.form.expected
+    return (str,), "a list of texts" if option.multiple else "a text"
+
+
+_NOT_IN_CONFIG = frozenset({"config", "dry_run", "as_json", "help"})
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
+_PLACE = _Typed(PLACE)
+
+
+def _option(name: str, kind: Any, text: str, **more: Any) -> Callable[[Any], Any]:
+    return click.option(name, type=kind, help=text, expose_value=name != "--config", **more)
+
+
+def _one_of(words: str) -> click.Choice[str]:
+    return click.Choice(words.split("|"))
+
+
+_NO_LOCK = _option("--no-lock", None, "For file systems without locks: you make sure that no other run works on OUT.", is_flag=True)
+_DTYPES = _one_of("uint8|uint16|int16|int32|float16|bfloat16|float32|float64")
+
+
+@program.command(short_help="Compile a folder of images into a dataset.")
+@click.argument("raw", type=_PLACE)
+@click.argument("out", type=_PLACE)
+@_option("--resize", _Typed(SIZE), "Short side (then add --crop), or HxW.  Without geometry: the size that all have, else 256 and --crop 256.")
+@_option("--crop", _Typed(SIZE), "Cut this much out of the centre, filled with 0 where a picture is smaller.")
+@_option("--pad", _Typed(COUNT), "Long side N, centred in N x N, filled with 0.")
+@_option("--keep-size", _Typed(PAIR), "Take only pictures of this size, as they are.")
+@_option("--dtype", _DTYPES, "What lies on disk.  Default: uint8.")
+@_option("--layout", _one_of("chw|hwc"), "How a row lies on disk; samples are (C, H, W) either way.  Default: chw.")
+@_option("--normalize", _one_of("imagenet|auto"), "(value - mean) / std for training; auto: this dataset's own.  Default: none.")
+@_option("--mean", _Typed(NUMBERS), "Mean of each channel, as in 0.5,0.5,0.5.  Goes with --std.")
+@_option("--std", _Typed(NUMBERS), "Standard deviation of each channel.  Goes with --mean.")
+@_option("--mode", _one_of("rgb|gray|rgba|keep"), "Channels of a sample; keep: those that all sources have.  Default: rgb.")
+@_option("--scale", _one_of("unit|none"), "Float values: 0 to 1, or counts as they are.  Default: unit.")
+@_option("--resampler", _one_of("torch|pillow"), "Whose resize, to the bit.  Default: torch where it can.")
+@_option("--filter", _one_of("bilinear|bicubic|lanczos|box|nearest"), "Default: bilinear, antialiased.")
+@_option("--compat", _one_of("torchvision"), "Exactly the files and numbers of torchvision's ImageFolder with PIL transforms.")
+@_option("--orientation", _one_of("apply|ignore"), "EXIF orientation.  Default: apply.")
+@_option("--alpha", str, "What transparent pixels are laid over.  Default: white.", metavar="white|black|#rrggbb|drop")
+@_option("--depth16", _one_of("reject|scale|clip|keep"), "16-bit sources in 8 bit: scale for photographs, clip for labels.  Default: reject.")
+@_option("--range", _Typed(RANGE), "Values of 32-bit sources that become 0 and 255.  Default: reject such files.")
+@_option("--icc", _one_of("ignore|srgb"), "Colour profiles.  Default: ignore.")
+@_option("--frames", _one_of("first|error"), "Files with several frames.  Default: first.")
+@_option("--truncated", _one_of("reject|accept"), "Files that end early.  Default: reject.")
+@_option("--max-pixels", _Typed(COUNT), "Reject larger pictures.  Default: 178956970, Pillow's limit.")
+@_option("--max-aspect", _Typed(RATIO), "Reject longer pictures.  Default: no limit.")
+@_option("--include", str, "Take only these, as in 'cats/*.png' (* matches / too).  May repeat.", multiple=True, metavar="GLOB")
+@_option("--exclude", str, "Leave these out: pattern or exact path in RAW.  May repeat; adds to --config.", multiple=True, metavar="GLOB|KEY")
+@_option("--hidden", None, "Take names that begin with a dot, and __MACOSX.", is_flag=True)
+@_option("--workers", _Typed(COUNT), "Processes.  Default: the CPUs that this process may use.")
+@_option("--shard-bytes", _Typed(BYTES), "About the size of a shard, as in 64M.  Default: 256M.")
+@_option("--max-rejects", _Typed(REJECTS), "Publish with up to so many bad images left out, as in 10 or 1%.  Default: 0.")
+@_option("--decode-timeout", _Typed(SECONDS), "For one picture, plus 1 s a megapixel.  Default: 60.")
+@_NO_LOCK
+@_option("--config", str, 'JSON with these options; the command line wins.  Example: {"crop": 224}', metavar="FILE", is_eager=True, callback=_config)
+@_option("--dry-run", None, "Say what would be built, and write nothing.", is_flag=True)
+@_JSON
+@click.pass_context
+def build(ctx: click.Context, /, raw: str, out: str, dry_run: bool, as_json: bool, **given: Any) -> int:
+    """Compile the images in RAW (class folders, or one flat folder) into the dataset OUT.
+
+    \b
+    mmcompile build raw/ out/                                  one size for all, chosen by looking at them
+    mmcompile build raw/ out/ --resize 256 --crop 224 --normalize imagenet
+    mmcompile build raw/ out/ --pad 512 --max-rejects 1% --dry-run
+
+    RAW is never written.  After an interruption the same command goes on where it was; after changes in RAW it does only what changed.
+    """
+    from mmcompile.compiler.driver import BuildOptions
+    from mmcompile.compiler.driver import build as run
+    from mmcompile.compiler.formats import TORCHVISION_EXTENSIONS
+    from mmcompile.compiler.sources.folder import FolderSource
+
+    exact = given["compat"] == "torchvision"
+    source = FolderSource(
+        raw,
+        include=given.pop("include"),
+        exclude=(*ctx.meta.get("mmcompile.exclude", ()), *given.pop("exclude")),
+        hidden=given.pop("hidden") or exact,
+        extensions=TORCHVISION_EXTENSIONS if exact else None,
+    )
+    run_names = {"workers": "workers", "shard_bytes": "shard_bytes", "decode_timeout": "decode_timeout_s"}
+    options = BuildOptions(lock=not given.pop("no_lock"), **{name: v for key, name in run_names.items() if (v := given.pop(key)) is not None})
+    max_rejects = given.pop("max_rejects")
+    preprocess = _preprocess(given)
+    show = _Show(sys.stderr)
+    try:
+        report = run(
+            source, out, preprocess=preprocess, options=options, max_rejects=0 if max_rejects is None else max_rejects, progress=show, dry_run=dry_run
+        )
+    except BrokenPipeError as error:  # not standard output, see `_say`
+        raise EngineError("the connection to a worker process broke") from error
+    finally:
+        show.close()
+    if as_json:
+        _say_json(report.to_json())
+    else:
+        _say(summary.build_lines(report))
+    return 0
+
+
+def _preprocess(given: dict[str, Any]) -> Preprocess:
+    """The options that were given, as a Preprocess; it checks itself."""
+    from mmcompile.compiler.preprocess import Normalize, Preprocess
+
+    mean, std = given.pop("mean"), given.pop("std")
+    if (mean is None) != (std is None):
+        raise OptionError("--mean and --std go together: give both, or neither", options=["mean", "std"])
+    if mean is not None and given["normalize"] is not None:
+        raise OptionError("--normalize and --mean clash: leave one of them out", options=["normalize", "mean", "std"])
+    normalize = given.pop("normalize") if mean is None else Normalize(mean, std)
+    return Preprocess(normalize=normalize, **{name: value for name, value in given.items() if value is not None})
+
+
+@program.command(short_help="Check every byte of a dataset, or mend it.")
+@click.argument("out", type=_PLACE)
+@click.option(
+    "--repair", "raw", type=_PLACE, metavar="RAW", help="Build again just what is bad, from the sources in RAW, and end with the original bytes."
+)
+@_NO_LOCK
+@_JSON
+def verify(out: str, raw: str | None, no_lock: bool, as_json: bool) -> int:
+    """Check every byte of every file of OUT against its hash.  Exit code 1 if anything is wrong.
+
+    \b
+    mmcompile verify out/
+    mmcompile verify out/ --repair raw/
+    """
+    show = _Show(sys.stderr)
+    report: Any
+    try:
+        if raw is None:
+            from mmcompile.format.verify import verify as check
+
+            report = check(out, progress=lambda done, total: show(Progress("verify", done, total)))
+        else:
+            from mmcompile.compiler.repair import repair
+
+            report = repair(out, raw, progress=show, lock=not no_lock)
+    finally:
+        show.close()
+    document = report.to_json()
+    if as_json:
+        _say_json(document)
+    else:
+        _say(summary.verify_lines(document) if raw is None else summary.repair_lines(document))
+    return 0 if report.ok else 1
+
+
+@program.command(short_help="Show what is in a dataset.")
+@click.argument("out", type=_PLACE)
+@click.option(
+    "--samples", "table", type=_PLACE, metavar="FILE.csv", help="Write a new file with a line for each sample: where it came from, what was done."
+)
+@click.option("--generation", metavar="G", help="An earlier one, by its 32 hex digits.  Default: the current one.")
+@_JSON
+def info(out: str, table: str | None, generation: str | None, as_json: bool) -> int:
+    """Show what is in OUT: fields, samples, classes, sizes, settings, statistics, rejects, generations.
+
+    \b
+    mmcompile info out/
+    mmcompile info out/ --samples samples.csv
+    """
+    from mmcompile.format.describe import describe, samples_table
+
+    document = describe(out, generation)
+    if table is not None:
+        document["samples_file"] = table
+        _write_csv(table, samples_table(out, generation))
+    if as_json:
+        _say_json(document)
+    else:
+        _say(summary.info_lines(document))
+    return 0
+
+
+def _write_csv(path: str, rows: Iterable[dict[str, Any]]) -> None:
+    """Write a new CSV file; what is there already is never replaced, and nothing half stays.  Names that are no UTF-8 keep their bytes."""
+    import csv
+
+    try:
+        file = open(path, "x", encoding="utf-8", errors="surrogateescape", newline="")  # noqa: SIM115
+    except FileExistsError:
+        raise OptionError(f"--samples {path}: is there already; give another name, or remove it", options=["samples"]) from None
+    try:
+        with file:
+            writer = None
+            for row in rows:
+                if writer is None:
+                    writer = csv.DictWriter(file, list(row))
+                    writer.writeheader()
+                writer.writerow(row)
+    except BaseException:
+        os.unlink(path)
+        raise
+
+
+@program.command(short_help="Delete what only old generations need.")
+@click.argument("out", type=_PLACE)
+@click.option("--keep", type=_Typed(COUNT), default="1", help="Generations to keep, the newest.  Default: 1.")
+@click.option("--yes", is_flag=True, help="Delete without asking.")
+@_JSON
+def prune(out: str, keep: int, yes: bool, as_json: bool) -> int:
+    """List what only old generations of OUT need, then delete it: after asking on a terminal, or with --yes.
+
+    \b
+    mmcompile prune out/ --keep 2
+    mmcompile prune out/ --yes
+
+    Jobs that still read a deleted generation will stop.
+    """
+    from mmcompile.format.prune import prune as run
+
+    report = run(out, keep, delete=yes)
+    document = report.to_json()
+    if as_json:
+        _say_json(document)
+        return 0
+    _say(summary.prune_lines(document))
+    asks = not yes and (document["generations"] or document["files"]) and _can_ask()
+    if asks and click.confirm("delete these files?", err=True):
+        _say(summary.prune_lines(run(out, keep, delete=True).to_json()))
+    return 0
+
+
+def _can_ask() -> bool:
+    """Is there a person at a terminal?"""
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """The command `mmcompile`; `arguments` are those behind its name (None: of this process).  Ends the process with its exit code."""
+    program.main(arguments)
+    raise AssertionError("program.main ends the process")

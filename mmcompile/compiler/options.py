@@ -1,0 +1,65 @@
+"""Hides what the options of a run may be: how to run it, how many bad images it may leave out, and how its geometry would be typed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from mmcompile.compiler.plan import SHARD_BYTES
+from mmcompile.compiler.preprocess import Preprocess
+from mmcompile.errors import OptionError
+
+__all__ = ["BuildOptions", "allowed_rejects", "typed"]
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """How to run a build.  Nothing here changes a byte of the dataset but `shard_bytes`, which moves the cuts.
+
+    `workers`: processes, None: as many as this process may use.  `decode_timeout_s`: seconds that one image may take, and one more for
+    each megapixel.  `lock=False` is for file systems without file locks: the caller makes sure that no other run is at work.
+    """
+
+    workers: int | None = None
+    engine: str = "local"
+    shard_bytes: int = SHARD_BYTES
+    decode_timeout_s: float = 60.0
+    lock: bool = True
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 1:
+            raise OptionError(f"workers must be at least 1, not {self.workers}")
+        if self.shard_bytes < 1:
+            raise OptionError(f"shard_bytes must be at least 1, not {self.shard_bytes}")
+        if not self.decode_timeout_s > 0:
+            raise OptionError(f"decode_timeout_s must be above 0, not {self.decode_timeout_s}")
+
+
+def allowed_rejects(max_rejects: int | str, items: int) -> int:
+    """The number of rejects that may be left out; "2%" is of the items planned, rounded down."""
+    text = str(max_rejects).strip()
+    try:
+        if text.endswith("%"):
+            share = Fraction(text[:-1])  # exact: 29% of 100 is 29
+            value = math.floor(share * items / 100)
+            if not 0 <= share <= 100:
+                raise ValueError(text)
+        else:
+            value = int(text)
+            if value < 0:
+                raise ValueError(text)
+    except (ValueError, ZeroDivisionError):
+        raise OptionError(f"max_rejects must be a number of images or a percentage such as 2%, not {max_rejects!r}") from None
+    return value
+
+
+def typed(preprocess: Preprocess) -> str:
+    """The geometry as options of the command."""
+
+    def size(value: Any) -> str:
+        return f"{value[0]}x{value[1]}" if isinstance(value, tuple) else str(value)
+
+    names = (("resize", "--resize"), ("crop", "--crop"), ("pad", "--pad"), ("keep_size", "--keep-size"))
+    return " ".join(f"{flag} {size(value)}" for name, flag in names if (value := getattr(preprocess, name)) is not None)

@@ -1,0 +1,160 @@
+"""Hides how a value typed on a command line, or written in a --config file, becomes a Python value; every fault names what was expected.
+
+A config file goes through the same forms as the command line: each value is turned into the text that one would have typed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mmcompile.errors import OptionError
+
+__all__ = ["BYTES", "COUNT", "NUMBERS", "PAIR", "PLACE", "RANGE", "RATIO", "REJECTS", "SECONDS", "SIZE", "Form", "as_typed", "read_config"]
+
+#: A config file is read whole; one that is longer is no config file.
+_CONFIG_LIMIT = 1 << 20
+
+
+@dataclass(frozen=True)
+class Form:
+    """A value with a form of its own.  `parse` raises ValueError.
+
+    A config file may hold it as one of `types`, or where there is a `joint` as a list of the numbers that it stands between.
+    """
+
+    name: str
+    expected: str
+    parse: Callable[[str], Any]
+    joint: str = ""
+    types: tuple[type, ...] = (str, int)
+
+
+def _whole(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,18}", text):
+        raise ValueError(text)
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if not re.fullmatch(r"0*[1-9][0-9]{0,17}", text):
+        raise ValueError(text)
+    return int(text)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
+
+
+def _size(text: str) -> int | tuple[int, int]:
+    return _pair(text) if "x" in text.lower() else _positive(text)
+
+
+def _pair(text: str) -> tuple[int, int]:
+    height, width = text.lower().split("x")
+    return _positive(height), _positive(width)
+
+
+def _ratio(text: str) -> float:
+    if not _finite(text) >= 1:
+        raise ValueError(text)
+    return float(text)
+
+
+def _range(text: str) -> tuple[float, float]:
+    low, high = text.split(":")
+    return _finite(low), _finite(high)
+
+
+def _bytes(text: str) -> int:
+    found = re.fullmatch(r"(0*[1-9][0-9]{0,17})(?:([KMGT])(?:iB)?)?", text, re.IGNORECASE)
+    if not found:
+        raise ValueError(text)
+    return int(found[1]) << (10 * " KMGT".index((found[2] or " ").upper()))
+
+
+def _seconds(text: str) -> float:
+    if not _finite(text) > 0:
+        raise ValueError(text)
+    return float(text)
+
+
+def _rejects(text: str) -> int | str:
+    return text if re.fullmatch(r"(100|[0-9]{1,2}(\.[0-9]{1,9})?)%", text) else _whole(text)
+
+
+def _place(text: str) -> str:
+    if not text:
+        raise ValueError(text)
+    return text
+
+
+COUNT = Form("N", "a whole number above 0", _positive, types=(int,))
+RATIO = Form("RATIO", "a number of at least 1", _ratio, types=(int, float))
+SIZE = Form("N|HxW", "a whole number above 0, or height x width as in 240x320", _size, "x")
+PAIR = Form("HxW", "height x width as in 240x320", _pair, "x", (str,))
+NUMBERS = Form(
+    "A,B,...", "numbers with commas between them, one for each channel", lambda text: tuple(_finite(part) for part in text.split(",")), ","
+)
+RANGE = Form("LO:HI", "two numbers as LO:HI", _range, ":", (str,))
+BYTES = Form("BYTES", "a whole number above 0, or one with K, M, G or T behind it (powers of 1024)", _bytes)
+SECONDS = Form("SECONDS", "a number of seconds above 0", _seconds, types=(int, float))
+REJECTS = Form("N|P%", "a whole number, or a share of the images from 0% to 100%", _rejects)
+#: An empty path means the current folder to most calls: here it is what an unset shell variable leaves.
+PLACE = Form("PATH", "a path that is not empty", _place)
+
+
+def read_config(path: str, known: set[str]) -> dict[str, Any]:
+    """The object in a --config file.  Raises OptionError: no such object, or keys that are not known, all of them named."""
+
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(items)
+        if len(found) != len(items):
+            raise ValueError("a key stands in it twice")
+        return found
+
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(_CONFIG_LIMIT + 1)
+    except OSError as error:
+        raise OptionError(f"--config {path}: cannot be read ({error.strerror})", options=["config"]) from None
+    try:
+        if len(data) > _CONFIG_LIMIT:
+            raise ValueError(f"it is longer than {_CONFIG_LIMIT:,} bytes")
+        document = json.loads(data, object_pairs_hook=pairs)
+        if not isinstance(document, dict):
+            raise ValueError("it is not an object")
+    except (ValueError, RecursionError) as error:
+        remedy = 'expected JSON as in {"resize": 256, "crop": 224}'
+        raise OptionError(f"--config {path}: {error}; {remedy}", options=["config"]) from None
+    if strange := sorted(set(document) - known):
+        words = "unknown key " if len(strange) == 1 else "unknown keys "
+        raise OptionError(f"--config {path}: {words}{', '.join(strange)}; known are {', '.join(sorted(known))}", options=strange)
+    return document
+
+
+def as_typed(value: Any, types: tuple[type, ...], *, joint: str = "", many: bool = False) -> Any:
+    """A config value as it would have been typed, or None where its type is wrong.
+
+    `types` are those that JSON may hold here: bool alone for a flag (returned as it is), else some of str, int and float (returned as text).  With
+    `joint` a list of numbers is fine too, with `many` a list of texts, which is returned as a list.
+    """
+    if types == (bool,):
+        return value if isinstance(value, bool) else None
+    if many:
+        items = [value] if isinstance(value, str) else value
+        return items if isinstance(items, list) and all(isinstance(item, str) for item in items) else None
+    parts = [int(value) if isinstance(value, float) and value.is_integer() else value]
+    if joint and isinstance(value, list):
+        parts, types = value, (int, float)
+    if not parts or not all(isinstance(part, types) and not isinstance(part, bool) for part in parts):
+        return None
+    return joint.join(str(int(part)) if isinstance(part, float) and part.is_integer() else str(part) for part in parts)

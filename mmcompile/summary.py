@@ -1,0 +1,281 @@
+"""Hides how results read on a screen: reports in, lines of text out.  Pure: nothing is printed or opened here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from mmcompile.compiler.outcome import BuildReport, Progress
+from mmcompile.text import duration, escape, moment, name, number, quote, size, typed
+
+__all__ = ["build_lines", "info_lines", "progress_line", "prune_lines", "repair_lines", "verify_lines"]
+
+#: Lines of one table on the screen; the rest is in a file that the last line names.
+MOST_LINES = 12
+#: Classes named on the screen.
+MOST_CLASSES = 40
+
+Pair = tuple[str, str]
+
+
+def table(rows: Iterable[Pair]) -> list[str]:
+    """Lines of two columns; a row without a label goes on under the row above."""
+    return [f"  {label:<10} {text}".rstrip() for label, text in rows]
+
+
+def progress_line(progress: Progress, rate: float | None, *, count: Callable[[int], str] = "{:,}".format, unit: str = " images") -> str:
+    """One plain line about a running command; `rate` in units a second, None while unknown; `count` says how a number of units reads."""
+    if not progress.total:
+        return f"{progress.stage}: {count(progress.done)}" if progress.done else progress.stage
+    parts = [f"{progress.stage}: {count(progress.done)} of {count(progress.total)}"]
+    if rate:
+        parts.append(f"{count(round(rate))}{unit}/s")
+        parts.append(f"{duration((progress.total - progress.done) / rate)} left")
+    if progress.rejects:
+        parts.append(number(progress.rejects, "reject"))
+    return ", ".join(parts)
+
+
+# ---------------------------------------------------------------- build
+
+
+def build_lines(report: BuildReport) -> list[str]:
+    """What a person reads when a build (or a dry run) is done."""
+    what = number(report.samples, "sample")
+    if report.classes is not None:
+        what += f" in {number(len(report.classes), 'class')}"
+    out = escape(report.out)
+    head = f"{out}: would hold {what}; nothing was written" if report.dry_run else f"{out}: {what}"
+    rows = _stored(report)
+    rows += _counted("rejects", report.reject_reasons, report.rejects)
+    if report.rejects and report.rejects_file:
+        rows.append(("", f"each with its reason in {escape(report.rejects_file)}"))
+    rows += _counted("left out", report.left_out, sum(report.left_out.values()))
+    rows += _counted("counted", report.counts, len(report.counts))
+    rows += [("changed" if i == 0 else "", escape(line)) for i, line in enumerate(report.changed)]
+    rows += [("warning", escape(line)) for line in report.warnings]
+    rows += _dry(report) if report.dry_run else [("took", _took(report))]
+    return [head, *table(rows), *([] if report.dry_run else _next(report))]
+
+
+def _stored(report: BuildReport) -> list[Pair]:
+    shape = " x ".join(str(n) for n in report.shape)
+    rows = [
+        ("stored", f"{size(report.bytes)} in {number(report.shards, 'shard')}" + (f"; a sample is {report.dtype} ({shape})" if report.dtype else ""))
+    ]
+    if report.geometry:
+        rows.append(("geometry", escape(report.geometry)))
+    parts = [f"{n:,} {word}" for n, word in ((report.decoded, "decoded"), (report.copied, "copied"), (report.kept, "kept as they were")) if n]
+    if report.copied or report.kept:
+        rows.append(("rows", ", ".join(parts)))
+    return rows
+
+
+def _took(report: BuildReport) -> str:
+    with_workers = f" with {number(report.workers, 'worker')}" if report.workers else ""
+    rate = f", {report.images_per_s:,.0f} images/s" if report.decoded or report.copied else ""
+    return f"{duration(report.seconds)}{rate}{with_workers}"
+
+
+def _dry(report: BuildReport) -> list[Pair]:
+    rows = []
+    if report.free_bytes is not None:
+        enough = "enough" if report.free_bytes >= report.bytes else f"NOT enough: {size(report.bytes - report.free_bytes)} are missing"
+        rows.append(("free", f"{size(report.free_bytes)} on that disk, {enough}"))
+    if report.estimate_s is not None:
+        rows.append(("time", f"about {duration(report.estimate_s)}" + (f" with {number(report.workers, 'worker')}" if report.workers else "")))
+    return rows
+
+
+def _counted(label: str, reasons: Mapping[str, int], total: int) -> list[Pair]:
+    """A total, then what it is made of, most first."""
+    if not total:
+        return []
+    ordered = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
+    shown = [f"{count:,} {escape(reason)}" for reason, count in ordered[:MOST_LINES]]
+    if len(ordered) > MOST_LINES:
+        shown.append(f"{sum(count for _, count in ordered[MOST_LINES:]):,} for other reasons")
+    if label == "rejects" and len(ordered) != 1:
+        return [(label, f"{total:,}" + (": " + ", ".join(shown) if shown else ""))]
+    return [(label, ", ".join(shown))]
+
+
+def _next(report: BuildReport) -> list[str]:
+    got = "image" if report.classes is None else "image, label"
+    return [
+        "next, in Python:",
+        "  from mmcompile import MMapShardDataset",
+        f"  ds = MMapShardDataset({report.out!r})",
+        f"  {got} = ds[0]",
+    ]
+
+
+# ---------------------------------------------------------------- verify, prune
+
+
+def verify_lines(report: Mapping[str, Any]) -> list[str]:
+    """What a person reads after `verify`, from its JSON values."""
+    root, problems = name(report["root"]), report["problems"]
+    read = f"{number(report['files'], 'file')}, {size(report['bytes'])}, in {duration(report['seconds'])}"
+    if not problems:
+        lines = [f"{root}: every byte is as it was written ({read}; {number(report['samples'], 'sample')})"]
+    else:
+        lines = [f"{root}: {number(len(problems), 'problem')} ({read})"]
+        for problem in problems[:MOST_LINES]:
+            lines.append(f"  {name(problem['message'])}")
+            if problem["sources"]:
+                lines.append("    made from " + _listed([name(s) for s in problem["sources"]], problem["bad_rows"]))
+        if len(problems) > MOST_LINES:
+            lines.append(f"  and {len(problems) - MOST_LINES:,} more: --json has all of them")
+        lines += ["to mend it from the sources:", f"mmcompile verify {quote([typed(report['root'])])} --repair RAW"]
+    if report["extra"]:
+        lines.append(f"no generation names {_listed([name(n) for n in report['extra']])}; `mmcompile prune` removes what older builds left")
+    if report["misnamed"]:
+        lines.append(f"not ours, and left alone: {_listed([name(n) for n in report['misnamed']])}")
+    return lines
+
+
+def _listed(names: Sequence[str], total: int | None = None, most: int = 3) -> str:
+    """Some names, and how many more there are."""
+    total = len(names) if total is None else total
+    shown = names[:most]
+    return ", ".join(shown) + (f" and {total - len(shown):,} more" if total > len(shown) else "")
+
+
+def repair_lines(report: Mapping[str, Any]) -> list[str]:
+    """What a person reads after `verify --repair`, from its JSON values."""
+    root, repaired, left = name(report["root"]), report["repaired"], report["missing"]
+    lines = [f"{root}: {number(len(repaired), 'file')} built again with the original bytes, {len(left):,} left bad ({duration(report['seconds'])})"]
+    if not repaired and not left:
+        lines = [f"{root}: every byte is as it was written, there was nothing to repair ({duration(report['seconds'])})"]
+    lines += [f"  repaired {name(path)}" for path in repaired[:MOST_LINES]]
+    for entry in left[:MOST_LINES]:
+        lines.append(f"  {name(entry['path'])}: {name(entry['reason'])}")
+        if keys := [name(source["key"]) for source in entry["sources"] if source["key"] is not None]:
+            lines.append(f"    needs {_listed(keys)} as it was")
+        lines += [f"    {name(v['name'])}: {name(v['wanted'])} is wanted, {name(v['found'])} is found" for v in entry["versions"]]
+    more = max(0, len(repaired) - MOST_LINES) + max(0, len(left) - MOST_LINES)
+    return [*lines, f"  and {more:,} more: --json has all of them"] if more else lines
+
+
+def prune_lines(report: Mapping[str, Any]) -> list[str]:
+    """What a person reads after `prune`, from its JSON values."""
+    generations, files, done = report["generations"], report["files"], report["deleted"]
+    kept = f"keeps {number(len(report['kept']), 'generation')}, the current one is {report['current']}"
+    lines = [f"{name(report['root'])}: {kept}"]
+    if generations or files:
+        what = f"{number(len(generations), 'old generation')}, {number(len(files), 'file')}, {size(report['bytes'])}"
+        lines.append(f"deleted: {what}" if done else f"can be deleted: {what}")
+        lines += [f"  generation {g['name']}, of {moment(g['modified'])}" for g in generations]
+        lines += [f"  shards/{escape(f['name'])}, {size(f['bytes'])}" for f in files[:MOST_LINES]]
+        if len(files) > MOST_LINES:
+            lines.append(f"  and {len(files) - MOST_LINES:,} more: --json has all of them")
+        if not done:
+            lines.append("nothing is deleted yet (--yes does it); jobs that still read one of these generations will then stop")
+    else:
+        lines.append("nothing to delete")
+    if report["others"]:
+        lines.append(f"not ours, and left alone: {_listed([name(n) for n in report['others']])}")
+    return lines
+
+
+# ---------------------------------------------------------------- info
+
+
+def info_lines(report: Mapping[str, Any]) -> list[str]:
+    """What is in a dataset, on one screen, from the JSON values of `info`.  Settings and statistics may be a stranger's: any JSON will do."""
+    stored = report["bytes"]
+    rows = [("samples", f"{report['samples']:,} in {number(report['shards'], 'shard')}, {size(stored['dataset'])}")]
+    if stored["folder"] > stored["dataset"]:
+        rows[0] = ("samples", f"{rows[0][1]} ({size(stored['folder'])} with all else in the folder)")
+    rows += _labelled("fields", [_field(f) for f in report["fields"]])
+    if len(report["splits"]) > 1:
+        rows.append(("splits", ", ".join(f"{escape(s['name'])} {s['stop'] - s['start']:,}" for s in report["splits"])))
+    rows += _classes(report["classes"], report["unknown_labels"])
+    rows += _labelled("settings", _settings(report["settings"]))
+    versions = [f"{escape(k)} {escape(v)}" for k, v in sorted(report["versions"].items())]
+    rows += _labelled("made with", wrapped([f"pixel revision {report['pixel_revision']}", *versions]))
+    rows += _labelled("statistics", _statistics(report["statistics"]))
+    rejects = report["rejects"]
+    rows += _counted("rejects", rejects["reasons"], rejects["count"])
+    if rejects["file"] is not None:
+        rows.append(("", f"each with its reason in {escape(rejects['file'])}"))
+    generations = [f"{g['name']}, {moment(g['modified'])}{', current' if g['current'] else ''}" for g in report["generations"]]
+    if len(generations) > MOST_LINES:
+        generations = [*generations[:MOST_LINES], f"and {len(generations) - MOST_LINES:,} more: --json has all of them"]
+    rows += _labelled("generations", generations)
+    lines = [f"{name(report['root'])}: generation {report['generation']}, format {report['format_version']}", *table(rows)]
+    return [*lines, f"provenance of every sample: {escape(report['samples_file'])}"] if "samples_file" in report else lines
+
+
+def _labelled(label: str, texts: Sequence[str]) -> list[Pair]:
+    return [(label if i == 0 else "", text) for i, text in enumerate(texts)]
+
+
+def _field(entry: Mapping[str, Any]) -> str:
+    shape = " x ".join(str(n) for n in entry["shape"])
+    parts = [f"{entry['name']}: {entry['dtype']}" + (f" ({shape})" if shape else "")]
+    if entry["layout"]:
+        parts.append(f"{entry['layout']} on disk")
+    if entry["normalize"]:
+        parts.append(f"normalised when read, mean {_numbers(entry['normalize']['mean'])}, std {_numbers(entry['normalize']['std'])}")
+    return ", ".join(parts)
+
+
+def _classes(classes: Sequence[Mapping[str, Any]] | None, unknown: int) -> list[Pair]:
+    if classes is None:
+        return [("classes", "none: images without labels")]
+    shown = [name(c["name"]) + ("" if c["count"] is None else f" {c['count']:,}") for c in classes[:MOST_CLASSES]]
+    if len(classes) > MOST_CLASSES:
+        shown.append(f"and {len(classes) - MOST_CLASSES:,} more")
+    if unknown:
+        shown.append(f"{number(unknown, 'sample')} of no class")
+    return _labelled("classes", wrapped([f"{len(classes):,}: {shown[0]}", *shown[1:]] if shown else ["0"]))
+
+
+def _settings(settings: Mapping[str, Any]) -> list[str]:
+    """Lines of "group: name value, name value"."""
+    lines = wrapped(flat({key: value for key, value in settings.items() if not isinstance(value, Mapping)}))
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and (texts := flat(value)):
+            lines += wrapped([f"{escape(key)}: {texts[0]}", *texts[1:]])
+    return lines if len(lines) <= MOST_LINES else [*lines[: MOST_LINES - 1], "…, --json has all of them"]
+
+
+def _statistics(splits: Mapping[str, Any]) -> list[str]:
+    """A line for each split and field that has a mean and a std."""
+    lines = []
+    for split, fields in splits.items():
+        for field, found in fields.items() if isinstance(fields, Mapping) else ():
+            mean, std = (found.get("mean"), found.get("std")) if isinstance(found, Mapping) else (None, None)
+            if isinstance(mean, list) and isinstance(std, list):
+                lines.append(f"{escape(split)} {escape(field)}: mean {_numbers(mean)}, std {_numbers(std)}")
+    return lines[:MOST_LINES]
+
+
+def _numbers(values: Sequence[Any]) -> str:
+    shown = [f"{v:.4g}" if isinstance(v, int | float) and abs(v) < 1e300 else escape(v)[:20] for v in values[:8]]
+    return " ".join(shown) + (" …" if len(values) > 8 else "")
+
+
+def flat(value: Any, path: str = "") -> list[str]:
+    """Nested settings as "path value" texts, nulls left out."""
+    if isinstance(value, Mapping) and value and "bytes" not in value:
+        return [text for key, inner in value.items() for text in flat(inner, f"{path}.{key}" if path else str(key))]
+    if value is None or value == [] or value == {}:
+        return []
+    return [escape(f"{path} {value if isinstance(value, str) else json.dumps(value)}")]
+
+
+def wrapped(texts: Sequence[str], width: int = 100) -> list[str]:
+    """Texts joined by commas, on lines of about `width` characters, at most MOST_LINES of them."""
+    lines = [""]
+    for text in texts:
+        if lines[-1] and len(lines[-1]) + len(text) > width:
+            lines[-1] += ","
+            lines.append("")
+        lines[-1] += (", " if lines[-1] else "") + (text if len(text) <= 4 * width else text[: 4 * width] + "…")
+    if len(lines) > MOST_LINES:
+        lines[MOST_LINES - 1 :] = ["…, --json has all of it"]
+    return lines if lines[0] else []

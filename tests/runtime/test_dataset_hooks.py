@@ -1,0 +1,146 @@
+"""Transforms: what they get, which of them get a generator, and which cannot apply."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mmcompile.runtime.dataset import MMapShardDataset
+from mmcompile.runtime.seeding import _mix, stream_key
+from tests.support import make_dataset
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (6, 3, 5, 4), dtype=np.uint8)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    make_dataset(tmp_path, IMAGES, [0, 1, 2, 0, 1, 2], shards=(4, 2))
+    return tmp_path
+
+
+def noise(image: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return torch.rand(2, generator=generator)
+
+
+class Module(torch.nn.Module):
+    def forward(self, image: torch.Tensor, *, generator: torch.Generator) -> torch.Tensor:
+        return torch.rand(2, generator=generator)
+
+
+class Callable:
+    def __call__(self, image: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
+        assert generator is not None
+        return torch.rand(2, generator=generator)
+
+
+def test_transform_gets_the_image_and_target_transform_the_label(root: Path) -> None:
+    ds = MMapShardDataset(root, transform=lambda x: x.float().mean(), target_transform=lambda y: f"class {y}")
+    image, label = ds[4]
+    assert image == torch.from_numpy(IMAGES[4]).float().mean()
+    assert label == "class 1"
+    images, labels = ds[[4, 5]]
+    assert images.shape == (2,)
+    assert labels == ("class 1", "class 2") or labels == ["class 1", "class 2"]
+    with pytest.raises(ValueError, match="empty batch"):
+        ds[[]]
+
+
+@pytest.mark.parametrize("engine", ["mmap", "pread"])
+@pytest.mark.parametrize("layout", ["chw", "hwc"])
+def test_a_transform_gets_a_tensor_of_its_own(tmp_path: Path, layout: str, engine: str) -> None:
+    make_dataset(tmp_path, IMAGES, layout=layout)
+    got = []
+    ds = MMapShardDataset(tmp_path, engine=engine, crop=(3, 4), transform=lambda x: got.append(x) or x)
+    for _ in range(2):
+        ds[1].zero_()
+    first, second = got
+    assert first.shape == (3, 3, 4)
+    assert first.data_ptr() != second.data_ptr()
+    assert first.untyped_storage().nbytes() == 3 * 3 * 4
+    assert (ds[1].numpy() == IMAGES[1, :, 1:4]).all()
+
+
+def test_joint_transforms_get_all_fields(root: Path) -> None:
+    def joint(image: torch.Tensor, label: int) -> tuple[torch.Tensor, int]:
+        return image.flip(-1), label + 10
+
+    image, label = MMapShardDataset(root, transforms=joint)[3]
+    assert (image.numpy() == IMAGES[3, :, :, ::-1]).all()
+    assert label == 10
+    sample = MMapShardDataset(root, transforms=joint, output="dict")[3]
+    assert sample.keys() == {"image", "label"}
+    assert sample["label"] == 10
+    images, labels = MMapShardDataset(root, transforms=joint)[:2]
+    assert (images.numpy() == IMAGES[:2, :, :, ::-1]).all()
+    assert labels.tolist() == [10, 11]
+
+
+@pytest.mark.parametrize("hook", [noise, Module(), Callable(), functools.partial(noise)], ids=["function", "module", "object", "partial"])
+def test_a_parameter_named_generator_gets_one_that_depends_on_the_row_alone(root: Path, hook: Any) -> None:
+    ds = MMapShardDataset(root, transform=hook, fields=("image",))
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    first = [ds[i] for i in range(6)]
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(2)
+    assert all(torch.equal(ds[i], first[i]) for i in (5, 3, 0))
+    assert all(torch.equal(a, b) for a, b in zip(ds.__getitems__([2, 1]), [first[2], first[1]], strict=True))
+    assert len({tuple(x.tolist()) for x in first}) == 6
+
+
+def test_no_other_parameter_gets_a_generator(root: Path) -> None:
+    def takes_anything(image: torch.Tensor, **others: Any) -> int:
+        return len(others)
+
+    mine = torch.Generator().manual_seed(0)
+    assert MMapShardDataset(root, transform=takes_anything)[0][0] == 0
+    bound = MMapShardDataset(root, transform=functools.partial(lambda x, generator: generator, generator=mine))
+    assert bound[0][0] is mine
+    assert MMapShardDataset(root, transform=type)[0][0] is torch.Tensor
+
+
+def test_stream_keys_differ_by_each_part_and_never_change() -> None:
+    keys = {stream_key(s, e, r) for s in range(8) for e in range(8) for r in range(64)}
+    assert len(keys) == 8 * 8 * 64
+    assert all(0 <= k < 1 << 64 for k in keys)
+    assert _mix(0) == 0xE220A8397B1DCDAF  # splitmix64's published first output for seed 0
+    assert stream_key(0, 0, 0) == _mix(_mix(_mix(0)))
+    assert stream_key(1, 2, 3) == 0xD0734750FDE362B3
+    bits = np.array([[(stream_key(1, 2, r) >> b) & 1 for b in range(64)] for r in range(2000)])
+    assert np.abs(bits.mean(0) - 0.5).max() < 0.06  # 5 standard deviations
+
+
+def test_to_tensor_is_refused_with_the_remedy(root: Path) -> None:
+    pytest.importorskip("torchvision")
+    from torchvision import transforms
+    from torchvision.transforms import v2
+
+    for bad in (
+        transforms.ToTensor(),
+        transforms.PILToTensor(),
+        transforms.Compose([transforms.CenterCrop(2), transforms.ToTensor()]),
+        v2.Compose([v2.CenterCrop(2), v2.Compose([transforms.PILToTensor()])]),
+        transforms.RandomApply([transforms.ToTensor()]),
+        torch.nn.Sequential(torch.nn.Identity(), torch.nn.Sequential(v2.RandomApply([v2.CenterCrop(1), transforms.ToTensor()]))),
+    ):
+        for name in ("transform", "transforms"):
+            with pytest.raises(TypeError, match=r"samples are tensors already; use v2\.ToDtype\(torch\.float32, scale=True\)"):
+                MMapShardDataset(root, **{name: bad})
+    good = v2.Compose([v2.ToImage(), v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32, scale=True), v2.Normalize((0.5,) * 3, (0.5,) * 3)])
+    assert MMapShardDataset(root, transform=good)[0][0].dtype == torch.float32
+    image, label = MMapShardDataset(root, transforms=good)[5]
+    assert image.dtype == torch.float32
+    assert label == 2
+
+
+def test_to_tensor_is_found_by_name_where_torchvision_is_missing(root: Path) -> None:
+    imposter = type("ToTensor", (), {"__module__": "torchvision.transforms.transforms", "__call__": lambda self, x: x})
+    with pytest.raises(TypeError, match="ToTensor does not apply"):
+        MMapShardDataset(root, transform=imposter())
+    mine = type("ToTensor", (), {"__module__": "my.transforms", "__call__": lambda self, x: x})
+    assert MMapShardDataset(root, transform=mine())[0][1] == 0

@@ -1,0 +1,649 @@
+"""The command line: what it passes on, what it prints, how it ends."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import jsonschema
+import pytest
+from click.testing import CliRunner, Result
+from PIL import Image
+
+import mmcompile.compiler.driver
+from mmcompile import cli, options, text
+from mmcompile.compiler.formats import TORCHVISION_EXTENSIONS
+from mmcompile.compiler.outcome import BuildReport, Progress
+from mmcompile.compiler.preprocess import Normalize, Preprocess
+from mmcompile.compiler.sources.folder import FolderSource
+from mmcompile.errors import BuildError, DecodeError, EngineError, OptionError, SourceError
+
+SCHEMAS = Path(__file__).parents[1] / "schemas"
+REPORT = json.loads((SCHEMAS / "report.schema.json").read_text())
+CONFIG = json.loads((SCHEMAS / "build.schema.json").read_text())
+
+#: A file name that would clear a terminal, break a line, and is no UTF-8.
+EVIL = os.fsdecode(b"cats/\x1b[2J a\n\xff'b\\.png")
+
+FULL = BuildReport(
+    out="out",
+    samples=90,
+    rejects=3,
+    shards=2,
+    bytes=90 * 3 * 224 * 224,
+    seconds=1.5,
+    decoded=80,
+    copied=7,
+    kept=3,
+    generation="0" * 32,
+    classes=("cats", os.fsdecode(b"d\xffgs")),
+    shape=(3, 224, 224),
+    dtype="uint8",
+    geometry="resize 256, crop 224, as asked",
+    workers=2,
+    left_out={"hidden": 4, "extension .txt": 2},
+    counts={"more-frames": 1},
+    reject_reasons={"not-an-image": 2, EVIL: 1},
+    rejects_file="out/shards/rejects-0.jsonl",
+    warnings=("class folders are numbers",),
+    changed=("crop: 224, was 192",),
+)
+
+
+def checked(text: str) -> dict[str, Any]:
+    """Exactly one JSON document, valid against the schema."""
+    document = json.loads(text)
+    jsonschema.Draft202012Validator(REPORT).validate(document)
+    assert isinstance(document, dict)
+    return document
+
+
+def run(*arguments: str) -> Result:
+    result = CliRunner().invoke(cli.program, list(arguments))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def last_line(result: Result) -> str:
+    return result.stderr.rstrip("\n").split("\n")[-1]
+
+
+class Planted:
+    """Stands in for the library's build(): keeps what it was called with, then reports or raises."""
+
+    def __init__(self) -> None:
+        self.outcome: BuildReport | BaseException = FULL
+        self.moments: tuple[Progress, ...] = ()
+        self.calls: list[dict[str, Any]] = []
+
+    def __call__(self, source: Any, out: Any, **given: Any) -> BuildReport:
+        self.calls.append({"source": source, "out": out, **given})
+        for moment in self.moments:
+            given["progress"](moment)
+        if isinstance(self.outcome, BaseException):
+            raise self.outcome
+        return self.outcome
+
+
+@pytest.fixture
+def planted(monkeypatch: pytest.MonkeyPatch) -> Planted:
+    stand_in = Planted()
+    monkeypatch.setattr(mmcompile.compiler.driver, "build", stand_in)
+    return stand_in
+
+
+# ---------------------------------------------------------------- help, start
+
+
+def test_every_command_and_option_has_help() -> None:
+    assert set(cli.program.commands) == {"build", "verify", "info", "prune"}
+    for command in (cli.program, *cli.program.commands.values()):
+        assert command.help
+        for parameter in command.params:
+            assert not isinstance(parameter, click.Option) or parameter.help, parameter.name
+        result = run(*([] if command is cli.program else [str(command.name)]), "--help")
+        assert result.exit_code == 0
+        assert "--help" in result.stdout
+        assert not result.stderr
+
+
+@pytest.mark.parametrize("words", [["--help"], ["build", "--help"], ["--version"], ["build", "x"], []])
+def test_help_version_and_usage_errors_import_nothing_heavy(words: list[str]) -> None:
+    code = (
+        "import sys\nfrom mmcompile.cli import program\n"
+        "try: program.main(sys.argv[1:])\nexcept SystemExit: pass\n"
+        "print([m for m in ('torch', 'PIL', 'numpy', 'tqdm', 'xxhash') if m in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
+def test_no_command_prints_the_help_and_is_wrong_usage() -> None:
+    result = run()
+    assert result.exit_code == 2
+    assert "verify" in result.stdout
+
+
+def test_the_module_runs_as_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "mmcompile", "build", "raw"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: Missing argument 'OUT' (see `mmcompile build --help`)\n"
+
+
+# ---------------------------------------------------------------- what build passes on
+
+
+def test_without_options_the_defaults_of_the_library_hold(planted: Planted) -> None:
+    assert run("build", "raw", "out").exit_code == 0
+    (call,) = planted.calls
+    assert call["preprocess"] == Preprocess()
+    assert call["options"] == mmcompile.compiler.driver.BuildOptions()
+    assert (call["out"], call["max_rejects"], call["dry_run"]) == ("out", 0, False)
+    assert call["source"] == FolderSource("raw")
+
+
+def test_every_option_arrives(planted: Planted) -> None:
+    words = (
+        "--resize 240x320 --crop 224 --dtype float32 --layout hwc --mean .1,.2,.3 --std 1,2,3 --mode rgb --scale none --resampler pillow "
+        "--filter box --orientation ignore --alpha #102030 --depth16 keep --icc srgb --frames error --truncated accept --max-pixels 1000 "
+        "--max-aspect 7.5 --include *.png --include *.jpg --exclude a/b.png --hidden --workers 3 --shard-bytes 64M --max-rejects 2.5% "
+        "--decode-timeout 7 --no-lock --dry-run"
+    )
+    result = run("build", "raw", "out", *words.split())
+    assert result.exit_code == 0, result.stderr
+    (call,) = planted.calls
+    assert call["preprocess"] == Preprocess(
+        resize=(240, 320),
+        crop=224,
+        dtype="float32",
+        layout="hwc",
+        normalize=Normalize((0.1, 0.2, 0.3), (1.0, 2.0, 3.0)),
+        scale="none",
+        resampler="pillow",
+        filter="box",
+        orientation="ignore",
+        alpha="#102030",
+        depth16="keep",
+        icc="srgb",
+        frames="error",
+        truncated="accept",
+        max_pixels=1000,
+        max_aspect=7.5,
+    )
+    made, source = call["options"], call["source"]
+    assert (made.workers, made.shard_bytes, made.decode_timeout_s, made.lock) == (3, 64 << 20, 7.0, False)
+    assert (source.include, source.exclude, source.hidden) == (("*.png", "*.jpg"), ("a/b.png",), True)
+    assert (call["max_rejects"], call["dry_run"]) == ("2.5%", True)
+
+
+def test_pad_range_and_compat_arrive(planted: Planted) -> None:
+    assert run("build", "raw", "out", "--pad", "64", "--range", "-1:2.5", "--compat", "torchvision").exit_code == 0
+    (call,) = planted.calls
+    assert call["preprocess"] == Preprocess(pad=64, range=(-1.0, 2.5), compat="torchvision")
+    assert call["source"].hidden
+    assert call["source"].extensions == TORCHVISION_EXTENSIONS
+
+
+def test_the_choices_are_those_of_preprocess() -> None:
+    for parameter in cli.build.params:
+        if isinstance(parameter.type, click.Choice) and parameter.name not in ("normalize", None):
+            with pytest.raises(OptionError) as caught:
+                Preprocess(**{parameter.name: "nonsense"})  # type: ignore[arg-type]
+            found = str(caught.value).split("must be one of ")[1].split(", found")[0].split(", ")
+            assert found == list(parameter.type.choices), parameter.name
+
+
+def test_every_option_of_preprocess_can_be_typed() -> None:
+    typed = {parameter.name for parameter in cli.build.params}
+    assert set(Preprocess.__dataclass_fields__) - {"kept_mode"} <= typed
+
+
+WRONG = """--resize 0x|--resize 1x2x3|--resize -5|--crop ten|--pad 0|--mean 1,2|--mean 1,x,2 --std 1,1,1|--mean nan,0,0 --std 1,1,1|--range 5
+--mean 0,0,0 --std 0,1,1|--mean 0,0,0 --std 1,1,1 --normalize imagenet|--range 2:1|--dtype float8|--workers 0|--shard-bytes 0|--shard-bytes 5MB
+--max-rejects -1|--max-rejects 101%|--max-rejects nan%|--decode-timeout nan|--decode-timeout inf|--decode-timeout 0|--crop 300 --resize 256
+--normalize auto --dtype float32|--max-aspect nan|--config /nonexistent/file.json|--nonsense"""
+
+
+@pytest.mark.parametrize("words", WRONG.replace("\n", "|").split("|"))
+def test_wrong_usage_is_one_line_and_exit_code_2(planted: Planted, words: str) -> None:
+    result = run("build", "raw", "out", *words.split())
+    assert result.exit_code == 2
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith("error: ")
+    assert result.stdout == ""
+    assert not planted.calls
+    document = checked(run("build", "raw", "out", *words.split(), "--json").stdout)
+    assert document["command"] == "build"
+    assert document["error"]["message"] in result.stderr
+
+
+def test_an_empty_path_is_not_the_current_folder(planted: Planted) -> None:
+    assert run("build", "", "out").exit_code == 2
+    assert run("build", "raw", "").exit_code == 2
+    assert run("verify", "").exit_code == 2
+    assert not planted.calls
+
+
+# ---------------------------------------------------------------- the config file
+
+
+def test_a_config_file_gives_defaults_and_the_command_line_wins(planted: Planted, tmp_path: Path) -> None:
+    document = {
+        "resize": [240, 320],
+        "crop": 200,
+        "mean": [0.5, 0, 1],
+        "std": "1,1,1",
+        "dtype": "float16",
+        "hidden": True,
+        "no-lock": True,
+        "exclude": ["a/*"],
+        "include": ["*.png"],
+        "workers": 3,
+        "shard-bytes": "1M",
+        "max-rejects": "5%",
+        "decode-timeout": 2.5,
+    }
+    jsonschema.validate(document, CONFIG)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(document))
+    words = ["--crop", "100", "--config", str(path), "--exclude", "b.png", "--include", "*.jpg", "--max-rejects", "7"]
+    result = run("build", "raw", "out", *words)
+    assert result.exit_code == 0, result.stderr
+    (call,) = planted.calls
+    assert call["preprocess"] == Preprocess(resize=(240, 320), crop=100, dtype="float16", normalize=Normalize((0.5, 0.0, 1.0), (1.0, 1.0, 1.0)))
+    made, source = call["options"], call["source"]
+    assert (made.workers, made.shard_bytes, made.decode_timeout_s, made.lock) == (3, 1 << 20, 2.5, False)
+    assert (source.include, source.exclude, source.hidden) == (("*.jpg",), ("a/*", "b.png"), True)
+    assert call["max_rejects"] == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ('{"crop": 1, "colour": 2, "sise": 3}', "unknown keys colour, sise"),
+        ('{"dry-run": true}', "unknown key dry-run"),
+        ('{"crop": 1, "crop": 2}', "twice"),
+        ("[1]", "not an object"),
+        ("{", "expected JSON as in"),
+        ("\ufeff\x00", "expected JSON as in"),
+        ("[" * 100_000, "expected JSON as in"),
+        ('{"crop": true}', "crop must be a whole number above 0, or height x width as in 240x320, found true"),
+        ('{"crop": "x"}', "crop: expected a whole number"),
+        ('{"crop": [1, "2"]}', "crop must be"),
+        ('{"hidden": "yes"}', "hidden must be true or false"),
+        ('{"include": [1]}', "include must be a list of texts"),
+        ('{"dtype": 8}', "dtype must be"),
+        ('{"dtype": "float8"}', "dtype: "),
+        ('{"workers": "2"}', "workers must be"),
+        ('{"workers": 2.5}', "workers must be a whole number above 0, found 2.5"),
+        ('{"max-aspect": null}', "max-aspect must be"),
+        ('{"mean": []}', "mean must be"),
+        ('{"mean": [NaN, 0, 0]}', "mean: expected numbers"),
+    ],
+)
+def test_a_bad_config_file_is_one_error_that_names_file_and_key(planted: Planted, tmp_path: Path, text: str, named: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    result = run("build", "raw", "out", "--config", str(path))
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: --config {path}: ")
+    assert named in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert not planted.calls
+
+
+def test_config_schema_and_command_line_know_the_same_options() -> None:
+    known = {p.opts[-1].removeprefix("--"): p for p in cli.build.params if isinstance(p, click.Option)}
+    assert set(CONFIG["properties"]) == set(known) - {"config", "dry-run", "json"}
+    for name, rule in CONFIG["properties"].items():
+        kind = known[name].type
+        assert rule.get("enum") == (list(kind.choices) if isinstance(kind, click.Choice) else None)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [5, 0, -1, 2.0, 2.5, "5", "0", "05x1", "x", "100.5%", "7.25%", "5x6", "64M", "5%", "unit", "", True, None, [1, 2], [1, 2, 3], ["a"], [], {}],
+)
+def test_config_schema_and_code_accept_the_same_values(planted: Planted, tmp_path: Path, value: Any) -> None:
+    path = tmp_path / "config.json"
+    for name in CONFIG["properties"]:
+        if name in ("alpha", "range", "mean", "std"):  # what these may say depends on other options: Preprocess checks it
+            continue
+        path.write_text(json.dumps({name: value}))
+        result = run("build", "raw", "out", "--config", str(path))
+        valid = jsonschema.Draft202012Validator(CONFIG).is_valid({name: value})
+        assert ("--config" not in result.stderr) == valid, (name, value, result.stderr)
+
+
+# ---------------------------------------------------------------- what is printed
+
+
+def test_the_summary_says_what_was_made_and_what_to_type_next(planted: Planted) -> None:
+    result = run("build", "raw", "out")
+    assert (result.exit_code, result.stderr) == (0, "")
+    for part in (
+        "out: 90 samples in 2 classes",
+        "12.9 MiB in 2 shards",
+        "uint8 (3 x 224 x 224)",
+        "80 decoded, 7 copied, 3 kept",
+        "3: 2 not-an-image, 1 cats/\\x1b[2J",
+        "out/shards/rejects-0.jsonl",
+        "4 hidden, 2 extension .txt",
+        "resize 256, crop 224, as asked",
+        "1.5 s, 60 images/s with 2 workers",
+        "crop: 224, was 192",
+        "warning    class folders are numbers",
+    ):
+        assert part in result.stdout
+    assert result.stdout.splitlines()[-3:] == ["  from mmcompile import MMapShardDataset", "  ds = MMapShardDataset('out')", "  image, label = ds[0]"]
+
+
+def test_a_dry_run_says_what_would_be_built(planted: Planted) -> None:
+    planted.outcome = BuildReport(
+        "out", 5, 0, 1, 2 << 30, 0.0, shape=(3, 8, 8), dtype="uint8", dry_run=True, free_bytes=1 << 30, estimate_s=4000.0, workers=2
+    )
+    text = run("build", "raw", "out", "--dry-run").stdout
+    for part in ("out: would hold 5 samples; nothing was written", "1.0 GiB on that disk, NOT enough: 1.0 GiB are missing", "about 1 h 6 min"):
+        assert part in text
+    assert "MMapShardDataset" not in text
+
+
+@pytest.mark.parametrize("report", [FULL, BuildReport("out", 0, 0, 0, 0, 0.0), BuildReport(EVIL, 1, 0, 1, 5, 0.1, dry_run=True, free_bytes=7)])
+def test_build_prints_one_document_that_is_valid(planted: Planted, report: BuildReport) -> None:
+    planted.outcome = report
+    planted.moments = (Progress("decode", 1, 2, message="a line"),)
+    result = run("build", "raw", "out", "--json")
+    document = checked(result.stdout)
+    assert (document["command"], document["samples"]) == ("build", report.samples)
+    assert result.stderr == "a line\n"
+
+
+def test_names_that_are_no_utf_8_survive_in_json(planted: Planted) -> None:
+    assert checked(run("build", "raw", "out", "--json").stdout)["classes"] == ["cats", {"bytes": "d%FFgs"}]
+
+
+def test_no_control_character_reaches_the_terminal(planted: Planted) -> None:
+    report = BuildReport(EVIL, 1, 1, 1, 1, 1.0, classes=(EVIL,), warnings=(EVIL,), left_out={EVIL: 1}, reject_reasons={EVIL: 1}, changed=(EVIL,))
+    planted.moments = (Progress(EVIL, 1, 2, message=EVIL),)
+    results = []
+    for outcome in (
+        report,
+        DecodeError(f"bad {EVIL}", rejects=1, allowed=0, report=EVIL, examples=[(EVIL, EVIL)]),
+        SourceError(f"bad {EVIL}", keys=[EVIL]),
+        OSError(5, EVIL, EVIL),
+        KeyboardInterrupt(),
+    ):
+        planted.outcome = outcome
+        results += [run("build", "raw", EVIL), run("build", EVIL, "out", "--json")]
+        checked(results[-1].stdout)
+    results += [run("build", "raw", "out", "--crop", EVIL), run("build", "raw", "out", EVIL), run(EVIL), run("info", EVIL)]
+    for shown in [result.stdout for result in results] + [result.stderr for result in results]:
+        assert all(c == "\n" or c.isprintable() for c in shown), ascii(shown)
+
+
+def test_plain_progress_lines_come_soon_and_then_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, stream = [0.0], io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    show = cli._Show(stream, clock=lambda: now[0])
+    for second in range(31):
+        now[0] = float(second)
+        show(Progress("decode", second * 100, 4000, rejects=second // 20))
+    show.close()
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 3
+    assert lines[0] == "decode: 300 of 4,000, 100 images/s, 37.0 s left"
+    assert lines[-1] == "decode: 2,300 of 4,000, 100 images/s, 17.0 s left, 1 reject"
+
+
+def test_a_terminal_gets_a_bar_with_the_rejects_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    show = cli._Show(stream)
+    show(Progress("scan"))
+    show(Progress("decode", 10, 100))
+    show(Progress("decode", 60, 100, rejects=2, message="hello"))
+    show._bar.refresh()
+    show.close()
+    text = stream.getvalue()
+    assert "decode:  60%" in text
+    assert "2 rejects" in text
+    assert "hello\n" in text
+    assert show._bar is None
+
+
+def test_a_terminal_that_does_not_know_its_size_gets_a_bar_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    leader, follower = os.openpty()
+    with os.fdopen(follower, "w") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        assert os.get_terminal_size(follower).columns == 0
+        show = cli._Show(stream)
+        show(Progress("build", 1, 4))
+        text = os.read(leader, 4096).decode()
+        show.close()
+    os.close(leader)
+    assert "25%" in text
+
+
+# ---------------------------------------------------------------- errors and the command that goes on
+
+
+def test_too_many_rejects_end_with_the_command_that_goes_on(planted: Planted) -> None:
+    planted.outcome = DecodeError(
+        "3 of 93 images are bad, 0 are allowed; see out/.build/rejects.jsonl",
+        rejects=3,
+        allowed=0,
+        report="out/.build/rejects.jsonl",
+        examples=[("cats/a.png", "truncated"), (EVIL, "not an image")],
+    )
+    result = run("build", "my raw", "out", "--max-rejects", "0", "--crop=9", "--max-rejects=1")
+    assert (result.exit_code, result.stdout) == (1, "")
+    lines = result.stderr.splitlines()
+    assert lines[0].startswith("error: 3 of 93 images")
+    assert lines[1] == "  cats/a.png: truncated"
+    assert lines[-1] == "mmcompile build 'my raw' out --crop=9 --max-rejects 3"
+    document = checked(run("build", "my raw", "out", "--json").stdout)
+    assert document["next"] == ["mmcompile build 'my raw' out --json --max-rejects 3"]
+    assert (document["error"]["type"], document["error"]["details"]["rejects"]) == ("DecodeError", 3)
+
+
+def read_by_a_shell(line: str) -> list[str]:
+    """The arguments as bash understands them."""
+    script = f"for word in {line}; do printf '%s\\0' \"$word\"; done"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, check=True)
+    return [os.fsdecode(word) for word in done.stdout.split(b"\0")[:-1]]
+
+
+def test_unreadable_files_end_with_the_command_that_leaves_them_out(planted: Planted) -> None:
+    planted.outcome = SourceError("2 files cannot be read", keys=["cats/a b.png", EVIL])
+    result = run("build", "raw", "out")
+    assert result.exit_code == 1
+    words = read_by_a_shell(last_line(result))
+    assert words == ["mmcompile", "build", "raw", "out", "--exclude", "cats/a b.png", "--exclude", EVIL]
+    planted.outcome = FULL
+    assert run(*words[1:]).exit_code == 0
+    assert planted.calls[-1]["source"].exclude == ("cats/a b.png", EVIL)
+
+
+def test_of_many_unreadable_files_the_first_are_named(planted: Planted) -> None:
+    planted.outcome = SourceError("57 files cannot be read", keys=[f"k{i}" for i in range(40)], count=57)
+    result = run("build", "raw", "out")
+    assert "the first 20 of 57 files" in result.stderr.splitlines()[-2]
+    assert last_line(result).split().count("--exclude") == 20
+
+
+def test_a_source_error_without_keys_has_no_command_to_go_on(planted: Planted) -> None:
+    planted.outcome = SourceError("raw: no such folder")
+    assert run("build", "raw", "out").stderr == "error: raw: no such folder\n"
+    assert checked(run("build", "raw", "out", "--json").stdout)["next"] == []
+
+
+def test_a_rebuild_that_would_choose_another_size_ends_with_both_commands(planted: Planted) -> None:
+    planted.outcome = OptionError("out: published with another size", before="--keep-size 28x28", now="--resize 256 --crop 256")
+    result = run("build", "raw", "out")
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-3:] == [
+        "mmcompile build raw out --resize 256 --crop 256",
+        "to go on as before:",
+        "mmcompile build raw out --keep-size 28x28",
+    ]
+    planted.outcome = FULL
+    assert run("build", "raw", "out", "--keep-size", "28x28").exit_code == 0
+    assert planted.calls[-1]["preprocess"] == Preprocess(keep_size=(28, 28))
+
+
+def test_ctrl_c_says_that_all_is_kept_and_which_command_goes_on(planted: Planted) -> None:
+    planted.outcome = KeyboardInterrupt()
+    result = run("build", "raw", "out", "--crop", "9")
+    assert result.exit_code == 130
+    assert "everything finished is kept" in result.stderr
+    assert last_line(result) == "mmcompile build raw out --crop 9"
+    assert checked(run("build", "raw", "out", "--json").stdout)["error"]["type"] == "KeyboardInterrupt"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "part"),
+    [
+        (OptionError("--crop and --pad clash"), 2, "--crop and --pad clash"),
+        (BuildError("out: another run is at work"), 1, "another run"),
+        (EngineError("workers were lost"), 1, "mmcompile build raw out"),
+        (OSError(errno.ENOSPC, "No space left on device", "out/shards/x"), 1, "out/shards/x: No space left on device; free some space"),
+        (PermissionError(errno.EACCES, "Permission denied", "out"), 1, "out: Permission denied"),
+        (BrokenPipeError(errno.EPIPE, "Broken pipe"), 1, "worker"),
+        (OSError("no number"), 1, "no number"),
+    ],
+)
+def test_expected_errors_are_a_line_and_an_exit_code(planted: Planted, error: BaseException, code: int, part: str) -> None:
+    planted.outcome = error
+    result = run("build", "raw", "out")
+    assert result.exit_code == code
+    assert part in result.stderr
+    assert "Traceback" not in result.stderr
+    document = checked(run("build", "raw", "out", "--json").stdout)
+    assert f"error: {document['error']['message']}" in result.stderr.splitlines()
+
+
+def test_what_nobody_expected_keeps_its_traceback_and_json_still_has_a_document(planted: Planted) -> None:
+    planted.outcome = ZeroDivisionError("oops")
+    result = CliRunner().invoke(cli.program, ["build", "raw", "out", "--json"])
+    assert isinstance(result.exception, ZeroDivisionError)
+    assert checked(result.stdout)["error"]["type"] == "ZeroDivisionError"
+
+
+# ---------------------------------------------------------------- text
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["plain", "a b", "", "$HOME", "`x`", "it's", "!"], ["a\nb", "tab\t'\\", os.fsdecode(b"\xff\xfe7"), "\u202eabc\u20289", "é ü", "\x1b[2J1"]],
+)
+def test_a_shell_reads_back_what_was_quoted(words: list[str]) -> None:
+    line = text.quote(words)
+    assert line.isprintable()
+    assert read_by_a_shell(line) == words
+
+
+def test_the_command_is_called_as_it_was() -> None:
+    found = {"mmcompile": "/venv/bin/mmcompile", "python": "/venv/bin/python"}.get
+    assert text.program_words("/venv/bin/mmcompile", "/venv/bin/python", found) == ["mmcompile"]
+    assert text.program_words("/other/bin/mmcompile", "/other/bin/python", found) == ["/other/bin/mmcompile"]
+    assert text.program_words("/x/mmcompile/__main__.py", "/venv/bin/python", found) == ["python", "-m", "mmcompile"]
+    assert text.program_words("/x/mmcompile/__main__.py", "/other/bin/python", found) == ["/other/bin/python", "-m", "mmcompile"]
+    assert text.program_words("/x/pytest/__main__.py", "/venv/bin/python", found) == ["mmcompile"]
+
+
+def test_options_are_added_before_a_double_dash() -> None:
+    assert text.add_options(["build", "--", "-raw", "out"], ["--exclude", "k"]) == ["build", "--exclude", "k", "--", "-raw", "out"]
+    assert text.add_options(["build", "--x", "1", "--x=2", "r", "--x", "3"], ["--x", "4"], "--x") == ["build", "r", "--x", "4"]
+
+
+def test_escape_changes_nothing_twice_and_keeps_what_can_be_read() -> None:
+    assert text.escape("Grüße 日本\u3000.png") == "Grüße 日本\u3000.png"
+    assert text.escape(EVIL) == "cats/\\x1b[2J a\\n\\xff'b\\.png"
+    assert text.escape(text.escape(EVIL)) == text.escape(EVIL)
+    assert text.escape("\u202e\x9b\U000e0001\ud800") == "\\u202e\\x9b\\U000e0001\\ud800"
+
+
+def test_sizes_and_durations() -> None:
+    assert [text.size(n) for n in (0, 1, 1023, 1024, 1 << 20, 3 << 40)] == ["0 bytes", "1 byte", "1023 bytes", "1.0 KiB", "1.0 MiB", "3.0 TiB"]
+    assert text.size((1 << 20) - 1) == "1.0 MiB"
+    assert [text.duration(s) for s in (0.04, 59.9, 59.96, 3599.9, 7261)] == ["0.0 s", "59.9 s", "1 min 0 s", "1 h 0 min", "2 h 1 min"]
+    assert options.BYTES.parse("3k") == 3072
+    assert options.BYTES.parse("1GiB") == 1 << 30
+
+
+# ---------------------------------------------------------------- for real
+
+
+def test_the_command_that_is_printed_publishes(tmp_path: Path) -> None:
+    raw, out = tmp_path / "raw", tmp_path / "out"
+    for name in ("cats/0.png", "cats/1.png", "dogs/2.png"):
+        (raw / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 6), (10, 20, 30)).save(raw / name)
+    (raw / "cats" / "bad.png").write_bytes(b"no image")
+    result = run("build", str(raw), str(out), "--workers", "1")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert not (out / "index.json").exists()
+    again = run(*read_by_a_shell(last_line(result))[1:], "--json")
+    assert again.exit_code == 0, again.stderr
+    document = checked(again.stdout)
+    assert (document["samples"], document["rejects"], document["classes"]) == (3, 1, ["cats", "dogs"])
+    assert (document["shape"], document["counts"]["folders"]) == ([3, 6, 8], 3)
+    assert Path(document["rejects_file"]).is_file()
+    dry = checked(run("build", str(raw), str(tmp_path / "new"), "--workers", "1", "--dry-run", "--json").stdout)
+    assert (dry["dry_run"], dry["generation"]) == (True, None)
+    assert not (tmp_path / "new").exists()
+
+
+def test_ctrl_c_ends_a_running_process_with_130_and_no_traceback() -> None:
+    code = (
+        "import sys, time\nimport mmcompile.compiler.driver as driver\nfrom mmcompile.cli import main\n"
+        "def build(*a, **k):\n    print('ready', flush=True)\n    time.sleep(60)\n"
+        "driver.build = build\nmain(['build', 'raw', 'out'])"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate()
+    assert process.returncode == 130
+    lines = [line for line in stderr.splitlines() if line]
+    assert lines == ["error: stopped", "everything finished is kept; to go on:", "mmcompile build raw out"]
+
+
+# ---------------------------------------------------------------- streams
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    """The pipe has no reader from the start."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run([sys.executable, "-m", "mmcompile", "--help"], stdout=writing, stderr=subprocess.PIPE, text=True)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_full_disk_behind_standard_output_is_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-m", "mmcompile", "--version"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.startswith("error: No space left on device")
+
+
+def test_an_ascii_terminal_shows_other_letters_escaped(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii:strict"}
+    done = subprocess.run([sys.executable, "-m", "mmcompile", "info", str(tmp_path / "é")], capture_output=True, text=True, env=environment)
+    assert done.returncode == 1
+    assert "\\xe9" in done.stderr
