@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mmcompile.compiler.driver import marks_of_index, versions_of
 from mmcompile.compiler.engines import LocalExecutor, usable_cpus
+from mmcompile.compiler.marks import marks_of_index, versions_of
 from mmcompile.compiler.plan import ShardTask
 from mmcompile.compiler.preprocess import PIXEL_REVISION, Preprocess
 from mmcompile.compiler.previous import Fingerprints
@@ -32,7 +32,7 @@ from mmcompile.format.canonical import name_from_json
 from mmcompile.format.index import Index
 from mmcompile.format.samples import hash_pair, pair_hash
 
-__all__ = ["Located", "Recipe", "Wanted", "Workshop", "located", "recipe_of", "shard_work"]
+__all__ = ["Located", "Made", "Recipe", "Wanted", "Workshop", "located", "recipe_of", "shard_work"]
 
 #: Items hashed by one call of a worker.
 _HASH_CHUNK = 128
@@ -94,6 +94,14 @@ class Wanted:
     key: bytes | None
 
 
+@dataclass(frozen=True)
+class Made:
+    """What came of a run: rows that were decoded, and key -> reason of the items that could be neither stored nor rejected."""
+
+    decoded: int
+    failures: dict[bytes, str]
+
+
 def shard_work(number: int, name: str, keys: list[bytes], labels: npt.NDArray[np.int64] | None, digests: list[str] | None = None) -> ShardWork:
     """Work for `Workshop.make`; `name` is unique in a run.  With `digests` rows of these sources are copied where there are any."""
     n = len(keys)
@@ -128,25 +136,25 @@ class Workshop:
         works: Iterable[ShardWork],
         on_made: Callable[[ShardWork, Seal, Path], None],
         on_progress: Callable[[int], None],
-    ) -> int:
+    ) -> Made:
         """Settle each item as a build does, and seal its shard aside; `on_made(work, seal, folder of its files)` takes them.
 
-        Returns the rows that were decoded.  Items that failed are in `work.failures`, rejects in `work.rejects`; a shard without any settled
-        item is never handed on.
+        Rejects are in `work.rejects`; a shard without any settled item is never handed on.
         """
         folder = self._scratch / secrets.token_hex(4)
         shards = folder / "shards"
         shards.mkdir(parents=True)
+        (folder / ".build").mkdir()
         table = write_table(old, folder)
         fields = recipe.index.fields
-        job = Job(recipe.source, recipe.preprocess, fields, folder, shards, reuse=table, old=tuple(old) if table is not None else ())
+        job = Job(recipe.source, recipe.preprocess, fields, folder, shards, reuse=table)
 
         def progress(counts: Counts) -> None:
             on_progress(counts.done)
 
         runner = Runner(self._executor, job, lambda work, seal: on_made(work, seal, shards), progress, self._workers)
         runner.run(works)
-        return runner.counts.decoded
+        return Made(runner.counts.decoded, dict(runner.failures))
 
     def locate(self, wanted: Iterable[Wanted]) -> dict[str, bytes]:
         """Hash -> path relative to RAW, of those that lie in RAW: first where they were, then any file of the same size."""

@@ -15,7 +15,6 @@ import numpy.typing as npt
 from mmcompile.compiler.aside import Recipe, shard_work
 from mmcompile.compiler.mend_images import mend_images
 from mmcompile.compiler.mending import Damaged, Place, RecipeError, tell_unsettled
-from mmcompile.compiler.outcome import Progress
 from mmcompile.compiler.relic import array_bytes, labels_of, position_of, wrong_rows
 from mmcompile.compiler.run import ShardWork
 from mmcompile.compiler.seals import Seal
@@ -203,7 +202,7 @@ def _mend_samples(d: Damaged, recipe: Recipe, group: list[Place]) -> None:
         for kind, digest in seal.files.items():
             if (file := file_name(kind, digest)) in d.bad:
                 d.put_file(file, folder / file)
-        if name in d.bad and not work.failures and not work.rejects:
+        if name in d.bad and seal.rows == len(work.keys):
             made = read_array(folder / file_name("samples", seal.files["samples"]), sample_dtype(generation.index.fields), (seal.rows,))
             d.give_up(f"shards/{name}", *_blame(d, generation, shard, work.keys, made, labels), recipe.versions())
         for kind, digest in seal.files.items():
@@ -211,10 +210,11 @@ def _mend_samples(d: Damaged, recipe: Recipe, group: list[Place]) -> None:
 
     total = sum(len(work.keys) for work in works)
     d.need_room(min(total, 4 * max((len(work.keys) for work in works), default=0)) * (recipe.index.row_bytes + 256))
-    if works:
-        d.decoded += d.workshop.make(recipe, d.old_shards(recipe), works, on_made, lambda n: d.tell(Progress("repair", n, total)))
+    if not works:
+        return
+    made = d.make(recipe, d.old_shards(recipe), works, on_made)
     for work in works:
-        tell_unsettled(d, places[work.task.number][0], work, recipe)
+        tell_unsettled(d, places[work.task.number][0], work, recipe, made)
 
 
 def _blame(
@@ -241,10 +241,9 @@ def _mend_rejects(d: Damaged, name: str, index: Index) -> None:
     stored = {key for shard in range(len(generation.table)) for key in d.keys(generation, shard)}
     left = [key for key in scan.keys if key not in stored]
     work = shard_work(0, "rejects", left, None)
-    if left:
-        d.decoded += d.workshop.make(recipe, [], [work], lambda work, seal, folder: None, lambda n: d.tell(Progress("repair", n, len(left))))
+    failures = d.make(recipe, [], [work], lambda work, seal, folder: None).failures if left else {}
     lines = [work.rejects[i] for i in sorted(work.rejects)]
     if not d.put_bytes(name, b"".join(canonical(line) for line in lines)):
-        failed: list[tuple[bytes | None, str | None]] = [(left[i], None) for i in sorted(work.failures)]
+        failed: list[tuple[bytes | None, str | None]] = [(key, None) for key in sorted(failures)]
         reason = f"RAW as it is now has {len(lines):,} rejects, or gives other reasons; there were {index.rejects:,}"
         d.give_up(f"shards/{name}", f"{reason}; not readable" if failed else reason, failed, recipe.versions())

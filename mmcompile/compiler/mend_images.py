@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from mmcompile.compiler.aside import Recipe, Wanted, located, shard_work
 from mmcompile.compiler.mending import Damaged, Place, RecipeError, tell_unsettled
-from mmcompile.compiler.outcome import Progress
 from mmcompile.compiler.reuse import RowTable, write_table
 from mmcompile.compiler.run import ShardWork
 from mmcompile.compiler.seals import Seal
@@ -47,7 +46,7 @@ def mend_images(d: Damaged, recipe: Recipe, group: list[Place]) -> None:
     folder.mkdir(exist_ok=True)
     old = d.old_shards(recipe)
     path = write_table(old, folder)
-    table = None if path is None else RowTable(path, old)
+    table = None if path is None else RowTable(path)
     image = recipe.index.fields[0]
     row: npt.NDArray[Any] = np.empty((1, *image.shape), image.stored)
     for number, wreck in wrecks.items():
@@ -77,11 +76,12 @@ def mend_images(d: Damaged, recipe: Recipe, group: list[Place]) -> None:
 
     total = sum(len(work.keys) for work in works)
     d.need_room(total * (image.row_bytes + 256) + max((wreck.file_bytes for wreck in wrecks.values()), default=0))
-    if works:
-        d.decoded += d.workshop.make(recipe, old, works, on_made, lambda n: d.tell(Progress("repair", n, total)))
+    if not works:
+        return
+    made = d.make(recipe, old, works, on_made)
     for work in works:
         wreck = wrecks[work.task.number]
-        tell_unsettled(d, wreck.name, work, recipe, wreck.digests)
+        tell_unsettled(d, wreck.name, work, recipe, made, wreck.digests)
 
 
 class _Wreck:

@@ -11,7 +11,6 @@ import numpy as np
 from mmcompile.compiler.aside import Recipe, shard_work
 from mmcompile.compiler.mend_files import mend_classes
 from mmcompile.compiler.mending import Damaged, RecipeError
-from mmcompile.compiler.outcome import Progress
 from mmcompile.compiler.relic import Relic, array_bytes, find_relics, guess_tables, table_of
 from mmcompile.compiler.reuse import OldShard
 from mmcompile.compiler.run import ShardWork
@@ -167,9 +166,9 @@ def _from_raw(d: Damaged, name: str, recipe: Recipe, relics: list[Relic]) -> Non
     known = {pair_hash(pair) for g in d.generations for pair in g.table["samples"].tolist()}  # old_shards takes these, or knows better
     free = [relic for relic in relics if relic.files["samples"] not in known]
     old = [OldShard(str(d.shards), index.fields, relic.files, relic.rows, frozenset(recipe.marks.formats)) for relic in free]
-    d.decoded += d.workshop.make(recipe, d.old_shards(recipe) + old, works, on_made, lambda n: d.tell(Progress("repair", n, items)))
+    outcome = d.make(recipe, d.old_shards(recipe) + old, works, on_made)
     table = table_of(index, [shards[number] for number in sorted(shards)])
-    failures = [(work.keys[i], None) for work in works for i in sorted(work.failures)]
+    failures = [(key, None) for key in sorted(outcome.failures)]
     if not failures and d.put_bytes(name, array_bytes(table)):
         for file, path in made:
             if path.exists():

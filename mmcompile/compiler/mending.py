@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from mmcompile.compiler.aside import Recipe, Workshop, recipe_of
-from mmcompile.compiler.driver import marks_of_index
+from mmcompile.compiler.aside import Made, Recipe, Workshop, recipe_of
+from mmcompile.compiler.marks import marks_of_index
 from mmcompile.compiler.outcome import Progress
 from mmcompile.compiler.output import free_bytes
 from mmcompile.compiler.plan import ShardTask, key_hashes, make_tasks, rows_per_shard
 from mmcompile.compiler.previous import Fingerprints
 from mmcompile.compiler.reuse import OldShard
 from mmcompile.compiler.run import ShardWork
+from mmcompile.compiler.seals import Seal
 from mmcompile.compiler.sources import Scan
 from mmcompile.errors import BuildError, FormatError, SourceError
 from mmcompile.format.canonical import canonical, name_to_json, read_limited
@@ -43,8 +44,9 @@ _LISTED, _NAMED = 1000, 3
 class Missing:
     """What is needed to make one file again.
 
-    `path` is relative to the root, `reason` one line for a person.  `sources` are (key, hash) of the first 1,000 sources that are missing or have
-    changed, with None for what is not known; `versions` are (library, wanted, found) of what differs from the build and may be the cause.
+    `path` is relative to the root; `reason` is one line for a person, without path and versions.  `sources` are (key, hash) of the first 1,000
+    sources that are missing or have changed, with None for what is not known; `versions` are (library, wanted, found) of what differs from the
+    build and may be the cause.
     """
 
     path: str
@@ -117,9 +119,7 @@ class Damaged:
         if listed:
             named = ", ".join(_source_text(*source) for source in listed[:_NAMED]) + (", …" if len(listed) > _NAMED else "")
             reason = f"{reason}: {named}"
-        if versions:
-            reason += "; library versions differ: " + ", ".join(f"{name} (wanted {wanted}, found {found})" for name, wanted, found in versions)
-        self.missing[path] = Missing(path, f"{path}: {reason}", tuple(listed[:_LISTED]), versions)
+        self.missing[path] = Missing(path, reason, tuple(listed[:_LISTED]), versions)
 
     def put_file(self, name: str, made: Path) -> bool:
         """Give a finished file its place in shards/ if it hashes to its name; else change nothing."""
@@ -192,12 +192,19 @@ class Damaged:
 
     def old_shards(self, recipe: Recipe) -> list[OldShard]:
         """Shards whose rows are those that the recipe makes, if their hashes are right: of generations with the same settings and versions."""
-        out = []
+        out: list[OldShard] = []
         for generation in self.generations:
             marks = marks_of_index(generation.index)
             if marks.store == recipe.marks.store and generation.index.fields[:1] and _alike(generation.index, recipe.index):
                 out += self._old_of(generation, recipe.marks.usable(marks.formats), marks)
-        return out
+        return list({tuple(sorted(shard.files.items())): shard for shard in reversed(out)}.values())  # generations share most of them
+
+    def make(self, recipe: Recipe, old: list[OldShard], works: list[ShardWork], on_made: Callable[[ShardWork, Seal, Path], None]) -> Made:
+        """`Workshop.make`, with progress."""
+        total = sum(len(work.keys) for work in works)
+        made = self.workshop.make(recipe, old, works, on_made, lambda done: self.tell(Progress("repair", done, total)))
+        self.decoded += made.decoded
+        return made
 
     def _old_of(self, generation: Generation, formats: frozenset[str], marks: Fingerprints) -> list[OldShard]:
         names = [name for name in generation.table.dtype.names or () if name != "rows"]
@@ -290,9 +297,12 @@ def _source_text(key: str | None, digest: str | None) -> str:
     return repr(key) if digest is None else f"{key!r} (hash {digest})"
 
 
-def tell_unsettled(d: Damaged, name: str, work: ShardWork, recipe: Recipe, digests: list[str] | None = None) -> None:
+def tell_unsettled(d: Damaged, name: str, work: ShardWork, recipe: Recipe, made: Made, digests: list[str] | None = None) -> None:
     """Give a file up whose items could not all be made."""
-    ended = {**work.failures, **{i: line["message"] for i, line in work.rejects.items()}}
+    ended = {
+        **{i: made.failures[key] for i, key in enumerate(work.keys) if key in made.failures},
+        **{i: line["message"] for i, line in work.rejects.items()},
+    }
     if name not in d.bad or not ended:
         return
     first = min(ended)

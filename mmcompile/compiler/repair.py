@@ -106,18 +106,19 @@ def _mend(root: Path, raw: Path, workshop: Workshop, scratch: Path, tell: Callab
     """Index and tables first, until no more of them can be mended: they tell what else there is.  Then everything else."""
     problems: dict[tuple[str, int | None], Problem] = {}
     repaired: list[str] = []
+    decoded = 0
     while True:
         report = _verify(root, tell)
         for problem in report.problems:
             problems.setdefault((problem.path, problem.shard), problem)
         dataset = Damaged(root, raw, workshop, scratch, report, tell)
-        dataset.repaired[:0] = repaired
+        dataset.repaired, dataset.decoded = repaired, decoded
         if any(os.path.islink(root / name) for name in ("shards", "generations")):
             for problem in report.problems:
                 dataset.give_up(problem.path, "shards/ or generations/ is a link: nothing is written through it")
             break
         if mend_indexes(dataset) or mend_tables(dataset):
-            repaired = dataset.repaired
+            repaired, decoded = dataset.repaired, dataset.decoded
             continue
         mend_files(dataset)
         break

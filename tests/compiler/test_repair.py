@@ -377,7 +377,6 @@ def test_another_library_version_is_named(one: Path, world: Path, monkeypatch: p
     [missing] = report.missing
     assert missing.sources == ((key, None),)
     assert missing.versions == (("pillow", now["pillow"], "9.9"),)
-    assert f"pillow (wanted {now['pillow']}, found 9.9)" in missing.reason
 
 
 def test_float_rows_in_another_layout_are_repaired(copy: Callable[[str], Path], world: Path) -> None:
