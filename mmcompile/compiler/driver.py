@@ -21,6 +21,7 @@ import numpy as np
 
 from mmcompile.compiler import decode, geometry
 from mmcompile.compiler.engines import LocalExecutor, make_executor, result_within
+from mmcompile.compiler.formats import TORCHVISION_EXTENSIONS
 from mmcompile.compiler.marks import marks_of, marks_of_index, versions_of
 from mmcompile.compiler.options import BuildOptions, allowed_rejects, typed
 from mmcompile.compiler.outcome import BuildReport, Progress
@@ -72,7 +73,8 @@ def build(
     be read or settled (both with everything else sealed, nothing published); OutputExistsError; EngineError; BuildError when another run is
     at work, or the disk is full.
     """
-    run = _Build(_as_source(source), Path(out), preprocess or Preprocess(), options or BuildOptions(), max_rejects, progress or (lambda _: None))
+    preprocess = preprocess or Preprocess()
+    run = _Build(_as_source(source, preprocess), Path(out), preprocess, options or BuildOptions(), max_rejects, progress or (lambda _: None))
     try:
         return run.dry() if dry_run else run.build()
     except MMCompileError:
@@ -85,8 +87,12 @@ def build(
         raise BuildError(f"{out}: {what}", errno=error.errno) from error
 
 
-def _as_source(source: str | Path | Source) -> Source:
-    return FolderSource(os.fspath(source)) if isinstance(source, str | Path) else source
+def _as_source(source: str | Path | Source, preprocess: Preprocess) -> Source:
+    """A folder is listed as its preset says: as torchvision lists it, or with all formats and without hidden names."""
+    if not isinstance(source, str | Path):
+        return source
+    exact = preprocess.compat == "torchvision"
+    return FolderSource(os.fspath(source), hidden=exact, extensions=TORCHVISION_EXTENSIONS if exact else None)
 
 
 class _Build:

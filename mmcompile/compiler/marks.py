@@ -15,7 +15,8 @@ __all__ = ["marks_of", "marks_of_index", "versions_of"]
 def versions_of(preprocess: Preprocess, format: str | None = None) -> dict[str, str]:
     """The library versions that pixels of a source format depend on; of all listed formats when None."""
     found = decode.versions(format, icc=preprocess.icc == "srgb")
-    return {**found, **resample.versions()} if preprocess.resolved().resampler == "torch" else found
+    resized = preprocess.resize is not None or preprocess.pad is not None
+    return {**found, **resample.versions()} if resized and preprocess.resolved().resampler == "torch" else found
 
 
 def marks_of(preprocess: Preprocess, versions: dict[str, str], revision: int) -> Fingerprints:

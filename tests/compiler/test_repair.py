@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmcompile.compiler import aside, mending
 from mmcompile.compiler.driver import BuildOptions, build
 from mmcompile.compiler.outcome import Progress
 from mmcompile.compiler.preprocess import Preprocess
-from mmcompile.compiler.repair import RepairReport, repair
+from mmcompile.compiler.repair import RepairReport, aside, repair
+from mmcompile.compiler.repair import state as repair_state
 from mmcompile.errors import BuildError, NotADatasetError, OptionError, OutputExistsError, SourceError
 from mmcompile.format.index import load_index
 from mmcompile.format.lock import Lock
@@ -446,7 +446,7 @@ def test_nothing_is_written_through_a_linked_folder(one: Path, world: Path, tmp_
 
 
 def test_a_full_disk_is_seen_before_the_start(one: Path, world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mending, "free_bytes", lambda root: 100)
+    monkeypatch.setattr(repair_state, "free_bytes", lambda root: 100)
     flip(files(one, "image")[0])
     before = state(one)
     with pytest.raises(BuildError, match="100 are free"):

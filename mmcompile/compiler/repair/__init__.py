@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmcompile.compiler.aside import Workshop
-from mmcompile.compiler.mend_files import mend_files
-from mmcompile.compiler.mend_index import mend_indexes, mend_tables
-from mmcompile.compiler.mending import Damaged, Missing
 from mmcompile.compiler.outcome import Progress
+from mmcompile.compiler.repair.aside import Workshop
+from mmcompile.compiler.repair.files import mend_files
+from mmcompile.compiler.repair.indexes import mend_indexes, mend_tables
+from mmcompile.compiler.repair.state import Damaged, Missing
 from mmcompile.compiler.sources.folder import FolderSource
 from mmcompile.errors import BuildError, NotADatasetError, OptionError, OutputExistsError
 from mmcompile.format.canonical import name_to_json

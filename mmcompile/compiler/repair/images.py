@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mmcompile.compiler.aside import Recipe, Wanted, located, shard_work
-from mmcompile.compiler.mending import Damaged, Place, RecipeError, tell_unsettled
+from mmcompile.compiler.repair.aside import Recipe, Wanted, located, shard_work
+from mmcompile.compiler.repair.state import Damaged, Place, RecipeError, tell_unsettled
 from mmcompile.compiler.reuse import RowTable, write_table
 from mmcompile.compiler.run import ShardWork
 from mmcompile.compiler.seals import Seal

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mmcompile.compiler.aside import Recipe, shard_work
-from mmcompile.compiler.mend_images import mend_images
-from mmcompile.compiler.mending import Damaged, Place, RecipeError, tell_unsettled
-from mmcompile.compiler.relic import array_bytes, labels_of, position_of, wrong_rows
+from mmcompile.compiler.repair.aside import Recipe, shard_work
+from mmcompile.compiler.repair.images import mend_images
+from mmcompile.compiler.repair.relic import array_bytes, labels_of, position_of, wrong_rows
+from mmcompile.compiler.repair.state import Damaged, Place, RecipeError, tell_unsettled
 from mmcompile.compiler.run import ShardWork
 from mmcompile.compiler.seals import Seal
 from mmcompile.errors import FormatError

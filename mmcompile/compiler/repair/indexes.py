@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from mmcompile.compiler.aside import Recipe, shard_work
-from mmcompile.compiler.mend_files import mend_classes
-from mmcompile.compiler.mending import Damaged, RecipeError
-from mmcompile.compiler.relic import Relic, array_bytes, find_relics, guess_tables, table_of
+from mmcompile.compiler.repair.aside import Recipe, shard_work
+from mmcompile.compiler.repair.files import mend_classes
+from mmcompile.compiler.repair.relic import Relic, array_bytes, find_relics, guess_tables, table_of
+from mmcompile.compiler.repair.state import Damaged, RecipeError
 from mmcompile.compiler.reuse import OldShard
 from mmcompile.compiler.run import ShardWork
 from mmcompile.compiler.seals import Seal
