@@ -162,6 +162,11 @@ def resize(pixels: npt.NDArray[np.uint8], size: tuple[int, int], filter: str) ->
 
 def versions() -> dict[str, str]:
     """The versions that the torch resampler's bytes depend on, without what was built into them (`2.13.0+cpu` is `2.13.0`)."""
-    from importlib.metadata import version
+    return {"torch": _torch_version()}
 
-    return {"torch": version("torch").split("+")[0]}
+
+@functools.cache
+def _torch_version() -> str:
+    from importlib.metadata import version  # not torch itself, which takes seconds to load
+
+    return version("torch").split("+")[0]

@@ -121,6 +121,10 @@ def read_hand(path: Path) -> tuple[int, float, int] | None:
     return HAND.unpack(data) if len(data) == HAND.size else None
 
 
+class _OwnFault(Exception):
+    """Its cause, an OSError, is about our own files."""
+
+
 class _Hand:
     """Says which item is in hand and how long it may take, in a file that outlives the process; lets large pictures take turns."""
 
@@ -136,7 +140,16 @@ class _Hand:
         self._write(self._base)
 
     def opened(self, width: int, height: int) -> None:
-        """The size is known: a second more for each megapixel; a large picture waits until no other worker holds one."""
+        """The size is known: a second more for each megapixel; a large picture waits until no other worker holds one.
+
+        Called from within a decode, so what goes wrong here is told apart from what is wrong with the picture.
+        """
+        try:
+            self._opened(width, height)
+        except OSError as error:
+            raise _OwnFault from error
+
+    def _opened(self, width: int, height: int) -> None:
         if width * height > _LARGE_PIXELS and self._turn < 0:
             self._write(math.inf)
             self._turn = os.open(self._turn_path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -276,6 +289,8 @@ def _decode(job: Job, data: bytes, key: bytes, digest: str, row: npt.NDArray[Any
         row[0] = store(decoded.pixels, job.preprocess, decoded.depth)
     except (MMCompileError, MemoryError):
         raise
+    except _OwnFault as fault:
+        raise cast(OSError, fault.__cause__) from None
     except Exception as error:  # whatever it is, one file must not end the run
         raise DecodeError("decoding failed in a way that is not foreseen", stage="load", code="unexpected", error=type(error).__name__) from error
     record: npt.NDArray[Any] = np.zeros((), sample_dtype(job.fields))

@@ -50,8 +50,12 @@ class Lock:
             if self.still_held():
                 break
             os.close(fd)  # another run removed the folder between our open and our lock: take the new file
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "started": round(time.time())}).encode(), 0)
+        try:
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "started": round(time.time())}).encode(), 0)
+        except BaseException:  # a full disk: this process may live on, and must not hold what it does not use
+            self.__exit__(None, None, None)
+            raise
         return self
 
     def _open(self) -> int:
