@@ -87,6 +87,9 @@ def go_on(arguments: Sequence[str], details: Mapping[str, Any]) -> list[tuple[st
     if isinstance(keys, list | tuple) and keys and all(isinstance(k, str | bytes) for k in keys):
         named = [os.fsdecode(k) for k in keys]
         total = max(len(named), int(details.get("count", 0)))
+        listing = details.get("exclude_file")
+        if total > MOST_KEYS and isinstance(listing, str) and not any(a == "--config" or a.startswith("--config=") for a in arguments):
+            return [(f"{kept} without them, as listed in that file:", add_options(arguments, ["--config", listing]))]
         added = [word for key in named[:MOST_KEYS] for word in ("--exclude", key)]
         whom = "it" if total == 1 else "them" if total <= MOST_KEYS else f"the first {MOST_KEYS} of {total:,} files (the next run names the rest)"
         return [(f"{kept} without {whom}:", add_options(arguments, added))]

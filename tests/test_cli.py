@@ -484,6 +484,13 @@ def test_of_many_unreadable_files_the_first_are_named(planted: Planted) -> None:
     assert last_line(result).split().count("--exclude") == 20
 
 
+def test_many_unreadable_files_are_left_out_by_the_list_that_the_build_wrote(planted: Planted) -> None:
+    planted.outcome = SourceError("57 files cannot be read", keys=[f"k{i}" for i in range(40)], count=57, exclude_file="out/.build/exclude.json")
+    assert last_line(run("build", "raw", "out")) == "mmcompile build raw out --config out/.build/exclude.json"
+    Path("own.json").write_text("{}", "utf-8")
+    assert last_line(run("build", "raw", "out", "--config", "own.json")).split().count("--exclude") == 20  # one config file at a time
+
+
 def test_a_source_error_without_keys_has_no_command_to_go_on(planted: Planted) -> None:
     planted.outcome = SourceError("raw: no such folder")
     assert run("build", "raw", "out").stderr == "error: raw: no such folder\n"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import secrets
 import shutil
@@ -52,6 +53,8 @@ _HASH_CHUNK = 128
 _HASH_BYTES_PER_S = 1e6
 #: Most keys and reject lines that an error carries.
 _SHOWN = 1000
+#: Bytes of a list of keys that can still be excluded one by one: they become settings, and the index has to hold those.
+_MOST_EXCLUDED = INDEX_LIMIT // 4
 
 
 def build(
@@ -338,13 +341,17 @@ class _Build:
 
     def _raise_failures(self, rejects: int, listed: Path) -> NoReturn:
         failures = sorted(self.runner.failures)
-        keys = [os.fsdecode(key) for key, _ in failures[:_SHOWN]]
+        keys = [os.fsdecode(key) for key, _ in failures]
+        listing, exclude = self.out / ".build" / "exclude.json", json.dumps({"exclude": keys}).encode()
+        if written := len(exclude) < _MOST_EXCLUDED:
+            write_atomic(listing, exclude)
         first = "; ".join(f"{os.fsdecode(key)!r}: {reason}" for key, reason in failures[:3])
         raise SourceError(
             f"{len(failures):,} file{'s' if len(failures) > 1 else ''} could not be read or settled ({first}{', …' if len(failures) > 3 else ''}); "
             "all else is finished and kept, nothing is published: mend them, or leave them out"
             + (f"; {rejects:,} bad images stand in {listed}" if rejects else ""),
-            keys=keys,
+            keys=keys[:_SHOWN],
+            exclude_file=str(listing) if written else None,
             rejects=rejects,
             report=str(listed),
             reasons=[reason for _, reason in failures[:_SHOWN]],

@@ -22,6 +22,8 @@ from mmcompile.format.samples import combine_statistics, hash_pair, pair_hash
 
 __all__ = ["Contents", "Part", "Published", "check_output", "clean_up", "describe_changes", "free_bytes", "publish_shards", "remove_temporaries"]
 
+#: Characters of a setting that are shown where it differs.
+_LINE = 60
 #: A file that a commit had not yet given its name when it was killed.
 _TEMPORARY = r"\..{1,100}\.[0-9a-f]{16}\.tmp"
 #: What OUT and its folders hold, with such leftovers.
@@ -29,7 +31,7 @@ _CONTENT = {
     ".": re.compile(r"index\.json|generations|shards|\.build|\.index\.json\.[0-9a-f]{16}\.tmp"),
     "shards": re.compile(rf"[a-z][a-z0-9_]*-[0-9a-f]{{32}}\.(npy|json|jsonl)|{_TEMPORARY}"),
     "generations": re.compile(rf"[0-9a-f]{{32}}\.json|{_TEMPORARY}"),
-    ".build": re.compile(rf"lock|seals|tmp|settings\.json|stat-cache|rejects\.jsonl|{_TEMPORARY}"),
+    ".build": re.compile(rf"lock|seals|tmp|settings\.json|exclude\.json|stat-cache|rejects\.jsonl|{_TEMPORARY}"),
     ".build/seals": re.compile(rf"[0-9a-f]{{32}}\.json|{_TEMPORARY}"),
 }
 
@@ -137,7 +139,15 @@ def describe_changes(before: dict[str, Any] | None, now: dict[str, Any], prefix:
         if isinstance(old, dict) and isinstance(new, dict):
             yield from describe_changes(old, new, f"{prefix}{name}." if name != "preprocess" else prefix)
         elif canonical(old) != canonical(new):
-            yield f"{prefix}{name}: {old} -> {new}"
+            yield f"{prefix}{name}: {_shown(old)} -> {_shown(new)}"
+
+
+def _shown(value: Any) -> str:
+    """A setting in a line for people: a long list by its length."""
+    text = str(value)
+    if len(text) <= _LINE:
+        return text
+    return f"{len(value):,} entries" if isinstance(value, list) else text[:_LINE] + "…"
 
 
 def publish_shards(out: Path, scratch: Path, contents: Contents) -> Published:
