@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -13,6 +14,8 @@ import pytest
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
+#: The package is found from any folder, installed or not.
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
 README = (ROOT / "README.md").read_text("utf-8")
 
 
@@ -41,7 +44,7 @@ def commands(folder: Path) -> dict[str, subprocess.CompletedProcess[str]]:
         words = shlex.split(line, comments=True)
         if words[:1] == ["mmcompile"]:
             done[" ".join(words)] = subprocess.run(
-                [sys.executable, "-m", *words], cwd=folder, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+                [sys.executable, "-m", *words], cwd=folder, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, env=ENVIRONMENT
             )
     return done
 
@@ -56,7 +59,7 @@ def test_python_in_the_readme_runs_from_top_to_bottom(folder: Path, commands: di
     assert (folder / "out" / "index.json").exists(), commands
     program = "\n".join(blocks("python"))
     assert program.count("import") >= 4
-    done = subprocess.run([sys.executable, "-W", "error", "-c", program], cwd=folder, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-W", "error", "-c", program], cwd=folder, capture_output=True, text=True, check=False, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     assert "12 0 12 0 0" in done.stdout
 
