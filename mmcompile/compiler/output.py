@@ -15,10 +15,11 @@ import numpy as np
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.seals import Seal
 from mmcompile.errors import BuildError, FormatError, OutputExistsError
-from mmcompile.format.canonical import HASH, canonical, name_to_json, parse
+from mmcompile.format.canonical import canonical, name_to_json, parse
+from mmcompile.format.catalog import kept_files, load_table, named_files, single_files
 from mmcompile.format.index import LIST_LIMIT, Field, Index, Split, load_index, publish
-from mmcompile.format.npy import file_name, read_array, save_array, save_blob
-from mmcompile.format.samples import combine_statistics, hash_pair, pair_hash
+from mmcompile.format.npy import file_name, save_array, save_blob
+from mmcompile.format.samples import combine_statistics, hash_pair
 
 __all__ = ["Contents", "Part", "Published", "check_output", "clean_up", "describe_changes", "free_bytes", "publish_shards", "remove_temporaries"]
 
@@ -189,15 +190,10 @@ def publish_shards(out: Path, scratch: Path, contents: Contents) -> Published:
             table[i][name] = hash_pair(digest)
     index = replace(index, table=save_array(shards, "table", table, scratch))
     generation = publish(out, index)
-    named = [shards / file_name("table", index.table), out / "index.json", out / "generations" / f"{generation}.json"]
-    named += [shards / file_name(name, digest) for part in parts for name, digest in part.files.items()]
-    if classes_file is not None:
-        named.append(shards / file_name("classes", classes_file, ".json"))
-    rejects_path = None
-    if rejects_file is not None:
-        named.append(shards / file_name("rejects", rejects_file, ".jsonl"))
-        rejects_path = str(named[-1])
-    total = sum(os.path.getsize(path) for path in set(named))
+    files = {file for _, file in single_files(index)} | {file_name(name, digest) for part in parts for name, digest in part.files.items()}
+    named = [out / "index.json", out / "generations" / f"{generation}.json", *(shards / file for file in files)]
+    total = sum(os.path.getsize(path) for path in named)
+    rejects_path = None if rejects_file is None else str(shards / file_name("rejects", rejects_file, ".jsonl"))
     return Published(generation, len(parts), total, dict(flags), rejects_path)
 
 
@@ -205,17 +201,12 @@ def clean_up(out: Path, before: dict[str, Seal], now: dict[int, Seal]) -> None:
     """After publishing: remove the files that seals named and no generation names, then the seals (last, so that a kill leaves none unnamed)."""
     candidates = {name for seal in [*before.values(), *now.values()] for name in seal.names()}
     named: set[str] = set()
-    for path in (out / "generations").glob("*.json"):
-        if not HASH.match(path.stem):
-            continue
+    for generation in kept_files(out)[0]:
         try:
-            index, _ = load_index(out, path.stem)
-            table = read_array(out / "shards" / file_name("table", index.table), index.table_dtype(), (index.shards,))
-        except (FormatError, FileNotFoundError):
+            index, _ = load_index(out, generation)
+            named.update(file for _, _, file in named_files(load_table(out, index, generation)))
+        except FormatError:
             return  # what this generation names is unknown: delete nothing
-        for name in table.dtype.names or ():
-            if name != "rows":
-                named.update(file_name(name, pair_hash(pair)) for pair in table[name])
     for name in candidates - named:
         (out / "shards" / name).unlink(missing_ok=True)
     for path in (out / ".build" / "seals").glob("*.json"):

@@ -16,6 +16,7 @@ import xxhash
 
 from mmcompile.format.canonical import canonical
 from mmcompile.format.npy import hash_bytes
+from mmcompile.format.samples import key_hash
 
 __all__ = ["SHARD_BYTES", "ShardTask", "cuts", "fingerprint", "key_hashes", "make_tasks", "rows_per_shard", "task_id"]
 
@@ -38,7 +39,7 @@ class ShardTask:
 
 def key_hashes(keys: Iterable[bytes]) -> npt.NDArray[np.uint64]:
     """xxh3-64 of each key: uint64 (N,)."""
-    return np.fromiter((xxhash.xxh3_64_intdigest(key) for key in keys), np.uint64)
+    return np.fromiter(map(key_hash, keys), np.uint64)
 
 
 def rows_per_shard(row_bytes: int, shard_bytes: int = SHARD_BYTES) -> int:

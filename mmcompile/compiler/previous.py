@@ -17,9 +17,11 @@ from mmcompile.compiler.reuse import OldShard
 from mmcompile.compiler.seals import Seal, read_seals
 from mmcompile.compiler.task import remembered_as
 from mmcompile.errors import FormatError
-from mmcompile.format.canonical import HASH, name_from_json, parse, read_limited
-from mmcompile.format.index import BLOB_LIMIT, Field, Index, load_index
-from mmcompile.format.npy import file_name, hash_bytes, open_array, read_array
+from mmcompile.format.canonical import name_from_json
+from mmcompile.format.catalog import load_table
+from mmcompile.format.index import Field, Index, load_index
+from mmcompile.format.npy import file_name, open_array
+from mmcompile.format.rejects import load_rejects
 from mmcompile.format.samples import flag_counts, hash_pair, pair_hash, shard_sums
 
 __all__ = ["Fingerprints", "Previous", "Whole"]
@@ -126,7 +128,7 @@ class Previous:
 
     def _add_generation(self, index: Index, folder: str) -> None:
         marks = self.mark_index(index)
-        rejects = self._rejects(index) if index.rejects_file else {}
+        rejects = self._rejects(index)
         if marks.pixel == self.marks.pixel:
             self._remember(rejects.values(), marks.store)
         self._rejected.update(rejects)
@@ -136,7 +138,7 @@ class Previous:
             return
         if marks.store != self.marks.store:
             return
-        table = read_array(self.root / "shards" / file_name("table", index.table), index.table_dtype(), (index.shards,))
+        table = load_table(self.root, index, "").table
         names = [n for n in table.dtype.names or () if n != "rows"]
         for record in table:
             shard = OldShard(folder, index.fields, {n: pair_hash(record[n]) for n in names}, int(record["rows"]), formats)
@@ -151,21 +153,7 @@ class Previous:
                 self._published.setdefault(keys[0], _Published(shard, samples, keys, rejects))
 
     def _rejects(self, index: Index) -> dict[bytes, dict[str, Any]]:
-        path = self.root / "shards" / file_name("rejects", str(index.rejects_file), ".jsonl")
-        out = {}
-        content = read_limited(path, BLOB_LIMIT)
-        if hash_bytes(content) != index.rejects_file:
-            raise FormatError(f"{path}: its content does not match its name; run `mmcompile verify`", path=str(path))
-        for data in content.splitlines():
-            line = parse(data, path)
-            try:
-                digest = line["source_hash"]
-                if digest is not None and not HASH.match(digest):
-                    raise ValueError(digest)
-                out[name_from_json(line["key"]).encode("utf-8", "surrogateescape")] = {**line, "stage": str(line["stage"])}
-            except (KeyError, TypeError, ValueError):
-                raise FormatError(f"{path}: not a line of a rejects file: {data!r:.100}", path=str(path)) from None
-        return out
+        return {line.key.encode("utf-8", "surrogateescape"): line.to_json() for line in load_rejects(self.root, index)}
 
     def whole(self, task: ShardTask, keys: list[bytes], labels: npt.NDArray[np.int64] | None) -> Whole | None:
         """The finished shard with this task's keys and labels under today's settings, if there is one with all its files."""

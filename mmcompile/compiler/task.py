@@ -33,6 +33,7 @@ from mmcompile.format.canonical import name_to_json
 from mmcompile.format.commit import install
 from mmcompile.format.index import Field
 from mmcompile.format.npy import ALIGN, file_name, hash_bytes, hash_file, header, save_array
+from mmcompile.format.rejects import Reject
 from mmcompile.format.samples import FLAGS, hash_pair, sample_dtype, shard_sums
 
 __all__ = ["HAND", "Job", "Piece", "PieceResult", "Rows", "hash_items", "measure", "probe", "read_hand", "run_piece", "seal_shard"]
@@ -327,15 +328,8 @@ def _reject(key: bytes, data: bytes | None, digest: str, error: DecodeError) -> 
 
 def reject_line(key: bytes, size: int | None, digest: str | None, message: str, details: dict[str, Any]) -> dict[str, Any]:
     """One line of the rejects file: our words only, never a decoder's text or an address."""
-    return {
-        "key": name_to_json(key),
-        "size": size,
-        "source_hash": digest,
-        "stage": str(details.get("stage", "load")),
-        "code": str(details.get("code", "corrupt")),
-        "error": details.get("error"),
-        "message": message,
-    }
+    stage, code = str(details.get("stage", "load")), str(details.get("code", "corrupt"))
+    return Reject(os.fsdecode(key), size, digest, stage, code, details.get("error"), message).to_json()
 
 
 def seal_shard(job: Job, seal: Seal, rows: Rows, folder: Path) -> Seal:
