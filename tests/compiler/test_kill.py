@@ -81,7 +81,7 @@ def test_killed_at_random_moments_it_ends_with_the_bytes_of_an_unbroken_build(tm
     chance = random.Random(0)
     first = start(raw, tmp_path / "timed")
     assert say(first) == "begin"
-    took = float(say(first))
+    took = min(float(say(first)), 1.5)  # on a busy machine the first run tells little: most kills must come before the end
     drain(first)
     wanted, published = fresh(raw), {}
     kills = half_done = rounds = 0
