@@ -127,6 +127,13 @@ def _width(stream: Any) -> dict[str, Any]:
     return {"dynamic_ncols": True} if wide else {"ncols": 80, "nrows": 24}
 
 
+def _fill_standard_streams() -> None:
+    """Put /dev/null where the caller closed a standard stream (`>&-`), so that no pipe of ours takes its number."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(fd)
+
+
 # ---------------------------------------------------------------- every outcome -> exit code
 
 
@@ -134,6 +141,7 @@ class _Program(click.Group):
     """The group of commands; the one place where errors become a line and an exit code."""
 
     def main(self, args: Any = None, prog_name: str | None = None, *_: Any, **extra: Any) -> NoReturn:
+        _fill_standard_streams()
         arguments = list(sys.argv[1:] if args is None else args)
         extra.pop("standalone_mode", None)
         for stream in (sys.stdout, sys.stderr):

@@ -654,3 +654,12 @@ def test_an_ascii_terminal_shows_other_letters_escaped(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-m", "mmcompile", "info", str(tmp_path / "é")], capture_output=True, text=True, env=environment)
     assert done.returncode == 1
     assert "\\xe9" in done.stderr
+
+
+def test_a_build_whose_standard_streams_are_closed_is_a_build(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    Image.new("RGB", (8, 8), (9, 8, 7)).save(tmp_path / "raw" / "a.png")
+    script = 'exec "$0" -m mmcompile build raw out <&- >&- 2>&-'
+    env = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).resolve().parents[1])}
+    assert subprocess.run(["bash", "-c", script, sys.executable], cwd=tmp_path, env=env, check=False).returncode == 0
+    assert (tmp_path / "out" / "index.json").exists()
