@@ -23,6 +23,7 @@ from mmcompile.errors import (
 
 if TYPE_CHECKING:
     from mmcompile.compiler.driver import build
+    from mmcompile.compiler.options import BuildOptions
     from mmcompile.compiler.outcome import BuildReport
     from mmcompile.compiler.preprocess import Normalize, Preprocess
     from mmcompile.format.verify import verify
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BuildError",
+    "BuildOptions",
     "BuildReport",
     "CorruptShardError",
     "DecodeError",
@@ -54,6 +56,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "BuildOptions": "mmcompile.compiler.options",
     "BuildReport": "mmcompile.compiler.outcome",
     "MMapShardDataset": "mmcompile.runtime.dataset",
     "Normalize": "mmcompile.compiler.preprocess",

@@ -6,6 +6,7 @@ Whatever a file is called, no line made here holds a control character: names go
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import shlex
 import time
@@ -13,7 +14,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from mmcompile.format.canonical import name_from_json, name_to_json
+from mmcompile.format.canonical import as_bytes, as_text, name_from_json, name_to_json
 
 __all__ = ["add_options", "duration", "escape", "examples", "go_on", "json_ready", "moment", "name", "number", "program_words", "quote", "size"]
 __all__ += ["system_line", "typed"]
@@ -53,7 +54,7 @@ def _dollar(argument: str) -> str:
         elif escape(char) == char:
             out.append(char)
         else:
-            out += [f"\\{byte:03o}" for byte in os.fsencode(char)]
+            out += [f"\\{byte:03o}" for byte in as_bytes(char)]
     return "$'" + "".join(out) + "'"
 
 
@@ -85,7 +86,7 @@ def go_on(arguments: Sequence[str], details: Mapping[str, Any]) -> list[tuple[st
     if isinstance(rejects, int) and "allowed" in details:
         return [(f"{kept} without them:", add_options(arguments, ["--max-rejects", str(rejects)], "--max-rejects"))]
     if isinstance(keys, list | tuple) and keys and all(isinstance(k, str | bytes) for k in keys):
-        named = [os.fsdecode(k) for k in keys]
+        named = [glob.escape(as_text(k) if isinstance(k, bytes) else k) for k in keys]  # --exclude takes patterns
         total = max(len(named), int(details.get("count", 0)))
         listing = details.get("exclude_file")
         if total > MOST_KEYS and isinstance(listing, str) and not any(a == "--config" or a.startswith("--config=") for a in arguments):
@@ -120,7 +121,7 @@ def json_ready(value: Any) -> Any:
 
 
 def _json_key(key: object) -> str:
-    text = os.fsdecode(key) if isinstance(key, bytes) else str(key)
+    text = as_text(key) if isinstance(key, bytes) else str(key)
     return text if text.isascii() or isinstance(json_ready(text), str) else escape(text)
 
 
@@ -183,6 +184,6 @@ def examples(details: Mapping[str, Any], most: int) -> list[str]:
     lines = []
     for entry in list(found)[:most]:
         key, reason = entry if isinstance(entry, list | tuple) and len(entry) == 2 else (entry, "")
-        key = os.fsdecode(key) if isinstance(key, bytes) else str(key)
+        key = as_text(key) if isinstance(key, bytes) else str(key)
         lines.append(escape(f"  {key}: {reason}" if reason else f"  {key}"))
     return lines

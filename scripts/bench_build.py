@@ -24,7 +24,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 import mmcompile
-from mmcompile.compiler.driver import BuildOptions
+from mmcompile import BuildOptions
 
 
 class Plain(Dataset):

@@ -13,6 +13,7 @@ from mmcompile import errors
 
 PUBLIC = [
     "BuildError",
+    "BuildOptions",
     "BuildReport",
     "CorruptShardError",
     "DecodeError",

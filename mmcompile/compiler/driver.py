@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import json
 import os
 import secrets
@@ -38,7 +39,7 @@ from mmcompile.compiler.sources.folder import FolderSource
 from mmcompile.compiler.statcache import StatCache, old_enough
 from mmcompile.compiler.task import Job, hash_items, measure
 from mmcompile.errors import BuildError, DecodeError, EngineError, MMCompileError, OptionError, SourceError
-from mmcompile.format.canonical import canonical, name_from_json
+from mmcompile.format.canonical import as_text, canonical, name_from_json
 from mmcompile.format.commit import sync_folder, write_atomic
 from mmcompile.format.index import INDEX_LIMIT, Field
 from mmcompile.format.lock import Lock
@@ -62,6 +63,7 @@ def build(
     out: str | Path,
     *,
     preprocess: Preprocess | None = None,
+    workers: int | None = None,
     options: BuildOptions | None = None,
     max_rejects: int | str = 0,
     progress: Callable[[Progress], None] | None = None,
@@ -69,15 +71,19 @@ def build(
 ) -> BuildReport:
     """Compile `source` (a folder of images, or a Source) into the dataset `out`, and publish it.
 
-    The bytes of the dataset depend on the sources, `preprocess` and `shard_bytes` alone.  `max_rejects`: how many bad images may be left
-    out, a number or "2%" of the items.  Safe to kill at any moment: the same call goes on where it stopped.
+    The bytes of the dataset depend on the sources, `preprocess` and `shard_bytes` alone.  `workers`: processes, None: as many as this one may
+    use.  `max_rejects`: how many bad images may be left out, a number or "2%" of the items.  Safe to kill at any moment: the same call
+    goes on where it stopped.
 
     Raises OptionError before anything is written; DecodeError when more images were rejected than allowed, SourceError when files could not
     be read or settled (both with everything else sealed, nothing published); OutputExistsError; EngineError; BuildError when another run is
     at work, or the disk is full.
     """
     preprocess = preprocess or Preprocess()
-    run = _Build(_as_source(source, preprocess), Path(out), preprocess, options or BuildOptions(), max_rejects, progress or (lambda _: None))
+    options = options or BuildOptions()
+    if workers is not None:
+        options = replace(options, workers=workers)
+    run = _Build(_as_source(source, preprocess), Path(out), preprocess, options, max_rejects, progress or (lambda _: None))
     try:
         return run.dry() if dry_run else run.build()
     except MMCompileError:
@@ -283,10 +289,18 @@ class _Build:
                 found = result_within(self.executor, future, limit_s)
             except EngineError:  # not known, then: the build itself finds out which file it was
                 continue
-            read = found.any(axis=1)
+            same = np.array([self._unchanged(i) for i in chunk])
+            read = found.any(axis=1) & same
             at = np.array(chunk)[read]
             self.source_hashes[at], self.known[at] = found[read], True
             self.progress(Progress("check", min(len(items), (done + 1) * _HASH_CHUNK), len(items)))
+
+    def _unchanged(self, item: int) -> bool:
+        """Is the file still the one that was scanned, so that what was read now may be remembered under that stat?"""
+        try:
+            return self.source.stat(self.scan.keys[item]) == tuple(self.scan.stat[item].tolist())
+        except OSError:
+            return False
 
     def _run(self, scratch: Path) -> None:
         todo = [t for t in self.tasks if t.number not in self.whole]
@@ -321,9 +335,8 @@ class _Build:
         for task in todo:
             part = slice(task.start, task.stop)
             labels = None if self.scan.labels is None else self.scan.labels[part]
-            seal = replace(empty, task=task.id, stat=stat[part])
-            sizes = self.scan.stat["size"][part]
-            yield ShardWork(task, self.scan.keys[part], labels, sizes, self.source_hashes[part].copy(), self.known[part].copy(), seal)
+            seal = replace(empty, task=task.id, stat=stat[part].copy())
+            yield ShardWork(task, self.scan.keys[part], labels, self.scan.stat[part], self.source_hashes[part].copy(), self.known[part].copy(), seal)
 
     def _check_disk(self, items: int) -> None:
         need = items * (sum(f.row_bytes for f in self.fields) + 256)
@@ -341,11 +354,11 @@ class _Build:
 
     def _raise_failures(self, rejects: int, listed: Path) -> NoReturn:
         failures = sorted(self.runner.failures)
-        keys = [os.fsdecode(key) for key, _ in failures]
-        listing, exclude = self.out / ".build" / "exclude.json", json.dumps({"exclude": keys}).encode()
+        keys = [as_text(key) for key, _ in failures]
+        listing, exclude = self.out / ".build" / "exclude.json", json.dumps({"exclude": [glob.escape(key) for key in keys]}).encode()
         if written := len(exclude) < _MOST_EXCLUDED:
             write_atomic(listing, exclude)
-        first = "; ".join(f"{os.fsdecode(key)!r}: {reason}" for key, reason in failures[:3])
+        first = "; ".join(f"{as_text(key)!r}: {reason}" for key, reason in failures[:3])
         raise SourceError(
             f"{len(failures):,} file{'s' if len(failures) > 1 else ''} could not be read or settled ({first}{', …' if len(failures) > 3 else ''}); "
             "all else is finished and kept, nothing is published: mend them, or leave them out"

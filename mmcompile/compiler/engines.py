@@ -197,7 +197,13 @@ class _Worker:
         env = {**os.environ, **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")}
         try:
             self.process = subprocess.Popen(
-                [sys.executable, *utf8, "-c", code], stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, pass_fds=[theirs.fileno()], env=env
+                [sys.executable, *utf8, "-c", code],
+                stdin=subprocess.DEVNULL,
+                stdout=self.log,
+                stderr=self.log,
+                pass_fds=[theirs.fileno()],
+                env=env,
+                cwd=_folder(),
             )
         except OSError as error:
             ours.close()
@@ -222,13 +228,26 @@ class _Worker:
             said = self.log.read().decode(errors="replace").strip().splitlines()
             self.log.close()
             how = signal_name(-code) if code < 0 else f"exit code {code}"
-            raise EngineError(f"a worker process ended ({how})" + (f": {said[-1]}" if said and code > 0 else ""), exitcode=code) from None
+            raise EngineError(
+                f"a worker process ended ({how})" + (f": {said[-1]}" if said and code > 0 else ""),
+                exitcode=code,
+                said=said[-1] if said and code > 0 else "",
+            ) from None
         return pickle.loads(reply)  # type: ignore[no-any-return]
 
     def close(self) -> None:
         self.pipe.close()
         self.process.wait()
         self.log.close()
+
+
+def _folder() -> str | None:
+    """Where a worker starts: here (None), or in / where this process's folder was deleted, in which libraries fail to load."""
+    try:
+        os.getcwd()
+    except OSError:
+        return "/"
+    return None
 
 
 def _work(fd: int, parent: int) -> None:

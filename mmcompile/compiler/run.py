@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mmcompile.compiler.engines import signal_name
+from mmcompile.compiler.engines import LocalExecutor, signal_name
 from mmcompile.compiler.plan import ShardTask, task_id
 from mmcompile.compiler.seals import Seal
 from mmcompile.compiler.task import (
@@ -52,7 +52,13 @@ _LOOK_S = 0.5
 #: Signals that say a decoder ran into its own bug.
 _CRASHES = frozenset({-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGFPE})
 #: Workers that die before they take an item in hand, or a seal that fails, so often in a row are no accident.
-_LOST_IN_A_ROW = 3
+_LOST_IN_A_ROW = 8
+#: Workers that end by themselves so often before anything was decoded say that all of them will.
+_EXITS = 16
+#: Seconds in which a worker must have started and taken an item in hand, beside what one item may take.
+_START_S = 60.0
+#: A disk slower than this, while a shard is sealed, is taken for one that hangs.
+_SEAL_BYTES_PER_S = 1e6
 
 
 @dataclass
@@ -76,7 +82,7 @@ class ShardWork:
     task: ShardTask
     keys: list[bytes]
     labels: npt.NDArray[np.int64] | None
-    sizes: npt.NDArray[np.int64]
+    stat: npt.NDArray[Any]
     hashes: npt.NDArray[np.uint64]
     known: npt.NDArray[np.bool_]
     seal: Seal
@@ -124,7 +130,8 @@ class Runner:
         self._on_sealed, self._on_progress = on_sealed, on_progress
         self._ahead = 2 * workers + 1
         self._serial = 0
-        self._lost = 0
+        self._lost = self._exits = 0
+        self._begun: dict[Future[Any], float] = {}
         self._looked = 0.0
         self._watched: dict[Future[Any], _Watch] = {}
         self._sealing: dict[Future[Any], tuple[ShardWork, int]] = {}
@@ -158,7 +165,7 @@ class Runner:
             work.outcome, work.records = np.zeros(n, np.uint8), np.zeros(n, sample_dtype(self._job.fields))
             part: list[int] = []
             size = 0
-            for i, length in enumerate(work.sizes.tolist()):
+            for i, length in enumerate(work.stat["size"].tolist()):
                 part.append(i)
                 size += max(length, 0)
                 if size >= _PIECE_BYTES or len(part) >= _PIECE_ITEMS:
@@ -180,6 +187,7 @@ class Runner:
             tuple(work.keys[i] for i in positions),
             None if work.labels is None else tuple(work.labels[positions].tolist()),
             tuple(pair_hash(work.hashes[i]) if work.known[i] else None for i in positions),
+            tuple(work.stat[i].item() for i in positions),
         )
         future = self._executor.submit(run_piece, self._job, piece)
         work.waiting += 1
@@ -197,6 +205,7 @@ class Runner:
 
     def _settled(self, future: Future[Any]) -> None:
         watch = self._watched.pop(future)
+        self._begun.pop(future, None)
         work = watch.work
         work.waiting -= 1
         try:
@@ -204,7 +213,7 @@ class Runner:
         except EngineError as error:
             if "exitcode" not in error.details:
                 raise
-            self._died(watch, int(error.details["exitcode"]))
+            self._died(watch, int(error.details["exitcode"]), str(error.details.get("said", "")))
         else:
             self._lost = 0
             self._merge(watch, result)
@@ -215,7 +224,8 @@ class Runner:
         work.outcome[positions] = result.outcome
         work.records[positions] = result.records
         work.hashes[positions[result.hashed]] = result.hashes[result.hashed]
-        work.known[positions[result.hashed]] = True
+        work.known[positions[result.hashed & ~result.changed]] = True
+        work.seal.stat[positions[result.changed]] = (-1, -1, -1, -1)
         for i, line in result.rejects.items():
             work.rejects[int(positions[i])] = line
         self.counts.decoded += int((result.outcome == STORED).sum())
@@ -232,12 +242,15 @@ class Runner:
         suspect.work.suspects += 1
         self._suspects.append(suspect)
 
-    def _died(self, watch: _Watch, code: int) -> None:
+    def _died(self, watch: _Watch, code: int, said: str) -> None:
         """A worker is gone: take the item that it had in hand out of the piece, and let the rest go on."""
         path = hand_path(self._job.scratch, watch.piece.serial)
         hand = read_hand(path)
         path.unlink(missing_ok=True)
-        reason = "took longer than it may" if watch.timed_out else _how(code)
+        reason = "took longer than it may" if watch.timed_out else _how(code) + (f": {said}" if said else "")
+        self._exits += code > 0
+        if self._exits >= _EXITS and not self.counts.done:
+            raise EngineError(f"workers end on every image ({reason}); nothing was decoded: mend the installation, and run the same command again")
         if hand is None:
             self._lost += 1
             if self._lost >= _LOST_IN_A_ROW:
@@ -324,6 +337,7 @@ class Runner:
 
     def _sealed(self, future: Future[Any]) -> None:
         work, tries = self._sealing.pop(future)
+        self._begun.pop(future, None)
         try:
             seal: Seal = future.result()
         except EngineError as error:
@@ -340,19 +354,29 @@ class Runner:
         if now - self._looked < _LOOK_S:
             return
         self._looked = now
-        for watch in self._watched.values():
+        for future, (work, _) in self._sealing.items():
+            limit_s = _START_S + len(work.keys) * self._job.image.row_bytes / _SEAL_BYTES_PER_S
+            if future.running() and now - self._begun.setdefault(future, now) > limit_s:
+                self._kill(future)
+        for future, watch in self._watched.items():
             hand = read_hand(hand_path(self._job.scratch, watch.piece.serial))
             if hand != watch.hand:
                 watch.hand, watch.since = hand, now
-            elif hand is not None and now - watch.since > hand[1] and not watch.timed_out:
+            elif hand is None:
+                if future.running() and now - self._begun.setdefault(future, now) > _START_S + self._job.timeout_s:
+                    self._kill(future)
+            elif now - watch.since > hand[1] and not watch.timed_out:
                 watch.timed_out = True
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(hand[2], signal.SIGKILL)
+
+    def _kill(self, future: Future[Any]) -> None:
+        """End a worker that neither begins nor ends; the call is made again."""
+        if isinstance(self._executor, LocalExecutor):
+            self._executor.kill_call(future)
 
 
 def _how(code: int) -> str:
     if code == -signal.SIGKILL:
         return "its worker was killed (out of memory?)"
-    if code < 0:
-        return f"its worker ended by {signal_name(-code)}"
-    return f"its worker ended with exit code {code}"
+    return f"its worker ended by {signal_name(-code)}" if code < 0 else f"its worker ended with exit code {code}"

@@ -29,7 +29,7 @@ from mmcompile.compiler.reuse import RowTable
 from mmcompile.compiler.seals import Seal, write_seal
 from mmcompile.compiler.sources import Source
 from mmcompile.errors import DecodeError, MMCompileError
-from mmcompile.format.canonical import name_to_json
+from mmcompile.format.canonical import as_text, name_to_json
 from mmcompile.format.commit import install
 from mmcompile.format.index import Field
 from mmcompile.format.npy import ALIGN, file_name, hash_bytes, hash_file, header, save_array
@@ -78,16 +78,21 @@ class Piece:
     keys: tuple[bytes, ...]
     labels: tuple[int, ...] | None
     known: tuple[str | None, ...]
+    stats: tuple[tuple[int, int, int, int], ...]
 
 
 @dataclass
 class PieceResult:
-    """Outcomes (N,), records (N,) with everything but `key_stop`, hashes (N, 2) with `hashed` (N,), rejects by position, failures by position."""
+    """Outcomes (N,), records (N,) with everything but `key_stop`, hashes (N, 2) with `hashed` (N,), rejects by position, failures by position.
+
+    `changed` (N,): the file that was read was not the one that was scanned, so its hash says nothing of the stat of the scan.
+    """
 
     outcome: npt.NDArray[np.uint8]
     records: npt.NDArray[Any]
     hashes: npt.NDArray[np.uint64]
     hashed: npt.NDArray[np.bool_]
+    changed: npt.NDArray[np.bool_]
     rejects: dict[int, dict[str, Any]] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
 
@@ -204,7 +209,9 @@ def run_piece(job: Job, piece: Piece) -> PieceResult:
     """
     decode.initialise()
     n, image = len(piece.keys), job.image
-    result = PieceResult(np.zeros(n, np.uint8), np.zeros(n, sample_dtype(job.fields)), np.zeros((n, 2), np.uint64), np.zeros(n, bool))
+    result = PieceResult(
+        np.zeros(n, np.uint8), np.zeros(n, sample_dtype(job.fields)), np.zeros((n, 2), np.uint64), np.zeros(n, bool), np.zeros(n, bool)
+    )
     table, remembered = _table_of(job), _remembered(job)
     target = os.open(rows_path(job.scratch, piece.task), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     hand = _Hand(hand_path(job.scratch, piece.serial), job.timeout_s)
@@ -242,11 +249,19 @@ def run_piece(job: Job, piece: Piece) -> PieceResult:
                     result.records[i]["row_hash"] = _row_hash(row, label)
                     _write(target, row, ALIGN + piece.positions[i] * image.row_bytes)
             result.hashes[i], result.hashed[i] = hash_pair(digest), True
+            result.changed[i] = data is not None and _stat(job.source, key) != piece.stats[i]
     finally:
         hand.close()
         os.close(target)
     hand_path(job.scratch, piece.serial).unlink(missing_ok=True)
     return result
+
+
+def _stat(source: Source, key: bytes) -> tuple[int, int, int, int] | None:
+    try:
+        return source.stat(key)
+    except OSError:
+        return None
 
 
 class _Unreadable(Exception):
@@ -267,7 +282,7 @@ def _read(source: Source, key: bytes, known: str | None) -> tuple[str, bytes | N
 
 def remembered_as(digest: str, key: bytes) -> str:
     """What a reject is remembered by.  The content decides, and for TGA, which has no signature, the name."""
-    return f"{digest} tga" if may_be_tga(os.fsdecode(key)) else digest
+    return f"{digest} tga" if may_be_tga(as_text(key)) else digest
 
 
 def _take(table: RowTable, digest: str, key: bytes, image: Field, row: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
@@ -275,7 +290,7 @@ def _take(table: RowTable, digest: str, key: bytes, image: Field, row: npt.NDArr
     found = table.take(digest, image, row)
     if found is None:
         return None
-    name, format = os.fsdecode(key), found["format"].item().decode("ascii")
+    name, format = as_text(key), found["format"].item().decode("ascii")
     if format == "TGA" and not may_be_tga(name):
         return None
     record = found.copy()
@@ -286,7 +301,7 @@ def _take(table: RowTable, digest: str, key: bytes, image: Field, row: npt.NDArr
 
 def _decode(job: Job, data: bytes, key: bytes, digest: str, row: npt.NDArray[Any], hand: _Hand) -> npt.NDArray[Any]:
     try:
-        decoded = decode.decode(data, os.fsdecode(key), job.preprocess, on_open=hand.opened)
+        decoded = decode.decode(data, as_text(key), job.preprocess, on_open=hand.opened)
         row[0] = store(decoded.pixels, job.preprocess, decoded.depth)
     except (MMCompileError, MemoryError):
         raise
@@ -329,7 +344,7 @@ def _reject(key: bytes, data: bytes | None, digest: str, error: DecodeError) -> 
 def reject_line(key: bytes, size: int | None, digest: str | None, message: str, details: dict[str, Any]) -> dict[str, Any]:
     """One line of the rejects file: our words only, never a decoder's text or an address."""
     stage, code = str(details.get("stage", "load")), str(details.get("code", "corrupt"))
-    return Reject(os.fsdecode(key), size, digest, stage, code, details.get("error"), message).to_json()
+    return Reject(as_text(key), size, digest, stage, code, details.get("error"), message).to_json()
 
 
 def seal_shard(job: Job, seal: Seal, rows: Rows, folder: Path) -> Seal:
@@ -412,7 +427,7 @@ def probe(job: Job, keys: list[bytes]) -> list[tuple[int, int, str] | None]:
     out: list[tuple[int, int, str] | None] = []
     for key in keys:
         try:
-            out.append(decode.probe(job.source.read(key), os.fsdecode(key), job.preprocess))
+            out.append(decode.probe(job.source.read(key), as_text(key), job.preprocess))
         except Exception:  # no size to be had; the build itself says what is wrong with it
             out.append(None)
     return out
@@ -424,7 +439,7 @@ def measure(job: Job, keys: list[bytes], limit_s: float) -> tuple[int, float]:
     done, began = -1, time.perf_counter()
     for key in keys:
         try:
-            decoded = decode.decode(job.source.read(key), os.fsdecode(key), job.preprocess)
+            decoded = decode.decode(job.source.read(key), as_text(key), job.preprocess)
             channel_sums(decoded.pixels)
             store(decoded.pixels, job.preprocess, decoded.depth)
         except Exception:  # a bad image takes its time, too

@@ -13,7 +13,7 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from mmcompile.errors import CorruptShardError, FormatError
 
-__all__ = ["HASH", "Check", "canonical", "name_from_json", "name_to_json", "parse", "read_limited"]
+__all__ = ["HASH", "Check", "as_bytes", "as_text", "canonical", "name_from_json", "name_to_json", "parse", "read_limited"]
 
 #: A file's name: 32 hex digits, the canonical (big-endian) form of its xxh3-128.
 HASH = re.compile(r"[0-9a-f]{32}\Z")
@@ -30,9 +30,19 @@ def canonical(value: Any) -> bytes:
     return (json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
+def as_text(name: str | bytes) -> str:
+    """The str of a key or class name, the same under every locale: UTF-8 with surrogateescape (os.fsdecode where that is the encoding of names)."""
+    return name if isinstance(name, str) else name.decode("utf-8", "surrogateescape")
+
+
+def as_bytes(name: str | bytes) -> bytes:
+    """The inverse of `as_text`."""
+    return name if isinstance(name, bytes) else name.encode("utf-8", "surrogateescape")
+
+
 def name_to_json(name: str | bytes) -> Any:
     """A file or class name as JSON: a string, or {"bytes": percent-encoded} where it is not valid UTF-8."""
-    raw = os.fsencode(name)
+    raw = as_bytes(name)
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError:
@@ -45,7 +55,7 @@ def name_from_json(value: Any) -> str:
         value.encode("utf-8")
         return value
     if isinstance(value, dict) and list(value) == ["bytes"] and isinstance(value["bytes"], str) and value["bytes"].isascii():
-        name = os.fsdecode(unquote_to_bytes(value["bytes"]))
+        name = as_text(unquote_to_bytes(value["bytes"]))
         if name_to_json(name) == value:  # one name has one form
             return name
     raise ValueError(f"not a name: {value!r:.100}")

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcompile.errors import CorruptShardError
-from mmcompile.format.canonical import name_to_json
+from mmcompile.format.canonical import as_text, name_to_json
 from mmcompile.format.catalog import Generation, kept_files, load_table, named_files, single_files
 from mmcompile.format.damage import key_stops, records
 from mmcompile.format.index import VERSION, Field, load_classes, load_index
@@ -119,7 +119,7 @@ def _shard_rows(root: Path, generation: Generation, shard: int, field: Field | N
                 yield dict(
                     zip(
                         SAMPLE_COLUMNS,
-                        (row, split.name, os.fsdecode(key), label, classes[label] if known and label is not None else None, *_provenance(record)),
+                        (row, split.name, as_text(key), label, classes[label] if known and label is not None else None, *_provenance(record)),
                         strict=True,
                     )
                 )

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcompile.errors import CorruptShardError, GenerationError
+from mmcompile.format.canonical import as_text
 from mmcompile.format.index import Index, load_classes, load_index
 from mmcompile.format.npy import ALIGN, file_name, map_file, open_array, read_array, read_into
 from mmcompile.format.samples import KEY_LIMIT, check_stops, key_hash, keys_of, pair_hash, sample_dtype
@@ -213,7 +214,7 @@ class Reader:
         for row in order[np.searchsorted(hashes, wanted) : np.searchsorted(hashes, wanted, side="right")].tolist():
             if self.key(row) == key:  # two keys may share a hash
                 return int(row)
-        raise KeyError(os.fsdecode(key))
+        raise KeyError(as_text(key))
 
     def _read(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
         try:

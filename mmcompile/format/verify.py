@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from mmcompile.errors import FormatError, NotADatasetError, VersionError
-from mmcompile.format.canonical import read_limited
+from mmcompile.format.canonical import as_text, read_limited
 from mmcompile.format.catalog import Generation, digest_of, kept_files, list_folder, load_table, named_files, open_regular, single_files
 from mmcompile.format.damage import damaged_rows, key_stops, sources_of
 from mmcompile.format.findings import ROWS_LISTED, Problem, VerifyReport
@@ -352,7 +352,7 @@ class _Run:
             return replace(whole, message=f"{where}, rows from {start} to {stop - 1}; which cannot be told ({error})")
         if not len(local):
             return replace(whole, bad_rows=0, message=f"{where}, no row of it: the damage lies before or behind the rows")
-        sources = tuple(os.fsdecode(key) for key in keys)
+        sources = tuple(as_text(key) for key in keys)
         shown = ", ".join(
             f"{start + row}" + (f" ({source})" if source else "") for row, source in zip(listed[:3], [*sources, "", "", ""], strict=False)
         )

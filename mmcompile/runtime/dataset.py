@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset, default_collate
 
+from mmcompile.format.canonical import as_bytes, as_text
 from mmcompile.format.reader import Reader
 from mmcompile.runtime.column import ClassColumn, ImageColumn
 from mmcompile.runtime.seeding import stream_key
@@ -294,13 +295,13 @@ class MMapShardDataset(Dataset[Any]):
 
     def source(self, i: int) -> str:
         """The key of a sample: its source's path in RAW, as text by `os.fsdecode`."""
-        return os.fsdecode(self._reader.key(self._row(_integer(i))))
+        return as_text(self._reader.key(self._row(_integer(i))))
 
     def find(self, key: str | bytes) -> int:
         """The number of the sample made from this source.  Raises KeyError.  The first call reads all keys; 16 bytes a sample stay in memory."""
-        row = self._reader.find(os.fsencode(key)) - self._first
+        row = self._reader.find(as_bytes(key)) - self._first
         if not 0 <= row < self._length:
-            raise KeyError(os.fsdecode(key))
+            raise KeyError(as_text(key))
         return row
 
     def __repr__(self) -> str:

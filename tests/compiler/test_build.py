@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mmcompile.compiler import driver, output
+from mmcompile.compiler import driver, output, statcache
 from mmcompile.compiler.driver import BuildOptions, build
 from mmcompile.compiler.options import allowed_rejects
 from mmcompile.compiler.outcome import Progress
@@ -25,6 +25,7 @@ from mmcompile.errors import BuildError, DecodeError, FormatError, OptionError, 
 from mmcompile.format.lock import Lock
 from mmcompile.format.npy import ALIGN
 from mmcompile.format.reader import Reader
+from mmcompile.text import go_on
 from tests.compiler import builds
 from tests.compiler.builds import BROKEN, SMALL, age, dataset, expected, images, inline, keys, make_raw, picture, run, shard_stats, snapshot, write
 
@@ -950,3 +951,42 @@ def test_a_lock_knows_when_its_folder_was_replaced(tmp_path: Path) -> None:
         with Lock(folder / "lock") as other:
             assert other.still_held()
             assert not lock.still_held()
+
+
+def test_the_printed_exclusion_takes_out_one_file_whatever_its_name(raw: Path, out: Path) -> None:
+    write(raw, {f"cat/photo{i}.jpg": picture(90 + i, "JPEG") for i in (1, 2)})
+    (raw / "cat" / "photo[1].jpg").symlink_to("gone")
+    total = sum(1 for path in raw.rglob("*") if path.is_file())
+    with pytest.raises(SourceError) as caught:
+        run(raw, out)
+    assert caught.value.details["keys"] == ["cat/photo[1].jpg"]
+    (command,) = go_on(["build", "raw", "out"], caught.value.details)
+    assert command[1][-2:] == ["--exclude", "cat/photo[[]1].jpg"]
+    assert run(FolderSource(str(raw), exclude=(command[1][-1],)), out).samples == total
+
+
+def test_a_folder_switched_while_it_is_built_is_read_again_when_it_is_back(tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stat of one file is never remembered with the content of another."""
+    monkeypatch.setattr(statcache, "_YOUNG_NS", 0)
+    for version, seed in (("v1", 10), ("v2", 20)):
+        write(tmp_path / version, {f"c/{i}.png": picture(seed + i) for i in range(4)})
+    link = tmp_path / "raw"
+
+    def point(version: str) -> None:
+        link.unlink(missing_ok=True)
+        link.symlink_to(version)
+
+    point("v1")
+    scanned = FolderSource(str(link)).scan()
+    point("v2")
+
+    class Switched(FolderSource):
+        """Listed v1, and reads v2: the link was switched after the scan."""
+
+        def scan(self, progress: Any = None) -> Scan:
+            return scanned
+
+    assert run(Switched(str(link)), out).decoded == 4
+    point("v1")
+    assert run(link, out).decoded == 4
+    assert dataset(out) == fresh(link)

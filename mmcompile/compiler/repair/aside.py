@@ -110,8 +110,9 @@ def shard_work(number: int, name: str, keys: list[bytes], labels: npt.NDArray[np
         hashes[:] = [hash_pair(digest) for digest in digests]
     stat = np.full(n, -1, STAT_DTYPE)
     seal = Seal(name, "", "", {}, None, stat, hashes[:0], {}, {})
-    sizes = np.full(n, 1 << 16, np.int64)  # only decides how items are dealt to workers
-    return ShardWork(ShardTask(number, 0, n, name), keys, labels, sizes, hashes, np.full(n, digests is not None), seal)
+    dealt = stat.copy()
+    dealt["size"] = 1 << 16  # only decides how items are dealt to workers
+    return ShardWork(ShardTask(number, 0, n, name), keys, labels, dealt, hashes, np.full(n, digests is not None), seal)
 
 
 class Workshop:

@@ -10,12 +10,9 @@ import re
 from collections.abc import Iterable
 from urllib.parse import quote_from_bytes
 
+from mmcompile.format.canonical import as_text
+
 __all__ = ["Patterns", "as_json", "as_text", "show"]
-
-
-def as_text(name: bytes) -> str:
-    """The str of a name or key, the same under every locale (os.fsdecode where the file system's encoding is UTF-8)."""
-    return name.decode("utf-8", "surrogateescape")
 
 
 def as_json(text: str) -> object:
