@@ -88,6 +88,8 @@ def go_on(arguments: Sequence[str], details: Mapping[str, Any]) -> list[tuple[st
     if isinstance(keys, list | tuple) and keys and all(isinstance(k, str | bytes) for k in keys):
         named = [glob.escape(as_text(k) if isinstance(k, bytes) else k) for k in keys]  # --exclude takes patterns
         total = max(len(named), int(details.get("count", 0)))
+        if isinstance(more := details.get("max_rejects"), int):
+            arguments = add_options(arguments, ["--max-rejects", str(more)], "--max-rejects")
         listing = details.get("exclude_file")
         if total > MOST_KEYS and isinstance(listing, str) and not any(a == "--config" or a.startswith("--config=") for a in arguments):
             return [(f"{kept} without them, as listed in that file:", add_options(arguments, ["--config", listing]))]

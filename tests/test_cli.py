@@ -485,7 +485,10 @@ def test_of_many_unreadable_files_the_first_are_named(planted: Planted) -> None:
     assert last_line(result).split().count("--exclude") == 20
 
 
-def test_many_unreadable_files_are_left_out_by_the_list_that_the_build_wrote(planted: Planted) -> None:
+def test_many_unreadable_files_are_left_out_by_the_list_that_the_build_wrote(
+    planted: Planted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     planted.outcome = SourceError("57 files cannot be read", keys=[f"k{i}" for i in range(40)], count=57, exclude_file="out/.build/exclude.json")
     assert last_line(run("build", "raw", "out")) == "mmcompile build raw out --config out/.build/exclude.json"
     Path("own.json").write_text("{}", "utf-8")

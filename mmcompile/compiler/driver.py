@@ -184,8 +184,9 @@ class _Build:
 
     def _make_scratch(self) -> Path:
         folder = self.out / ".build" / "tmp"
-        if folder.is_symlink():
-            raise BuildError(f"{folder}: a link; remove it")
+        for path in (folder, self.out / ".build" / "seals"):
+            if path.is_symlink():
+                raise BuildError(f"{path}: a link; remove it")
         shutil.rmtree(folder, ignore_errors=True)  # we hold the lock, so whatever lies here is of a dead run
         remove_temporaries(self.out)
         scratch = folder / secrets.token_hex(8)
@@ -365,6 +366,7 @@ class _Build:
             + (f"; {rejects:,} bad images stand in {listed}" if rejects else ""),
             keys=keys[:_SHOWN],
             exclude_file=str(listing) if written else None,
+            max_rejects=rejects if rejects > self.allowed else None,
             rejects=rejects,
             report=str(listed),
             reasons=[reason for _, reason in failures[:_SHOWN]],
@@ -392,15 +394,16 @@ class _Build:
         write_atomic(listed, b"".join(canonical(line) for line in rejects))
         if self.runner.failures:
             self._raise_failures(len(rejects), listed)
-        if len(rejects) > self.allowed:
-            self._raise_rejects(rejects, listed)
         stored = len(self.scan.keys) - len(rejects)
         if not stored:
+            message, _ = Counter(line["message"] for line in rejects).most_common(1)[0]
             raise DecodeError(
-                f"{self.out}: all {len(rejects):,} images were rejected, so there is nothing to publish; see {listed}",
+                f"{self.out}: all {len(rejects):,} images were rejected ({message}), so there is nothing to publish; see {listed}",
                 rejects=len(rejects),
                 report=str(listed),
             )
+        if len(rejects) > self.allowed:
+            self._raise_rejects(rejects, listed)
         contents = Contents(parts, rejects, self.fields, self.scan.classes, self.preprocess, self.settings, self.versions)
         if not lock.still_held():
             self._raise_removed()

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from concurrent.futures import Executor
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
 from mmcompile.compiler.engines import result_within
 from mmcompile.compiler.preprocess import Preprocess
+from mmcompile.compiler.run import CRASHES
 from mmcompile.compiler.task import Job, probe
 from mmcompile.errors import EngineError
 
@@ -20,6 +22,7 @@ __all__ = ["LOOKED_AT", "choose"]
 LOOKED_AT = 1000
 _CHUNK = 25
 _SIDE = 256
+_TRIES = 3
 
 
 def choose(job: Job, executor: Executor, keys: list[bytes], hashes: npt.NDArray[np.uint64]) -> tuple[Preprocess, str]:
@@ -57,10 +60,21 @@ def _probe_all(job: Job, executor: Executor, keys: list[bytes]) -> list[tuple[in
     for chunk, future in zip(chunks, futures, strict=True):
         try:
             out += result_within(executor, future, job.timeout_s)
-        except EngineError:  # a header that kills its worker, or takes for ever: look at the others one by one
+        except (EngineError, MemoryError):  # a header that kills its worker, or takes for ever: look at the others one by one
             for key in chunk:
-                try:
-                    out += result_within(executor, executor.submit(probe, job, [key]), job.timeout_s)
-                except EngineError:
-                    out.append(None)
+                out.append(_probe_alone(job, executor, key))
     return out
+
+
+def _probe_alone(job: Job, executor: Executor, key: bytes) -> tuple[int, int, str] | None:
+    """None for a header that crashes its worker, or does not let it live in several tries: one death may be the machine's doing."""
+    for _ in range(_TRIES):
+        try:
+            (found,) = result_within(executor, executor.submit(probe, job, [key]), job.timeout_s)
+            return cast("tuple[int, int, str] | None", found)
+        except EngineError as error:
+            if error.details.get("exitcode") in CRASHES:
+                return None
+        except MemoryError:
+            continue
+    return None

@@ -16,7 +16,7 @@ from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.seals import Seal
 from mmcompile.errors import BuildError, FormatError, OutputExistsError
 from mmcompile.format.canonical import canonical, name_to_json, parse
-from mmcompile.format.catalog import kept_files, load_table, named_files, single_files
+from mmcompile.format.catalog import kept_files, list_folder, load_table, named_files, single_files
 from mmcompile.format.index import LIST_LIMIT, Field, Index, Split, load_index, publish
 from mmcompile.format.npy import file_name, save_array, save_blob
 from mmcompile.format.samples import combine_statistics, hash_pair
@@ -209,5 +209,6 @@ def clean_up(out: Path, before: dict[str, Seal], now: dict[int, Seal]) -> None:
             return  # what this generation names is unknown: delete nothing
     for name in candidates - named:
         (out / "shards" / name).unlink(missing_ok=True)
-    for path in (out / ".build" / "seals").glob("*.json"):
-        path.unlink(missing_ok=True)
+    for entry in list_folder(out / ".build" / "seals"):
+        if _CONTENT[".build/seals"].fullmatch(entry.name):
+            os.unlink(entry.path)

@@ -219,6 +219,15 @@ class Preprocess:
 
     def notes(self) -> tuple[str, ...]:
         """Lines for a person about choices that were made for them."""
+        if isinstance(self.normalize, Normalize) and self.scale == "unit" and max(map(abs, self.normalize.mean)) > 2:
+            shown = ",".join(f"{v:g}" for v in self.normalize.mean)
+            return (
+                f"--mean {shown} looks like statistics of 0 to 255; values go from 0 to 1 here: divide --mean and --std by 255",
+                *self._resize_notes(),
+            )
+        return self._resize_notes()
+
+    def _resize_notes(self) -> tuple[str, ...]:
         if self.resampler is not None or self.compat is not None or not (self.resize or self.pad):
             return ()
         if self.filter not in _TORCH_FILTERS:

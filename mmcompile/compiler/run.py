@@ -41,7 +41,7 @@ from mmcompile.errors import EngineError
 from mmcompile.format.npy import hash_bytes
 from mmcompile.format.samples import hash_pair, pair_hash, sample_dtype
 
-__all__ = ["Counts", "Runner", "ShardWork"]
+__all__ = ["CRASHES", "Counts", "Runner", "ShardWork"]
 
 #: A piece is about this many bytes of sources: some 60 ms of decoding, so that workers share even one shard and none waits long at the end.
 _PIECE_BYTES = 2 << 20
@@ -50,7 +50,7 @@ _PIECE_ITEMS = 256
 #: Seconds between two looks at what workers have in hand.
 _LOOK_S = 0.5
 #: Signals that say a decoder ran into its own bug.
-_CRASHES = frozenset({-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGFPE})
+CRASHES = frozenset({-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS, -signal.SIGFPE})
 #: Workers that die before they take an item in hand, or a seal that fails, so often in a row are no accident.
 _LOST_IN_A_ROW = 8
 #: Workers that end by themselves so often before anything was decoded say that all of them will.
@@ -265,7 +265,7 @@ class Runner:
             rest = [p for p in watch.piece.positions if p != position]
             if rest:
                 self._submit(watch.work, rest)
-        if code in _CRASHES and not watch.timed_out:
+        if code in CRASHES and not watch.timed_out:
             suspect.crashes += 1
         else:
             suspect.others += 1

@@ -145,9 +145,10 @@ def open_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tupl
             )
         found = os.pread(fd, len(expected), 0)
         if found != expected:
-            shown = found[10:150].rstrip(b" \n\0")
+            start = 10 if found[:10] == expected[:10] else 0
+            shown, wanted = found[start:150].rstrip(b" \n\0"), expected[start:].rstrip()
             raise CorruptShardError(
-                f"{path}: its header is {shown!r}, expected {expected[10:].rstrip()!r}; run `mmcompile verify`, then `--repair RAW`",
+                f"{path}: its header is {shown!r}, expected {wanted!r}; run `mmcompile verify`, then `--repair RAW`",
                 path=str(path),
             )
     except OSError as error:

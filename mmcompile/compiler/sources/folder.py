@@ -98,6 +98,10 @@ class FolderSource:
             names = tuple(sub.text for sub in classes)
             groups = [(number, folder) for number, folders in enumerate(listed) for folder in folders]
             warnings = _class_warnings(names, filled)
+            if direct.items:
+                warnings.append(
+                    f"{len(direct.items):,} images lie directly in RAW, beside class folders, and are left out: move them into a class folder"
+                )
             return _as_scan(walk, groups, names, warnings)
         if direct.items:
             return _as_scan(walk, [(-1, direct)], None, [])
