@@ -29,6 +29,8 @@ class Lock:
         self._fd = -1
 
     def __enter__(self) -> Lock:
+        if self.path.parent.is_symlink():
+            raise BuildError(f"{self.path.parent}: a link; remove it, what lies behind it is not ours to change")
         while True:
             fd = self._open()
             try:

@@ -139,3 +139,11 @@ def test_a_file_system_without_locks_is_refused_unless_told_otherwise(path: Path
         pass
     with Lock(path, required=False) as lock:
         assert lock.still_held()
+
+
+def test_a_linked_build_folder_is_refused_and_what_lies_behind_it_untouched(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / ".build").symlink_to("mine")
+    with pytest.raises(BuildError, match="a link"), Lock(tmp_path / ".build" / "lock"):
+        pass
+    assert list((tmp_path / "mine").iterdir()) == []

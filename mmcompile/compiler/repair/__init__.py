@@ -133,6 +133,8 @@ def _verify(root: Path, tell: Callable[[Progress], None]) -> VerifyReport:
 def _scratch(root: Path) -> Iterator[Path]:
     """A folder for unfinished files, on the disk of the dataset; what dead runs left there goes first."""
     folder = root / ".build" / "tmp"
+    if folder.is_symlink():
+        raise BuildError(f"{folder}: a link; remove it")
     shutil.rmtree(folder, ignore_errors=True)  # we hold the lock
     scratch = folder / secrets.token_hex(8)
     scratch.mkdir(parents=True)
