@@ -25,6 +25,7 @@ from mmcompile.errors import BuildError, DecodeError, FormatError, OptionError, 
 from mmcompile.format.lock import Lock
 from mmcompile.format.npy import ALIGN
 from mmcompile.format.reader import Reader
+from mmcompile.format.verify import verify
 from mmcompile.text import go_on
 from tests.compiler import builds
 from tests.compiler.builds import BROKEN, SMALL, age, dataset, expected, images, inline, keys, make_raw, picture, run, shard_stats, snapshot, write
@@ -990,3 +991,17 @@ def test_a_folder_switched_while_it_is_built_is_read_again_when_it_is_back(tmp_p
     point("v1")
     assert run(link, out).decoded == 4
     assert dataset(out) == fresh(link)
+
+
+@pytest.mark.parametrize("kind", ["image", "label", "samples", "keys"])
+def test_a_sealed_shard_that_was_damaged_is_made_again_not_published(raw: Path, out: Path, kind: str) -> None:
+    write(raw, {"dog/broken.png": BROKEN})
+    with pytest.raises(DecodeError):
+        run(raw, out)
+    victim = sorted((out / "shards").glob(f"{kind}-*"))[0]
+    data = bytearray(victim.read_bytes())
+    data[ALIGN] ^= 1
+    victim.write_bytes(data)
+    run(raw, out, max_rejects=1)
+    assert dataset(out) == fresh(raw, max_rejects=1)
+    assert verify(out).ok
