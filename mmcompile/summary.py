@@ -46,7 +46,7 @@ def build_lines(report: BuildReport) -> list[str]:
     if report.classes is not None:
         what += f" in {number(len(report.classes), 'class')}"
     out = escape(report.out)
-    head = f"{out}: would hold {what}; nothing was written" if report.dry_run else f"{out}: {what}"
+    head = f"{out}: would hold up to {what} (no image was decoded); nothing was written" if report.dry_run else f"{out}: {what}"
     rows = _stored(report)
     rows += _counted("rejects", report.reject_reasons, report.rejects)
     if report.rejects and report.rejects_file:

@@ -92,7 +92,8 @@ def build(
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             what = "no space left on the device; what is finished is kept: free some space and run the same command again"
         else:
-            what = f"{error.filename or out}: {error.strerror or error}; what is finished is kept: mend it, and run the same command again"
+            where = "" if error.filename is None or str(error.filename) == str(run.out) else f"{error.filename}: "
+            what = f"{where}{error.strerror or error}; whatever was finished is kept, and the same command goes on when this is mended"
         raise BuildError(f"{out}: {what}", errno=error.errno) from error
 
 
@@ -442,7 +443,7 @@ class _Build:
     # ------------------------------------------------------------------ small things
 
     def _described(self) -> BuildReport:
-        warnings = [*self.scan.warnings, *self.preprocess.notes()]
+        warnings = [*self.scan.warnings, *self.preprocess.notes(), *self._replaced()]
         if (warning := decode.pillow_warning()) is not None:
             warnings.append(warning)
         return replace(
@@ -457,6 +458,19 @@ class _Build:
             warnings=tuple(warnings),
             changed=self.changed,
         )
+
+    def _replaced(self) -> Iterator[str]:
+        """A line where most of what OUT held, or its labels, is not in RAW: perhaps another OUT was meant."""
+        before = self.previous.index
+        if before is None:
+            return
+        labelled, now = any(f.meaning == "class" for f in before.fields), self.scan.labels is not None
+        if len(self.scan.keys) * 2 < before.samples or labelled != now:
+            kind, old = {True: "with labels", False: "without labels"}, self.previous.generation
+            yield (
+                f"this replaces {before.samples:,} samples {kind[labelled]} by {len(self.scan.keys):,} {kind[now]}; until `mmcompile prune` "
+                f"the old ones are read with MMapShardDataset(out, generation='{old}')"
+            )
 
     def _estimate(self, todo: list[ShardTask], n: int) -> float | None:
         if not n:

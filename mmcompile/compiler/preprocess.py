@@ -156,6 +156,8 @@ class Preprocess:
             clash("alpha", "mode", "transparency is kept by --mode rgba")
         if self.kept_mode is not None and self.mode != "keep":
             clash("kept_mode", "mode", "a mode of the sources is kept only with --mode keep")
+        if self.depth16 == "scale" and self.dtype != "uint8":
+            clash("depth16", "dtype", f"scale makes 8 bits of 16, and {self.dtype} holds them all: leave --depth16 out")
         if self.depth16 == "keep" and self.dtype == "uint8":
             clash("depth16", "dtype", "16 bits do not fit in uint8: use --dtype uint16 or float32, or --depth16 scale")
         if self.range is not None:

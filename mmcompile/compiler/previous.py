@@ -79,6 +79,7 @@ class Previous:
     remembered: dict[str, dict[str, Any]] = field(default_factory=dict)
     settings: dict[str, Any] | None = None
     index: Index | None = None
+    generation: str | None = None
     _published: dict[bytes, _Published] = field(default_factory=dict)
     _rejected: set[bytes] = field(default_factory=set)
     _added: set[Any] = field(default_factory=set)
@@ -88,6 +89,7 @@ class Previous:
         folder = str(self.root / "shards")
         if (self.root / "index.json").exists():
             self.index, current = load_index(self.root)
+            self.generation = current
             self.settings = {**self.index.settings, "versions": self.index.versions}
             names = [p.stem for p in sorted((self.root / "generations").glob("*.json"))] if (self.root / "generations").is_dir() else []
             for name in [current, *(n for n in names if n != current)]:

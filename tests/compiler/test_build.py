@@ -1005,3 +1005,14 @@ def test_a_sealed_shard_that_was_damaged_is_made_again_not_published(raw: Path, 
     run(raw, out, max_rejects=1)
     assert dataset(out) == fresh(raw, max_rejects=1)
     assert verify(out).ok
+
+
+def test_another_raw_into_the_same_out_is_warned_of(raw: Path, out: Path, tmp_path: Path) -> None:
+    run(raw, out)
+    old = Reader(out).generation
+    assert not [w for w in run(raw, out).warnings if "replaces" in w]
+    flat = write(tmp_path / "flat", {f"{i}.png": picture(i) for i in range(3)})
+    (warning,) = [w for w in run(flat, out).warnings if "replaces" in w]
+    assert "12 samples with labels by 3 without labels" in warning
+    assert old in warning
+    assert len(Reader(out, generation=old)) == 12

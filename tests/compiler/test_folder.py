@@ -527,3 +527,35 @@ def test_real_class_folders_hold_what_their_note_says() -> None:
         counts = np.bincount(scan.labels, minlength=len(scan.classes))
         links = {name: expected["links"].get(f"{split}/{name}", 0) for name in expected[split]}
         assert {name: int(n) - links[name] for name, n in zip(scan.classes, counts, strict=True) if n} == expected[split]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("train/a/1.jpg", "val/a/1.jpg", "labels/1.jpg"),
+        ("Training/a/1.jpg", "Test/a/1.jpg"),
+        ("training/a/1.jpg", "validation/b/1.jpg"),
+    ],
+)
+def test_splits_beside_another_folder_are_still_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(SourceError, match="holds splits"):
+        source(tmp_path).scan()
+
+
+@pytest.mark.parametrize(
+    ("names", "word"),
+    [
+        (("train/a/1.jpg", "images/1.jpg"), "named like splits"),
+        (("train/1.jpg", "test/1.jpg"), "named like splits"),
+        (("images/a/1.jpg", "images/b/1.jpg"), "there is one class"),
+        (("data/train/a/1.jpg", "data/val/a/1.jpg"), "there is one class"),
+    ],
+)
+def test_a_layout_that_may_not_be_meant_is_warned_of(tmp_path: Path, names: tuple[str, ...], word: str) -> None:
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    assert any(word in warning for warning in source(tmp_path).scan().warnings)

@@ -42,6 +42,8 @@ SIZE = {"resize": 256, "crop": 224}
         ({"alpha": "keep"}, {"alpha", "mode"}),
         ({"kept_mode": "L"}, {"kept_mode", "mode"}),
         ({"depth16": "keep"}, {"depth16", "dtype"}),
+        ({"depth16": "scale", "dtype": "uint16"}, {"depth16", "dtype"}),
+        ({"depth16": "scale", "dtype": "float32"}, {"depth16", "dtype"}),
         ({"range": (1.0, 1.0)}, {"range"}),
         ({"range": (0.0, float("nan"))}, {"range"}),
         ({"range": (0.0, 1.0), "dtype": "float32"}, {"range", "dtype"}),

@@ -28,7 +28,7 @@ from mmcompile.errors import SourceError
 __all__ = ["FolderSource"]
 
 #: Folders of these names that hold class folders are the splits of one dataset, not classes.
-_SPLIT_NAMES = frozenset({"train", "val", "valid", "validation", "test"})
+_SPLIT_NAMES = frozenset({"train", "training", "val", "valid", "validation", "test", "testing"})
 
 #: A larger file is refused before memory is taken for it: 178,956,970 pixels (the pixel limit) of 4 x 16 bit are 1.4 GB uncompressed.
 _MAX_SOURCE_BYTES = 2**31
@@ -93,11 +93,12 @@ class FolderSource:
         listed = [sorted(walk.list_tree(sub), key=lambda folder: folder.text) for sub in classes]
         filled = [any(folder.items for folder in folders) for folders in listed]
         if any(filled):
-            self._refuse_splits([(sub.text, folders) for sub, folders, has in zip(classes, listed, filled, strict=True) if has])
+            with_images = [(sub.text, folders) for sub, folders, has in zip(classes, listed, filled, strict=True) if has]
+            self._refuse_splits(with_images)
             walk.left_out["directly in RAW beside class folders"] += len(direct.items)
             names = tuple(sub.text for sub in classes)
             groups = [(number, folder) for number, folders in enumerate(listed) for folder in folders]
-            warnings = _class_warnings(names, filled)
+            warnings = _class_warnings(names, filled) + _layout_warnings(with_images)
             if direct.items:
                 warnings.append(
                     f"{len(direct.items):,} images lie directly in RAW, beside class folders, and are left out: move them into a class folder"
@@ -144,12 +145,11 @@ class FolderSource:
         return found
 
     def _refuse_splits(self, filled: list[tuple[str, list[_Folder]]]) -> None:
-        """Raise SourceError if all top folders with images are named as splits are and one of them holds class folders."""
-        if not all(name.lower() in _SPLIT_NAMES for name, _ in filled):
+        """Raise SourceError if top folders are splits: named so, one of them with class folders, and beside them no other or one more of them."""
+        splits = [(name, folders) for name, folders in filled if name.lower() in _SPLIT_NAMES]
+        if not splits or (len(splits) < 2 and len(splits) < len(filled)) or not any(_inner(name, folders) for name, folders in splits):
             return
-        if not any(folder.items for name, folders in filled for folder in folders if folder.text != name):
-            return
-        names = [name for name, _ in filled]
+        names = [name for name, _ in splits]
         first = "train" if "train" in names else names[0]
         raise SourceError(
             f"{show(self.root)} holds splits ({', '.join(names)}), each with class folders: build one of them, "
@@ -356,6 +356,22 @@ def _class_warnings(names: tuple[str, ...], filled: list[bool]) -> list[str]:
         pair = next((a, b) for a, b in itertools.pairwise(names) if int(a) > int(b))
         warnings.append(f"class folders are numbers and are sorted as text, as torchvision does: {pair[0]} stands before {pair[1]}")
     return warnings
+
+
+def _inner(name: str, folders: list[_Folder]) -> set[str]:
+    """The folders directly in a top folder that hold images, at any depth."""
+    return {folder.text.removeprefix(name + "/").split("/")[0] for folder in folders if folder.items and folder.text != name}
+
+
+def _layout_warnings(filled: list[tuple[str, list[_Folder]]]) -> list[str]:
+    """Layouts that torchvision takes for classes, and a person perhaps not."""
+    named = [name for name, _ in filled if name.lower() in _SPLIT_NAMES]
+    if len(named) >= 2 or any(_inner(name, folders) for name, folders in filled if name in named):
+        return [f"folders named like splits count as classes here: {', '.join(map(show, named))}; if they are splits, build one of them"]
+    if len(filled) == 1 and len(inner := _inner(*filled[0])) >= 2:
+        only = show(filled[0][0])
+        return [f"there is one class, {only}, with {len(inner):,} folders in it; if those are the classes, build the folder {only}"]
+    return []
 
 
 def _reasons(left_out: Counter[str]) -> dict[str, int]:
