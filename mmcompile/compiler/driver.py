@@ -10,7 +10,6 @@ import errno
 import glob
 import json
 import os
-import secrets
 import shutil
 import time
 from collections import Counter
@@ -27,7 +26,17 @@ from mmcompile.compiler.formats import TORCHVISION_EXTENSIONS
 from mmcompile.compiler.marks import marks_of, marks_of_index, versions_of
 from mmcompile.compiler.options import BuildOptions, allowed_rejects, typed
 from mmcompile.compiler.outcome import BuildReport, Progress
-from mmcompile.compiler.output import Contents, Part, check_output, clean_up, describe_changes, free_bytes, publish_shards, remove_temporaries
+from mmcompile.compiler.output import (
+    Contents,
+    Part,
+    check_output,
+    clean_up,
+    describe_changes,
+    free_bytes,
+    make_scratch,
+    publish_shards,
+    remove_temporaries,
+)
 from mmcompile.compiler.plan import ShardTask, key_hashes, make_tasks, rows_per_shard
 from mmcompile.compiler.preprocess import PIXEL_REVISION, Preprocess
 from mmcompile.compiler.previous import Previous, Whole
@@ -184,14 +193,11 @@ class _Build:
         self.allowed = allowed_rejects(self.max_rejects, len(self.scan.keys))
 
     def _make_scratch(self) -> Path:
-        folder = self.out / ".build" / "tmp"
-        for path in (folder, self.out / ".build" / "seals"):
-            if path.is_symlink():
-                raise BuildError(f"{path}: a link; remove it")
-        shutil.rmtree(folder, ignore_errors=True)  # we hold the lock, so whatever lies here is of a dead run
+        seals = self.out / ".build" / "seals"
+        if seals.is_symlink():
+            raise BuildError(f"{seals}: a link; remove it")
+        scratch = make_scratch(self.out)
         remove_temporaries(self.out)
-        scratch = folder / secrets.token_hex(8)
-        scratch.mkdir(parents=True)
         (self.out / "shards").mkdir(exist_ok=True)
         for path in (self.out, self.out.parent):  # the files in it are made durable one by one, so the folders must be, too
             with contextlib.suppress(OSError):

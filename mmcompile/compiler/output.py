@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -21,7 +23,19 @@ from mmcompile.format.index import LIST_LIMIT, Field, Index, Split, load_index, 
 from mmcompile.format.npy import file_name, save_array, save_blob
 from mmcompile.format.samples import combine_statistics, hash_pair
 
-__all__ = ["Contents", "Part", "Published", "check_output", "clean_up", "describe_changes", "free_bytes", "publish_shards", "remove_temporaries"]
+__all__ = [
+    "Contents",
+    "Part",
+    "Published",
+    "check_output",
+    "clean_up",
+    "describe_changes",
+    "free_bytes",
+    "is_inside",
+    "make_scratch",
+    "publish_shards",
+    "remove_temporaries",
+]
 
 #: Characters of a setting that are shown where it differs.
 _LINE = 60
@@ -71,10 +85,26 @@ class Published:
     rejects_file: str | None
 
 
+def is_inside(out: Path, raw: str | Path) -> bool:
+    """Is OUT the folder RAW, or in it, whatever links lead there?"""
+    real, real_raw = os.path.realpath(out), os.path.realpath(raw)
+    return real == real_raw or real.startswith(real_raw.rstrip("/") + "/")
+
+
+def make_scratch(out: Path) -> Path:
+    """A new folder for unfinished files, on the disk of OUT; what dead runs left there goes first, as the caller holds the lock."""
+    folder = out / ".build" / "tmp"
+    if folder.is_symlink():
+        raise BuildError(f"{folder}: a link; remove it")
+    shutil.rmtree(folder, ignore_errors=True)
+    scratch = folder / secrets.token_hex(8)
+    scratch.mkdir(parents=True)
+    return scratch
+
+
 def check_output(out: Path, raw: str) -> None:
     """OUT is a new folder, an empty one, or one of ours, and not RAW or inside it.  Raises OutputExistsError; touches nothing."""
-    real, real_raw = os.path.realpath(out), os.path.realpath(raw)
-    if real == real_raw or real.startswith(real_raw.rstrip("/") + "/"):
+    if is_inside(out, raw):
         raise OutputExistsError(f"{out}: inside RAW ({raw}), which is never written; choose an OUT outside it", path=str(out))
     if not os.path.lexists(out):
         return

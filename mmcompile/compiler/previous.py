@@ -17,7 +17,7 @@ from mmcompile.compiler.reuse import OldShard
 from mmcompile.compiler.seals import Seal, read_seals
 from mmcompile.compiler.task import remembered_as
 from mmcompile.errors import FormatError
-from mmcompile.format.canonical import name_from_json
+from mmcompile.format.canonical import as_bytes, name_from_json
 from mmcompile.format.catalog import digest_file, load_table
 from mmcompile.format.index import Field, Index, load_index
 from mmcompile.format.npy import file_name, open_array
@@ -51,7 +51,6 @@ class Whole:
     rejects: dict[int, dict[str, Any]]
     flags: dict[str, int]
     sums: Callable[[], list[dict[str, Any]]]
-    sealed: bool
 
 
 @dataclass
@@ -116,7 +115,7 @@ class Previous:
         for line in lines:
             # What the dtype cannot hold is a matter of the store settings; all else of the pixel settings.
             if line["source_hash"] and (line["stage"] != "cast" or store == self.marks.store):
-                key = name_from_json(line["key"]).encode("utf-8", "surrogateescape")
+                key = as_bytes(name_from_json(line["key"]))
                 self.remembered.setdefault(remembered_as(line["source_hash"], key), line)
 
     def _add_shard(self, shard: OldShard) -> bool:
@@ -155,14 +154,14 @@ class Previous:
                 self._published.setdefault(keys[0], _Published(shard, samples, keys, rejects))
 
     def _rejects(self, index: Index) -> dict[bytes, dict[str, Any]]:
-        return {line.key.encode("utf-8", "surrogateescape"): line.to_json() for line in load_rejects(self.root, index)}
+        return {as_bytes(line.key): line.to_json() for line in load_rejects(self.root, index)}
 
     def whole(self, task: ShardTask, keys: list[bytes], labels: npt.NDArray[np.int64] | None) -> Whole | None:
         """The finished shard with this task's keys and labels under today's settings, if there is one with all its files."""
         seal = self.seals.get(task.id)
         if seal is not None and len(seal.hashes) == len(keys) and self._files_stand(seal.files, seal.rows, seal=True):
             sums = seal.sums or []
-            return Whole(seal.hashes, seal.stat, seal.files, seal.rows, seal.rejects, seal.flags or {}, lambda: sums, True)
+            return Whole(seal.hashes, seal.stat, seal.files, seal.rows, seal.rejects, seal.flags or {}, lambda: sums)
         for key in keys:
             found = self._published.get(key)
             if found is not None:
@@ -196,7 +195,7 @@ class Previous:
         image = self.fields[0]
         pixels = int(np.prod(image.sample_shape[1:]))
         samples = found.samples
-        return Whole(hashes, None, shard.files, shard.rows, rejects, flag_counts(samples["flags"]), lambda: shard_sums(samples, pixels), False)
+        return Whole(hashes, None, shard.files, shard.rows, rejects, flag_counts(samples["flags"]), lambda: shard_sums(samples, pixels))
 
     def _files_stand(self, files: dict[str, str], rows: int, *, seal: bool = False) -> bool:
         """Are the files of a finished shard whole?  Those of a seal are held against their hashes before their first publishing; the images of a

@@ -16,15 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from mmcompile.errors import CorruptShardError, FormatError
+from mmcompile.errors import FormatError
 from mmcompile.format.commit import write_atomic
 from mmcompile.format.index import Field
-from mmcompile.format.npy import ALIGN, hash_file, map_file, open_array, read_into, save_array
+from mmcompile.format.npy import ALIGN, map_file, open_array, read_hashed, read_into, save_array
 from mmcompile.format.samples import hash_pair, keys_of, sample_dtype
 
-__all__ = ["NO_ROW", "OldShard", "RowTable", "write_table"]
-
-NO_ROW = -1
+__all__ = ["OldShard", "RowTable", "write_table"]
 
 _ROW = np.dtype([("hash", "<u8", (2,)), ("shard", "<i4"), ("row", "<i4")])
 
@@ -44,16 +42,7 @@ class OldShard:
 
     def read(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
         """A whole small file, its hash checked, as what it says would be copied on.  Raises FormatError or FileNotFoundError."""
-        path = self.path(name)
-        fd, offset = open_array(path, dtype, shape)
-        try:
-            if hash_file(fd) != self.files[name]:
-                raise CorruptShardError(f"{path}: its content does not match its name; run `mmcompile verify`", path=str(path))
-            out = np.empty(shape, dtype)
-            read_into(fd, out, offset, path)
-        finally:
-            os.close(fd)
-        return out
+        return read_hashed(self.path(name), dtype, shape, self.files[name])
 
     def samples(self) -> npt.NDArray[Any]:
         """The provenance records.  Raises FormatError or FileNotFoundError."""
@@ -101,35 +90,19 @@ class RowTable:
         self._high = np.ascontiguousarray(self._table["hash"][:, 0])
         self._samples: dict[int, npt.NDArray[Any]] = {}
 
-    def find_all(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-        """A position in the table for each hash (N, 2), or NO_ROW."""
-        at = np.searchsorted(self._high, hashes[:, 0])
-        out = np.full(len(hashes), NO_ROW, np.int64)
-        for i, (start, pair) in enumerate(zip(at.tolist(), hashes.tolist(), strict=True)):
-            while start < len(self._table) and self._table["hash"][start, 0] == pair[0]:
-                if self._table["hash"][start, 1] == pair[1]:
-                    out[i] = start
-                    break
-                start += 1
-        return out
-
-    def where(self, position: int) -> tuple[int, int]:
-        """(shard, row) of a position."""
-        entry = self._table[position]
-        return int(entry["shard"]), int(entry["row"])
-
     def take(self, digest: str, field: Field, out: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
         """Copy the row of a source into `out` (1, *shape); returns its record, or None when there is no such row or all of them are damaged."""
-        position = int(self.find_all(np.array([hash_pair(digest)], np.uint64))[0])
-        while position != NO_ROW and position < len(self._table) and tuple(self._table["hash"][position].tolist()) == hash_pair(digest):
-            number, row = self.where(position)
+        high, low = hash_pair(digest)
+        start, stop = (int(np.searchsorted(self._high, np.uint64(high), side=side)) for side in ("left", "right"))
+        for entry in self._table[start:stop]:
+            if int(entry["hash"][1]) != low:
+                continue
             try:
-                record = self._read(number, row, field, out)
+                record = self._read(int(entry["shard"]), int(entry["row"]), field, out)
             except (FormatError, FileNotFoundError):
-                record = None
+                continue
             if record is not None:
                 return record
-            position += 1
         return None
 
     def _read(self, number: int, row: int, field: Field, out: npt.NDArray[Any]) -> npt.NDArray[Any] | None:

@@ -171,9 +171,8 @@ class Runner:
                 if size >= _PIECE_BYTES or len(part) >= _PIECE_ITEMS:
                     yield work, part
                     part, size = [], 0
-            work.cut = not part
+            work.cut = True
             if part:
-                work.cut = True
                 yield work, part
             else:
                 self._finish(work)

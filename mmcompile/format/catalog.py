@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from mmcompile.errors import CorruptShardError
 from mmcompile.format.index import Index
-from mmcompile.format.npy import file_name, hash_file, read_array
+from mmcompile.format.npy import file_name, hash_file, read_hashed
 from mmcompile.format.reader import shard_starts
 from mmcompile.format.samples import pair_hash
 
@@ -72,12 +72,9 @@ def load_table(root: Path, index: Index, name: str) -> Generation:
     """The shard table of a generation, its bytes checked against its hash.  Raises FormatError."""
     path = root / "shards" / file_name("table", index.table)
     try:
-        table = read_array(path, index.table_dtype(), (index.shards,))
-        found = digest_file(path)
+        table = read_hashed(path, index.table_dtype(), (index.shards,), index.table)
     except FileNotFoundError:
         raise CorruptShardError(f"{path}: missing; run `mmcompile verify {root} --repair RAW`", path=str(path)) from None
-    if found != index.table:
-        raise CorruptShardError(f"{path}: its content does not match its name; run `mmcompile verify {root} --repair RAW`", path=str(path))
     return Generation(name, index, table, shard_starts(table, index, path))
 
 

@@ -33,6 +33,7 @@ __all__ = [
     "load_index",
     "not_a_dataset",
     "publish",
+    "read_blob",
 ]
 
 VERSION = 1
@@ -360,17 +361,23 @@ def not_a_dataset(root: Path) -> str:
     return f"{root}: not a dataset (no index.json); build one with `mmcompile build RAW OUT`"
 
 
-def load_classes(root: Path, index: Index) -> tuple[str, ...] | None:
-    """The class names, from the index or from the file that it names."""
-    if index.classes_file is None:
-        return index.classes
-    path = root / "shards" / file_name("classes", index.classes_file, ".json")
+def read_blob(root: Path, kind: str, digest: str, suffix: str) -> tuple[Path, bytes]:
+    """The path and bytes of a file of shards/ that is no array, held against its hash.  Raises CorruptShardError, or FormatError."""
+    path = root / "shards" / file_name(kind, digest, suffix)
     try:
         data = read_limited(path, BLOB_LIMIT)
     except (FileNotFoundError, NotADirectoryError):
         raise CorruptShardError(f"{path}: missing; run `mmcompile verify {root}`", path=str(path)) from None
-    if hash_bytes(data) != index.classes_file:
+    if hash_bytes(data) != digest:
         raise CorruptShardError(f"{path}: its content does not match its name; run `mmcompile verify {root}`", path=str(path))
+    return path, data
+
+
+def load_classes(root: Path, index: Index) -> tuple[str, ...] | None:
+    """The class names, from the index or from the file that it names."""
+    if index.classes_file is None:
+        return index.classes
+    path, data = read_blob(root, "classes", index.classes_file, ".json")
     return _IndexCheck(path).class_names(parse(data, path), 1 << 31)
 
 

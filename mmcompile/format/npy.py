@@ -35,6 +35,7 @@ __all__ = [
     "map_file",
     "open_array",
     "read_array",
+    "read_hashed",
     "save_array",
     "save_blob",
 ]
@@ -171,6 +172,18 @@ def read_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Arra
         read_into(fd, out, offset, path)
     finally:
         os.close(fd)
+    return out
+
+
+def read_hashed(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], digest: str) -> Array:
+    """As `read_array`, of a file that must also have this hash: read once, and hashed as it lies in memory.  Raises CorruptShardError."""
+    out = read_array(path, dtype, shape)
+    state = xxhash.xxh3_128(header(dtype, shape))
+    state.update(memoryview(cast(Any, out.reshape(-1).view(np.uint8))))
+    if state.hexdigest() != digest:
+        raise CorruptShardError(
+            f"{path}: its content does not match its name; run `mmcompile verify {path.parent.parent} --repair RAW`", path=str(path)
+        )
     return out
 
 

@@ -11,16 +11,15 @@ import os
 import resource
 from bisect import bisect_right
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from mmcompile.errors import CorruptShardError, GenerationError
 from mmcompile.format.canonical import as_text
 from mmcompile.format.index import Index, load_classes, load_index
-from mmcompile.format.npy import ALIGN, file_name, header, map_file, open_array, read_array, read_into
+from mmcompile.format.npy import ALIGN, file_name, map_file, open_array, read_array, read_hashed, read_into
 from mmcompile.format.samples import KEY_LIMIT, check_stops, key_hash, keys_of, pair_hash, sample_dtype
 
 __all__ = ["Reader", "keep", "shard_starts"]
@@ -62,14 +61,13 @@ class Reader:
         self._asked = engine
         self.engine = engine if engine != "auto" else ("pread" if _is_remote(self.root) else "mmap")
         self._shards = self.root / "shards"
-        self.table = self._read(file_name("table", self.index.table), self.index.table_dtype(), (self.index.shards,))
-        state = xxhash.xxh3_128(header(self.table.dtype, self.table.shape))
-        state.update(memoryview(cast(Any, self.table.view(np.uint8))) if self.table.size else b"")
-        if state.hexdigest() != self.index.table:  # every other file is found through it, so it alone is hashed when opened
-            path = self._shards / file_name("table", self.index.table)
-            raise CorruptShardError(f"{path}: its content does not match its name; run `mmcompile verify {self.root} --repair RAW`", path=str(path))
+        path = self._shards / file_name("table", self.index.table)
+        try:  # every other file is found through it, so it alone is hashed when opened
+            self.table = read_hashed(path, self.index.table_dtype(), (self.index.shards,), self.index.table)
+        except FileNotFoundError:
+            raise self._missing(path) from None
         #: First row of each shard, then the number of samples: int64 (shards + 1,).
-        self.starts = shard_starts(self.table, self.index, self._shards / file_name("table", self.index.table))
+        self.starts = shard_starts(self.table, self.index, path)
         self._bounds: list[int] = self.starts.tolist()
         self._fields = {f.name: f for f in self.index.fields}
         self._maps: dict[tuple[str, int, bool], Array] = {}

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mmcompile.errors import CorruptShardError
-from mmcompile.format.canonical import Check, canonical, name_to_json, parse, read_limited
-from mmcompile.format.index import BLOB_LIMIT, Index
-from mmcompile.format.npy import file_name, hash_bytes
+from mmcompile.format.canonical import Check, canonical, name_to_json, parse
+from mmcompile.format.index import BLOB_LIMIT, Index, read_blob
 
 __all__ = ["Reject", "load_rejects", "read_rejects"]
 
@@ -73,13 +71,7 @@ def load_rejects(root: Path, index: Index) -> tuple[Reject, ...]:
     """The rejects of a generation, in row order.  Raises FormatError."""
     if index.rejects_file is None:
         return ()
-    path = root / "shards" / file_name("rejects", index.rejects_file, ".jsonl")
-    try:
-        data = read_limited(path, BLOB_LIMIT)
-    except (FileNotFoundError, NotADirectoryError):
-        raise CorruptShardError(f"{path}: missing; run `mmcompile verify {os.fspath(root)}`", path=str(path)) from None
-    if hash_bytes(data) != index.rejects_file:
-        raise CorruptShardError(f"{path}: its content does not match its name; run `mmcompile verify {os.fspath(root)}`", path=str(path))
+    path, data = read_blob(root, "rejects", index.rejects_file, ".jsonl")
     found = read_rejects(data, path)
     if len(found) != index.rejects:
         raise CorruptShardError(f"{path}: {len(found):,} lines, the index says {index.rejects:,}", path=str(path))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mmcompile.compiler.outcome import Progress
+from mmcompile.compiler.output import is_inside, make_scratch
 from mmcompile.compiler.repair.aside import Workshop
 from mmcompile.compiler.repair.files import mend_files
 from mmcompile.compiler.repair.indexes import mend_indexes, mend_tables
@@ -81,8 +81,7 @@ def repair(
     if not (folder / "index.json").exists() and not (folder / "generations").is_dir():
         raise NotADatasetError(not_a_dataset(folder), path=str(folder))
     FolderSource(os.fspath(source)).location()
-    real, real_raw = os.path.realpath(folder), os.path.realpath(source)
-    if real == real_raw or real.startswith(real_raw.rstrip("/") + "/"):
+    if is_inside(folder, source):
         raise OutputExistsError(f"{folder}: inside RAW ({source}), which is never written", path=str(folder))
     (folder / ".build").mkdir(exist_ok=True)
     try:
@@ -131,13 +130,8 @@ def _verify(root: Path, tell: Callable[[Progress], None]) -> VerifyReport:
 
 @contextlib.contextmanager
 def _scratch(root: Path) -> Iterator[Path]:
-    """A folder for unfinished files, on the disk of the dataset; what dead runs left there goes first."""
-    folder = root / ".build" / "tmp"
-    if folder.is_symlink():
-        raise BuildError(f"{folder}: a link; remove it")
-    shutil.rmtree(folder, ignore_errors=True)  # we hold the lock
-    scratch = folder / secrets.token_hex(8)
-    scratch.mkdir(parents=True)
+    """As `make_scratch`, and gone again afterwards."""
+    scratch = make_scratch(root)
     try:
         yield scratch
     finally:

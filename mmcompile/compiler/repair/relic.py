@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mmcompile.compiler.sources.names import as_text
 from mmcompile.errors import FormatError
+from mmcompile.format.canonical import as_bytes, as_text
 from mmcompile.format.index import Index
 from mmcompile.format.npy import ALIGN, file_bytes, hash_bytes, header, open_array, read_array, read_into
 from mmcompile.format.samples import hash_pair, keys_of, pair_hash, row_hashes, sample_dtype
@@ -50,7 +50,7 @@ def array_bytes(array: Array) -> bytes:
 
 def labels_of(keys: list[bytes], classes: tuple[str, ...]) -> npt.NDArray[np.int64] | None:
     """The class numbers (N,) of keys by their first folder; None where one lies in no class folder."""
-    numbers = {os.fsencode(name): number for number, name in enumerate(classes)}
+    numbers = {as_bytes(name): number for number, name in enumerate(classes)}
     found = [numbers.get(key.partition(b"/")[0], -1) if b"/" in key else -1 for key in keys]
     return None if -1 in found else np.array(found, "<i8")
 

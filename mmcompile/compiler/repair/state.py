@@ -22,7 +22,7 @@ from mmcompile.compiler.run import ShardWork
 from mmcompile.compiler.seals import Seal
 from mmcompile.compiler.sources import Scan
 from mmcompile.errors import BuildError, FormatError, SourceError
-from mmcompile.format.canonical import canonical, name_to_json, read_limited
+from mmcompile.format.canonical import as_bytes, as_text, canonical, name_to_json, read_limited
 from mmcompile.format.catalog import Generation, digest_of, kept_files, load_table
 from mmcompile.format.commit import install, write_atomic
 from mmcompile.format.findings import VerifyReport
@@ -115,7 +115,7 @@ class Damaged:
         """Say what is missing for a file (relative to the root); what was said of it first stands."""
         if path in self.missing:
             return
-        listed = [(None if key is None else os.fsdecode(key), digest) for key, digest in sources]
+        listed = [(None if key is None else as_text(key), digest) for key, digest in sources]
         if listed:
             named = ", ".join(_source_text(*source) for source in listed[:_NAMED]) + (", …" if len(listed) > _NAMED else "")
             reason = f"{reason}: {named}"
@@ -186,7 +186,7 @@ class Damaged:
     def rejected(self, index: Index) -> set[bytes] | None:
         """The keys of a generation's rejects; None where its rejects file is bad."""
         try:
-            return {os.fsencode(reject.key) for reject in load_rejects(self.root, index)}
+            return {as_bytes(reject.key) for reject in load_rejects(self.root, index)}
         except FormatError:
             return None
 
@@ -254,9 +254,7 @@ class Damaged:
         found = _cut_roughly(blob, set(scan.keys), [] if samples is None else samples["key_stop"].tolist())
         if len(found) == rows:
             return found
-        raise RecipeError(
-            f"its keys cannot be told apart: RAW has no source whose key is what stands in shards/{name}, {os.fsdecode(blob[cut:][:80])!r}"
-        )
+        raise RecipeError(f"its keys cannot be told apart: RAW has no source whose key is what stands in shards/{name}, {as_text(blob[cut:][:80])!r}")
 
 
 def _alike(one: Index, other: Index) -> bool:

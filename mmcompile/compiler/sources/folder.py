@@ -22,8 +22,9 @@ import numpy.typing as npt
 
 from mmcompile.compiler.formats import EXTENSIONS, sniff
 from mmcompile.compiler.sources import STAT_DTYPE, Scan
-from mmcompile.compiler.sources.names import Patterns, as_json, as_text, show
+from mmcompile.compiler.sources.names import Patterns, show
 from mmcompile.errors import SourceError
+from mmcompile.format.canonical import as_text, name_to_json
 
 __all__ = ["FolderSource"]
 
@@ -69,8 +70,8 @@ class FolderSource:
         """The settings that decide which samples there are, as JSON values."""
         return {
             "kind": "folder",
-            "include": [as_json(glob) for glob in sorted(self.include)],
-            "exclude": [as_json(glob) for glob in sorted(self.exclude)],
+            "include": [name_to_json(glob) for glob in sorted(self.include)],
+            "exclude": [name_to_json(glob) for glob in sorted(self.exclude)],
             "hidden": self.hidden,
             "extensions": None if self.extensions is None else sorted(self.extensions),
         }

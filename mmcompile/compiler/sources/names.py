@@ -1,4 +1,4 @@
-"""Names of items as text: patterns that choose among them, and how they stand in a message or in JSON.
+"""Names of items as text: patterns that choose among them, and how they stand in a message.
 
 A name is bytes on disk and a str here (UTF-8 with surrogateescape), so it may hold newlines and bytes that are no UTF-8.
 """
@@ -8,20 +8,8 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Iterable
-from urllib.parse import quote_from_bytes
 
-from mmcompile.format.canonical import as_text
-
-__all__ = ["Patterns", "as_json", "as_text", "show"]
-
-
-def as_json(text: str) -> object:
-    """A name as it stands in JSON: a string, or its percent-encoded bytes where it is no UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return {"bytes": quote_from_bytes(text.encode("utf-8", "surrogateescape"))}
-    return text
+__all__ = ["Patterns", "show"]
 
 
 def show(text: str) -> str:
