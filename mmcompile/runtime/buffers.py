@@ -1,0 +1,61 @@
+"""Hides where the memory of batches comes from: it is lent, and comes back by itself when the last view of it is gone.
+
+A fresh page costs more than filling it, so a batch of memory that was used before is worth several times a new one.  The finaliser hangs on the
+ndarray behind `torch.from_numpy`, not on a tensor: the storage of every view, `.numpy()`, `.detach()`, DLPack capsule or graph of autograd holds that
+ndarray, while the tensor that was handed out may be long gone.  All it does is `deque.append`, as it may run anywhere, in the garbage collector too.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+__all__ = ["Pool", "pinned"]
+
+#: Buffers of one size class are exchanged freely: sizes are rounded up to a multiple of this, so that a last batch fits where others did.
+_ROUND = 4096
+
+
+class Pool:
+    """Recycled memory.  At most `spare` buffers that nobody uses are kept; what is lent is bounded by its users alone.  Thread-safe."""
+
+    def __init__(self, spare: int) -> None:
+        self._free: deque[npt.NDArray[np.uint8]] = deque(maxlen=max(0, spare))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Pool, (self._free.maxlen or 0,)
+
+    def lend(self, nbytes: int) -> Tensor:
+        """`nbytes` bytes whose content is undefined: uint8 (nbytes,), yours until the last tensor or array that views them is gone."""
+        owner = self._find(nbytes)
+        lent = owner[:nbytes].view()  # an ndarray of its own for each loan
+        back = weakref.finalize(lent, self._free.append, owner)
+        back.atexit = False
+        return torch.from_numpy(lent)
+
+    def clear(self) -> None:
+        """Let go of all memory that is not lent."""
+        self._free.clear()
+
+    def _find(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        wanted = max(1, -(-nbytes // _ROUND)) * _ROUND
+        for _ in range(len(self._free)):
+            try:
+                owner = self._free.popleft()
+            except IndexError:  # another thread was faster
+                break
+            if nbytes <= owner.nbytes <= 2 * wanted:
+                return owner
+            self._free.append(owner)
+        return np.empty(wanted, np.uint8)
+
+
+def pinned(nbytes: int) -> Tensor:
+    """Page-locked memory, which a device can copy from while the CPU goes on: uint8 (nbytes,).  torch's own allocator recycles it."""
+    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
