@@ -1,0 +1,396 @@
+"""Hides how a loop over batches never waits: threads gather ahead, in the order of the epoch, into memory that was used before."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.profiler import record_function
+from torch.utils.data import Subset, default_collate
+
+from mmcompile.runtime.ahead import Ahead, Stage
+from mmcompile.runtime.augment import Augment, Cut, RowRandom
+from mmcompile.runtime.buffers import Pool, pinned
+from mmcompile.runtime.column import ClassColumn, ImageColumn
+from mmcompile.runtime.dataset import MMapShardDataset
+from mmcompile.runtime.device import Mover, Sent
+from mmcompile.runtime.order import Order, Steps
+from mmcompile.runtime.sampler import Course
+from mmcompile.runtime.seeding import SampleIndex
+
+__all__ = ["ShardLoader"]
+
+Rows = npt.NDArray[np.int64]
+
+#: Rows whose order is computed at a time: the calls of numpy then cost little for each row, and the numbers stay in the cache.
+_ORDERED = 4096
+#: Share of an iteration's time below which waiting for data is not worth a word.
+_WAITING = 0.05
+#: DataLoader's keywords that have no meaning here -> what to do in their place.
+_FOREIGN = {
+    "collate_fn": "batches are gathered, not collated; change them with batch_transform=, or use DataLoader(dataset, collate_fn=...)",
+    "worker_init_fn": "workers are threads and draw no random numbers; seed= decides about all of them",
+    "multiprocessing_context": "workers are threads; for worker processes use DataLoader(dataset, sampler=ShardSampler(...))",
+    "generator": "seed= (an int) decides about order and augmentation",
+    "pin_memory_device": "pass device=",
+    "in_order": "batches always come in order",
+}
+
+
+class ShardLoader:
+    """Batches of a dataset, gathered ahead by threads: `DataLoader(` becomes `ShardLoader(`.
+
+    `for images, labels in loader` gives lists as DataLoader does (dicts with output="dict"): (N, C, H, W) and (N,).  A batch is yours, and all that
+    views it, until you drop it; its memory is used again then.  At most `prefetch_factor * num_workers` batches are held beside the one handed out
+    and those that you keep.
+
+    batch_size, shuffle, sampler, batch_sampler, drop_last, timeout, pin_memory, prefetch_factor: as DataLoader's.  shuffle="block" touches at most
+        `block_shards` shards at a time, for storage that is slower than memory.
+    num_workers: threads (0: the calling thread gathers).  persistent_workers: accepted; threads start in microseconds and memory is kept anyway.
+    seed: decides with the epoch about order and all random draws; the same on every rank.
+    device: where batches are to be; their numbers are computed there.
+    weights: one for each sample, or "balanced" (every class equally often): as many draws as there are samples, with replacement.
+    augment: an Augment: random crops and flips inside the gather.  batch_transform: called as `batch_transform(batch, rng)`, on the device; `rng`
+        (a RowRandom) draws (N, …) numbers keyed by row.
+    uneven: when the ranks cannot share the last step evenly: "wrap", "drop", or "mask", which adds a last element `valid`, bool (N,).
+    rank, world_size: those of torch.distributed, or of torchrun's or Slurm's environment, when iteration begins, unless given.
+
+    Per-sample transforms of the dataset run in the thread that iterates.  The epoch advances by itself; an iteration that handed out a batch, however
+    it ended, has used its epoch up.  Raises what a damaged shard, a transform or a sampler raises, as it is, and TimeoutError.
+    """
+
+    def __init__(
+        self,
+        dataset: MMapShardDataset,
+        batch_size: int = 1,
+        shuffle: bool | str | None = None,
+        sampler: Any = None,
+        batch_sampler: Any = None,
+        num_workers: int = 1,
+        *,
+        prefetch_factor: int | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        persistent_workers: bool = False,
+        seed: int = 0,
+        device: str | torch.device | None = None,
+        weights: Any = None,
+        augment: Augment | None = None,
+        batch_transform: Callable[[Any, RowRandom], Any] | None = None,
+        uneven: str | None = None,
+        block_shards: int = 16,
+        rank: int | None = None,
+        world_size: int | None = None,
+        **others: Any,
+    ) -> None:
+        for name, value in others.items():
+            if name not in _FOREIGN:
+                raise TypeError(f"ShardLoader has no argument {name!r}")
+            if value is not None:
+                raise TypeError(f"ShardLoader takes no {name}: {_FOREIGN[name]}")
+        self.dataset = dataset = _ours(dataset)
+        self.batch_size = _count("batch_size", batch_size, 1)
+        self.num_workers = _count("num_workers", num_workers, 0)
+        self.prefetch_factor = _count("prefetch_factor", 2 if prefetch_factor is None else prefetch_factor, 1)
+        if not timeout >= 0:
+            raise ValueError(f"timeout is in seconds, at least 0 (for ever), not {timeout!r}")
+        self.timeout = float(timeout)
+        self.persistent_workers = persistent_workers
+        self.drop_last = bool(drop_last)
+        self.device = None if device is None else torch.device(device)
+        self.pin_memory = bool(pin_memory)
+        if self.pin_memory and not torch.cuda.is_available():
+            warnings.warn("pin_memory=True without CUDA: batches come in ordinary memory", stacklevel=2)
+        if augment is not None and not isinstance(augment, Augment):
+            raise TypeError(f"augment must be an Augment, not {augment!r}; a function of whole batches is batch_transform=")
+        if batch_transform is not None and not callable(batch_transform):
+            raise TypeError(f"batch_transform must be a function of (batch, rng), not {batch_transform!r}")
+        self.batch_transform = batch_transform
+        self.sampler, self.batch_sampler = sampler, batch_sampler
+        if batch_sampler is not None and (batch_size != 1 or shuffle or sampler is not None or drop_last):
+            raise ValueError("batch_sampler is mutually exclusive with batch_size, shuffle, sampler and drop_last")
+        if (sampler is not None or batch_sampler is not None) and (shuffle or weights is not None or uneven is not None):
+            raise ValueError("a sampler decides about the order alone: shuffle, weights and uneven are for iterating without one")
+        self._course = Course(
+            dataset,
+            self.batch_size,
+            shuffle=bool(shuffle) if shuffle is None else shuffle,
+            seed=seed,
+            drop_last=self.drop_last,
+            uneven=uneven,
+            weights=weights,
+            block_shards=block_shards,
+            rank=rank,
+            world_size=world_size,
+        )
+        self._maker = _Maker(dataset, augment, self.device, self.prefetch_factor * max(1, self.num_workers), self.pin_memory)
+        self._clock = _Clock()
+
+    def __len__(self) -> int:
+        """Batches that a loop yields: the whole epoch's, or after `load_state_dict` in mid-epoch, until that epoch is over, those that are left."""
+        if self.batch_sampler is not None:
+            return len(self.batch_sampler)
+        if self.sampler is not None:
+            n = len(self.sampler)
+            return n // self.batch_size if self.drop_last else -(-n // self.batch_size)
+        return self._course.steps()
+
+    def __iter__(self) -> Iterator[Any]:
+        return _Iteration(self)
+
+    def set_epoch(self, epoch: int) -> None:
+        """The epoch of the next iteration."""
+        self._course.set_epoch(epoch)
+        given = self.sampler if self.sampler is not None else getattr(self.batch_sampler, "sampler", self.batch_sampler)
+        if hasattr(given, "set_epoch"):
+            given.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loop stands, by what it has received: {"generation", "seed", "epoch", "position"}, the same on all ranks."""
+        return self._course.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on there, with any number of ranks and workers and any batch size.  Raises GenerationError for another generation, ValueError."""
+        self._course.load_state_dict(state)
+
+    def timings(self) -> dict[str, Any]:
+        """What the latest iteration took, in seconds unless said: {"elapsed_s", "waited_s": of the loop, for data; "gathered_s", "converted_s": by all
+        threads together; "moved_s": on the device; "batches", "bytes", "slow": "disk", "gather", "convert", "transfer", or "consumer"}.
+        """
+        return self._clock.report(self._maker.mover)
+
+
+@dataclasses.dataclass
+class _Times:
+    """Seconds that a thread spent on one batch."""
+
+    gathered_s: float = 0.0
+    converted_s: float = 0.0
+    cold: bool = False
+    bytes: int = 0
+
+
+class _Clock:
+    """Adds up what an iteration took."""
+
+    def __init__(self) -> None:
+        self.begun = self.last = time.perf_counter()
+        self.waited_s = self.disk_s = 0.0
+        self.batches = 0
+        self.sum = _Times()
+        self.moved_before = 0.0
+
+    def add(self, waited_s: float, times: _Times) -> None:
+        self.waited_s += waited_s
+        self.batches += 1
+        self.sum.gathered_s += times.gathered_s
+        self.sum.converted_s += times.converted_s
+        self.sum.bytes += times.bytes
+        self.disk_s += times.gathered_s if times.cold else 0.0
+        self.last = time.perf_counter()
+
+    def report(self, mover: Mover | None) -> dict[str, Any]:
+        elapsed = self.last - self.begun
+        moved = 0.0 if mover is None else mover.moved_s() - self.moved_before
+        costs = {"disk": self.disk_s, "gather": self.sum.gathered_s - self.disk_s, "convert": self.sum.converted_s, "transfer": moved}
+        slow = "consumer" if self.waited_s <= _WAITING * elapsed else max(costs, key=lambda name: costs[name])
+        return {
+            "elapsed_s": elapsed,
+            "waited_s": self.waited_s,
+            "gathered_s": self.sum.gathered_s,
+            "converted_s": self.sum.converted_s,
+            "moved_s": moved,
+            "batches": self.batches,
+            "bytes": self.sum.bytes,
+            "slow": slow,
+        }
+
+
+class _Chunk:
+    """The samples of several steps of an epoch, computed when first asked for."""
+
+    def __init__(self, order: Order, steps: Steps, first: int, stop: int) -> None:
+        self._order = order
+        self._parts = [steps.positions(step) for step in range(first, stop)]
+        self._ends = np.cumsum([len(positions) for positions, _ in self._parts])
+        self._samples: Rows | None = None
+
+    def samples(self, k: int) -> Rows:
+        if self._samples is None:  # two threads at once compute the same
+            self._samples = self._order.rows(np.concatenate([positions for positions, _ in self._parts]))
+        return self._samples[self._ends[k] - len(self._parts[k][0]) : self._ends[k]]
+
+    def valid(self, k: int) -> npt.NDArray[np.bool_] | None:
+        return self._parts[k][1]
+
+
+@dataclasses.dataclass
+class _Job:
+    """A batch to be made: its samples and the seed and epoch of its draws; `after` is where the epoch stands once it was received."""
+
+    samples: Callable[[], Rows]
+    valid: npt.NDArray[np.bool_] | None
+    seed: int
+    epoch: int
+    after: int
+    _rows: Rows | None = None
+
+    def rows(self, dataset: MMapShardDataset) -> Rows:
+        """Rows of the dataset: int64 (N,)."""
+        if self._rows is None:
+            self._rows = dataset._where(self.samples())
+        return self._rows
+
+
+@dataclasses.dataclass
+class _Made:
+    """A batch that a thread has gathered."""
+
+    job: _Job
+    rows: Rows
+    sent: Sent
+    times: _Times
+
+
+class _Maker:
+    """What threads do: gather, cut, convert, and start the copy to the device.  Holds no iteration, so that threads keep none alive."""
+
+    def __init__(self, dataset: MMapShardDataset, augment: Augment | None, device: torch.device | None, ahead: int, pin: bool) -> None:
+        self.dataset, self.augment, self.device = dataset, augment, device
+        self.columns: list[ImageColumn | ClassColumn] = dataset._columns
+        images = [column for column in self.columns if isinstance(column, ImageColumn)]
+        if augment is not None and not images:
+            raise ValueError(f"{dataset.root}: augment needs an image, the fields are {[c.name for c in self.columns]}")
+        self.sizes = {c.name: augment.size(*c.shape[1:]) for c in images} if augment is not None else {}
+        resident = dataset._resident
+        if resident is not None and device is None:
+            self.device = device = resident.device
+        self.mover = Mover(device) if device is not None and (device.type != "cpu" or resident is not None) else None
+        self.there = self.mover is not None and not dataset._hooked
+        pools = [Pool(ahead + 2) for _ in self.columns]
+        self.memory = [pinned if pin and torch.cuda.is_available() else pool.lend for pool in pools]
+        if self.there and self.mover is not None and self.mover.memory is not None:
+            self.memory = [self.mover.memory for _ in self.columns]
+
+    def make(self, job: _Job, stage: Stage) -> _Made:
+        rows = job.rows(self.dataset)
+        times = _Times()
+        before = _disk_reads()
+        with record_function("mmcompile.gather"):
+            if self.there:
+                sent = self._send(job, rows, stage, times)
+            else:
+                parts = []
+                for column, memory in zip(self.columns, self.memory, strict=True):
+                    stage.text = f"gathering {len(rows):,} rows of {column.name!r} for"
+                    cut = self._cut(column, job, rows)
+                    out = column.empty(len(rows), memory, size=self.sizes.get(column.name))
+                    parts.append(column.batch(rows, out, cut=cut, times=times))
+                sent = Sent(parts)
+        times.bytes = sum(part.nbytes for part in sent.parts)
+        times.cold = _disk_reads() != before
+        return _Made(job, rows, sent, times)
+
+    def look(self, jobs: Sequence[_Job]) -> None:
+        """Have the disk read what these batches need, where it is not in memory yet."""
+        for job in jobs:
+            rows = job.rows(self.dataset)
+            for column in self.columns:
+                if self.dataset._reader.cold(column.name, rows):
+                    self.dataset._reader.advise(column.name, rows)
+
+    def _send(self, job: _Job, rows: Rows, stage: Stage, times: _Times) -> Sent:
+        """Stored rows go to the device, where they are cut, if that takes more than a view, and become numbers."""
+        resident = self.dataset._resident
+        places, here = (rows, np.zeros(len(rows), np.bool_)) if resident is None else resident.split(rows)
+        rest = rows[~here] if here.any() else rows
+        late = resident is not None or (self.augment is not None and self.augment.resized_crop is not None)
+        cuts = [self._cut(column, job, rows) for column in self.columns]
+        raws = []
+        for column, memory, cut in zip(self.columns, self.memory, cuts, strict=True):
+            stage.text = f"gathering {len(rest):,} rows of {column.name!r} for"
+            size = None if late else self.sizes.get(column.name)
+            out = column.empty(len(rest), memory, size=size, raw=True)
+            raws.append(column.batch(rest, out, cut=None if late else cut, raw=True, times=times))
+
+        def finish(moved: list[Tensor]) -> list[Tensor]:
+            done = []
+            for k, (column, cut) in enumerate(zip(self.columns, cuts, strict=True)):
+                raw = moved[k] if resident is None else resident.join(k, places, here, moved[k])
+                if late and cut is not None and self.augment is not None:
+                    raw = self.augment.apply(raw, cut)
+                done.append(column.numbers(raw))
+            return done
+
+        assert self.mover is not None
+        stage.text = f"copying to {self.device} "
+        return self.mover.send(raws, finish)
+
+    def _cut(self, column: ImageColumn | ClassColumn, job: _Job, rows: Rows) -> Cut | None:
+        if self.augment is None or not isinstance(column, ImageColumn):
+            return None
+        return self.augment.draw(job.seed, job.epoch, rows, *column.shape[1:])
+
+
+class _Iteration:
+    """One loop over the batches of an epoch.  Dropping it ends its threads."""
+
+    def __init__(self, loader: ShardLoader) -> None:
+        self._loader, self._maker, self._course = loader, loader._maker, loader._course
+        self._clock = loader._clock = _Clock()
+        mover = self._maker.mover
+        self._clock.moved_before = 0.0 if mover is None else mover.moved_s()
+        given = loader.sampler is not None or loader.batch_sampler is not None
+        self._epoch, order, steps = self._course.begin()
+        jobs = _given_jobs(loader, self._epoch, self._course.seed, steps.start) if given else _course_jobs(order, steps, self._epoch, self._course.seed)
+        self._ahead: Ahead[_Job, _Made] = Ahead(
+            self._maker.make,
+            jobs,
+            threads=loader.num_workers,
+            ahead=loader.prefetch_factor * max(1, loader.num_workers),
+            look=self._maker.look,
+        )
+
+    def __iter__(self) -> _Iteration:
+        return self
+
+    def __next__(self) -> Any:
+        begun = time.perf_counter()
+        with record_function("mmcompile.wait"):
+            made = self._ahead.take(self._loader.timeout)
+        self._clock.add(time.perf_counter() - begun, made.times)
+        batch = self._finished(made)
+        self._course.received(made.job.after)
+        return batch
+
+    def close(self) -> None:
+        """End the threads now."""
+        self._ahead.close()
+
+    def _finished(self, made: _Made) -> Any:
+        maker, job, dataset = self._maker, made.job, self._maker.dataset
+        parts = made.sent.parts if maker.mover is None else maker.mover.receive(made.sent)
+        if dataset._hooked:
+            with record_function("mmcompile.transform"):
+                batch = default_collate(dataset._samples(made.rows, job.seed, job.epoch, parts))
+        else:
+            packed = dataset._packed(parts)
+            batch = list(packed) if isinstance(packed, tuple) else packed
+        if job.valid is not None:
+            batch = _with_valid(batch, torch.from_numpy(job.valid))
+        if maker.device is not None:
+            batch = _to(batch, maker.device)
+        if self._loader.batch_transform is not None:
+            with record_function("mmcompile.batch_transform"):
+                rng = RowRandom(job.seed, job.epoch, made.rows, maker.device or torch.device("cpu"))
+                batch = self._loader.batch_transform(batch, rng)
+        return batch
