@@ -9,8 +9,9 @@ from __future__ import annotations
 import operator
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -272,21 +273,18 @@ class ShardSampler(Sampler[SampleIndex]):
         settings: dict[str, Any] = {"shuffle": shuffle, "seed": seed, "drop_last": drop_last, "uneven": uneven, "weights": weights}
         settings |= {"block_shards": block_shards, "rank": rank, "world_size": world_size}
         self._course = Course(dataset, batch_size, **settings)
-        self._at_once = max(1, _CHUNK // operator.index(batch_size))
 
     def __iter__(self) -> Iterator[SampleIndex]:
         """Begins with the first index that is asked for, not before."""
         run = self._course.begin()
-        for first in range(0, len(run.steps), self._at_once):
-            chunk = [(step, *run.steps.positions(step)) for step in range(first, min(first + self._at_once, len(run.steps)))]
-            rows = iter(run.order.rows(np.concatenate([positions for _, positions, _ in chunk])).tolist())
-            for step, positions, valid in chunk:
-                flags = [None] * len(positions) if valid is None else valid.tolist()
-                batch = [SampleIndex(row, run.seed, run.epoch, flag) for flag, row in zip(flags, rows, strict=False)]
-                self._course.received(run, run.steps.start if not step else run.steps.after(step - 1))
-                yield from batch[:-1]
-                self._course.received(run, run.steps.after(step))  # whoever has the last index has the batch
-                yield from batch[-1:]
+        at = run.steps.start
+        for rows, flags, after in _batches(run):
+            batch = [SampleIndex(row, run.seed, run.epoch, flag) for row, flag in zip(rows, flags, strict=False)]
+            self._course.received(run, at)
+            yield from batch[:-1]
+            self._course.received(run, after)  # whoever has the last index has the batch
+            yield from batch[-1:]
+            at = after
 
     def __len__(self) -> int:
         """The number of indices that this rank gets from the iteration that runs, else from the next one."""
@@ -312,6 +310,22 @@ class ShardSampler(Sampler[SampleIndex]):
         Raises ValueError for what is no such state, GenerationError (one too) for a state of another generation.
         """
         self._course.load_state_dict(state)
+
+
+def _batches(run: Pass) -> Iterator[tuple[list[int], Iterable[bool | None], int]]:
+    """The samples of each step, whether they count (as many or more), and the position after it; the rows of many small steps in one go."""
+    steps, last = run.steps, len(run.steps) - 1
+    apart, at_once = steps.world_size * steps.batch_size, max(1, _CHUNK // steps.batch_size)
+    full = repeat(True if steps.uneven == "mask" else None)
+    for first in range(0, last, at_once):
+        count = min(at_once, last - first)
+        positions = steps.positions(first)[0] + np.arange(count, dtype=np.int64)[:, None] * apart
+        batches: list[list[int]] = run.order.rows(positions.reshape(-1)).reshape(positions.shape).tolist()
+        for step, batch in enumerate(batches, first):
+            yield batch, full, steps.start + (step + 1) * apart
+    if last >= 0:
+        samples, valid = run.samples(last)
+        yield samples.tolist(), full if valid is None else valid.tolist(), steps.after(last)
 
 
 def _whole(name: str, value: Any, low: int, high: int | None = None) -> int:
