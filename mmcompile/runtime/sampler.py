@@ -320,7 +320,7 @@ def _batches(run: Pass) -> Iterator[tuple[list[int], Iterable[bool | None], int]
     for first in range(0, last, at_once):
         count = min(at_once, last - first)
         positions = steps.positions(first)[0] + np.arange(count, dtype=np.int64)[:, None] * apart
-        batches: list[list[int]] = run.order.rows(positions.reshape(-1)).reshape(positions.shape).tolist()
+        batches: Any = run.order.rows(positions.reshape(-1)).reshape(positions.shape).tolist()
         for step, batch in enumerate(batches, first):
             yield batch, full, steps.start + (step + 1) * apart
     if last >= 0:
