@@ -1,0 +1,346 @@
+"""Hides how an epoch is ordered and shared out: which sample stands at a position, and which positions a rank takes in a step.
+
+Both are pure functions of integers, the same on every machine, Python and numpy: nothing here uses numpy's random streams, and every sort is
+of numbers that differ.  A position can be looked up without the ones before it, so an epoch goes on anywhere at no cost, also with another
+number of ranks or another batch size.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from mmcompile.runtime.seeding import draw_bits, stream_key, stream_keys
+
+__all__ = ["Order", "Steps", "balanced", "cumulative"]
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Words = npt.NDArray[np.uint64]
+
+#: Up to here a permutation is a table, sorted hashes: the best there is, in 256 KiB.  At most 2^16, as a row is the low 16 bits of what is sorted.
+_TABLE_ROWS = 1 << 16
+#: Fewer than 6 show in the statistics of small permutations; 8 leave a margin.  Even.
+_ROUNDS = 8
+#: Positions computed at a time, so that the arrays between the steps stay in the cache.
+_CHUNK = 1 << 14
+#: Two odd multipliers of splitmix64, as in `seeding`.
+_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_HALF = np.uint64(32)
+#: Keeps the keys of an order apart from those of rows, which are drawn from the same seed and epoch.
+_ORDER = 0x6F72646572
+_WHOLE, _SHARDS, _WINDOW, _DRAWS = range(4)
+
+
+class Order:
+    """The samples of one epoch by position.  Not changed by what is asked of it; picklable; may be used from several threads.
+
+    `shuffle=False`: sample i stands at position i.
+
+    `shuffle=True`: a permutation of all samples, from (seed, epoch) alone: any integers, of which the low 64 bits count.
+
+    `shuffle="block"`: the shards are shuffled and taken `block_shards` at a time; the rows of such a window are shuffled among themselves.  So
+    at most `block_shards` shards are touched at a time, or twice as many in a batch that runs from one window into the next.  `blocks` is
+    int64 (shards + 1,): the first sample of each shard, then n; memory is O(shards).
+
+    `weights`: n draws with replacement, each in proportion to the weights whose sums `cumulative` made: float64 (n,).  It stands for a shuffle,
+    so `shuffle` may be either bool.  A row of weight 0 never comes.  The array is kept, not copied.
+
+    Else memory is O(1), at most 256 KiB.  ValueError for arguments that do not fit.
+    """
+
+    def __init__(
+        self,
+        n: int,
+        *,
+        seed: int = 0,
+        epoch: int = 0,
+        shuffle: bool | Literal["block"] = False,
+        blocks: Ints | None = None,
+        block_shards: int = 16,
+        weights: Floats | None = None,
+    ) -> None:
+        self.n = _integer("n", n, 0)
+        if shuffle not in (False, True, "block"):
+            raise ValueError(f"shuffle must be True, False or 'block', not {shuffle!r}")
+        if weights is not None and shuffle == "block":
+            raise ValueError("weights draw from all samples, so they cannot be kept within a few shards: use shuffle=True with weights")
+        key = stream_key(operator.index(seed), operator.index(epoch), _ORDER)
+        self._draws = None if weights is None else _Draws(self.n, weights, stream_key(key, _DRAWS, 0))
+        self._shuffled: _Permutation | _Windows | None = None
+        if shuffle == "block":
+            if blocks is None:
+                raise ValueError("shuffle='block' needs blocks: the first sample of each shard, then the number of samples")
+            self._shuffled = _Windows(self.n, blocks, _integer("block_shards", block_shards, 1), key)
+        elif shuffle and weights is None:
+            self._shuffled = _Permutation(self.n, stream_key(key, _WHOLE, 0))
+
+    def __len__(self) -> int:
+        return self.n
+
+    def rows(self, positions: npt.ArrayLike) -> Ints:
+        """The samples at these positions: int64 (k,) -> int64 (k,), in [0, n).  IndexError for a position outside [0, n)."""
+        at = np.asarray(positions)
+        if at.ndim != 1 or (at.size and at.dtype.kind not in "iu"):
+            raise TypeError(f"positions must be integers (k,), found {at.dtype} of shape {at.shape}")
+        out = np.empty(len(at), np.int64)
+        if not len(at):
+            return out
+        if at.min() < 0 or at.max() >= self.n:
+            bad = at[(at < 0) | (at >= self.n)][0]
+            raise IndexError(f"position {bad} is outside [0, {self.n})")
+        at = at.astype(np.int64, copy=False)
+        source = self._draws or self._shuffled
+        if source is None:
+            out[:] = at
+            return out
+        for start in range(0, len(at), _CHUNK):
+            out[start : start + _CHUNK] = source.rows(at[start : start + _CHUNK])
+        return out
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The positions that each rank takes in each step of an epoch of n positions, from position `start` on.
+
+    Step s takes positions [start + s*W*B, start + (s+1)*W*B) for W = `world_size` and B = `batch_size`; rank r has the r-th B of them.  In each
+    step all ranks have the same number of positions, and all ranks have the same number of steps.
+
+    A last step with m < W*B positions is dropped by `drop_last`.  Else each rank has ceil(m / W) of them, and those that are missing are taken
+    from the front of the epoch once more (`uneven="wrap"`), the same but marked as not valid (`"mask"`); or each rank has floor(m / W) and the
+    rest is dropped (`"drop"`).  One rank alone neither adds nor drops.
+
+    An epoch that was stopped after step s goes on with `start=after(s)`, with any `world_size` and `batch_size`.  ValueError for arguments
+    that do not fit.
+    """
+
+    n: int
+    batch_size: int
+    rank: int = 0
+    world_size: int = 1
+    uneven: Literal["wrap", "drop", "mask"] = "wrap"
+    drop_last: bool = False
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        lowest = {"n": 0, "batch_size": 1, "rank": 0, "world_size": 1, "start": 0}
+        for field in fields(self):
+            if field.name in lowest:
+                object.__setattr__(self, field.name, _integer(field.name, getattr(self, field.name), lowest[field.name]))
+        if self.rank >= self.world_size:
+            raise ValueError(f"rank must be below world_size, which is {self.world_size}, found {self.rank}")
+        if self.start > self.n:
+            raise ValueError(f"start must be at most n, which is {self.n}, found {self.start}")
+        if self.uneven not in ("wrap", "drop", "mask"):
+            raise ValueError(f"uneven must be 'wrap', 'drop' or 'mask', not {self.uneven!r}")
+
+    def __len__(self) -> int:
+        full, left = divmod(self.n - self.start, self._together)
+        return full + (self._share(left) > 0)
+
+    def positions(self, step: int) -> tuple[Ints, npt.NDArray[np.bool_] | None]:
+        """This rank's positions in [0, n) in a step, int64 (b,), and which of them count, bool (b,): None unless `uneven="mask"`.
+
+        IndexError for a step outside [0, len).
+        """
+        first = self._first(step)
+        size = self._share(self.n - first)
+        at = first + self.rank * size + np.arange(size, dtype=np.int64)
+        valid = at < self.n if self.uneven == "mask" else None
+        return at % self.n, valid
+
+    def after(self, step: int) -> int:
+        """Where the epoch goes on after this step: n after the last one, also when positions were dropped.
+
+        IndexError for a step outside [0, len).
+        """
+        first = self._first(step)
+        return self.n if step == len(self) - 1 else first + self._together
+
+    @property
+    def _together(self) -> int:
+        return self.world_size * self.batch_size
+
+    def _first(self, step: int) -> int:
+        if not 0 <= step < len(self):
+            raise IndexError(f"step {step} is outside [0, {len(self)})")
+        return self.start + operator.index(step) * self._together
+
+    def _share(self, left: int) -> int:
+        """How many positions each rank takes when `left` are left."""
+        if left >= self._together:
+            return self.batch_size
+        if self.drop_last:
+            return 0
+        return left // self.world_size if self.uneven == "drop" else -(-left // self.world_size)
+
+
+def cumulative(weights: npt.ArrayLike) -> Floats:
+    """The sums that `Order(weights=)` draws by: float64 (n,), of weights (n,) that are finite and >= 0 with a sum > 0, else ValueError.
+
+    A weight below 2^-53 of the sum before it is lost to rounding, and its row never drawn.
+    """
+    given = np.asarray(weights)
+    if given.ndim != 1 or given.dtype.kind not in "biuf":
+        raise ValueError(f"weights must be numbers (n,), one for each sample, found {given.dtype} of shape {given.shape}")
+    values = given.astype(np.float64)
+    wrong = np.flatnonzero(~((values >= 0) & np.isfinite(values)))
+    if len(wrong):
+        raise ValueError(f"weights must be finite and not negative, found {values[wrong[0]]} at row {wrong[0]} ({len(wrong)} such in all)")
+    with np.errstate(over="ignore"):
+        sums = np.cumsum(values)
+    if not len(sums) or not 0 < sums[-1] < np.inf:
+        raise ValueError(f"weights must have a finite sum above 0, found {sums[-1] if len(sums) else 0.0} over {len(sums)} samples")
+    return sums
+
+
+def balanced(labels: npt.ArrayLike) -> Floats:
+    """Weights under which every class that occurs in `labels` (n,) is drawn equally often: float64 (n,), 1 / (samples of the class)."""
+    given = np.asarray(labels)
+    if given.ndim != 1:
+        raise ValueError(f"labels must have shape (n,), one for each sample, found {given.shape}")
+    _, which, counts = np.unique(given, return_inverse=True, return_counts=True)
+    weights: Floats = (1.0 / counts)[which]
+    return weights
+
+
+class _Permutation:
+    """A bijection of [0, n)."""
+
+    def __init__(self, n: int, key: int) -> None:
+        self._n, self._table = n, None
+        if n <= _TABLE_ROWS:
+            self._table = _sorted_hashes(n, key)
+            return
+        self._keys = [np.uint64(k) for k in draw_bits(np.array([key], np.uint64), 0, _ROUNDS)[0]]
+        # Two halves: the low bits, and the rest in [0, high), so that at most one in 2^bits positions lands outside of [0, n).
+        self._bits = max(1, (n - 1).bit_length() // 2)
+        self._high = -(-n >> self._bits)
+
+    def rows(self, at: Ints) -> Ints:
+        if self._table is not None:
+            return self._table[at].astype(np.int64)
+        out = self._feistel(at.view(np.uint64))
+        limit = np.uint64(self._n)
+        outside = np.flatnonzero(out >= limit)
+        while len(outside):  # walk along the cycle until it is inside again, which is a bijection of [0, n) too
+            moved = self._feistel(out[outside])
+            out[outside] = moved
+            outside = outside[moved >= limit]
+        return out.view(np.int64)
+
+    def _feistel(self, values: Words) -> Words:
+        """A bijection of [0, high << bits): each half in turn is moved by a hash of the other one."""
+        bits, top, count = np.uint64(self._bits), np.uint64(64 - self._bits), np.uint64(self._high)
+        low, high = values & np.uint64((1 << self._bits) - 1), values >> bits
+        hashed, spare = np.empty_like(low), np.empty_like(low)
+        for turn, key in enumerate(self._keys):
+            np.add(low if turn % 2 else high, key, out=hashed)
+            np.multiply(hashed, _FIRST, out=hashed)
+            np.right_shift(hashed, _HALF, out=spare)
+            np.bitwise_xor(hashed, spare, out=hashed)
+            np.multiply(hashed, _SECOND, out=hashed)
+            if turn % 2 == 0:
+                np.right_shift(hashed, top, out=hashed)
+                np.bitwise_xor(low, hashed, out=low)
+                continue
+            np.right_shift(hashed, _HALF, out=hashed)  # 32 bits scaled to [0, high), added, and one `high` taken off where it is too much
+            np.multiply(hashed, count, out=hashed)
+            np.right_shift(hashed, _HALF, out=hashed)
+            np.add(high, hashed, out=high)
+            np.subtract(high, count, out=spare)  # wraps to a huge number where it must not be taken off
+            np.minimum(high, spare, out=high)
+        np.left_shift(high, bits, out=high)
+        np.bitwise_or(high, low, out=high)
+        return high
+
+
+def _sorted_hashes(n: int, key: int) -> npt.NDArray[np.int32]:
+    """The order of hashes of 0 .. n-1, whose 48 high bits are sorted with the row below them: the numbers differ, so any sort gives the same."""
+    rows = np.arange(n, dtype=np.int64)
+    low = np.uint64(0xFFFF)
+    keyed = (stream_keys(key, 0, rows) & ~low) | rows.view(np.uint64)
+    keyed.sort()
+    return (keyed & low).astype(np.int32)
+
+
+class _Windows:
+    """Shards in random order, in windows of which each is shuffled by itself."""
+
+    def __init__(self, n: int, blocks: Ints, size: int, key: int) -> None:
+        starts = np.asarray(blocks)
+        if starts.ndim != 1 or not len(starts) or starts.dtype.kind not in "iu":
+            raise ValueError(f"blocks must be integers (shards + 1,), found {starts.dtype} of shape {starts.shape}")
+        starts = starts.astype(np.int64)
+        sizes = np.diff(starts)
+        if starts[0] != 0 or starts[-1] != n or sizes.min(initial=0) < 0:
+            raise ValueError(
+                f"blocks must rise from 0 to the number of samples, {n}, found {starts[0]} to {starts[-1]}, smallest step {sizes.min(initial=0)}"
+            )
+        shards = np.arange(len(sizes), dtype=np.int64)
+        order = _Permutation(len(sizes), stream_key(key, _SHARDS, 0)).rows(shards)
+        self._key, self._size = key, size
+        # Of the shards in their new order: the position at which each begins (then n), and what takes a position there to a sample.
+        self._places = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes[order])])
+        self._moved = starts[order] - self._places[:-1]
+        self._windows = np.append(self._places[:-1:size], n)
+        self._kept: dict[int, _Permutation] = {}
+
+    def rows(self, at: Ints) -> Ints:
+        window = np.searchsorted(self._windows, at, side="right") - 1
+        if window[0] == window[-1] and (window == window[0]).all():
+            return self._rows_within(int(window[0]), at)
+        out = np.empty_like(at)
+        for w in np.unique(window):
+            here = np.flatnonzero(window == w)
+            out[here] = self._rows_within(int(w), at[here])
+        return out
+
+    def _rows_within(self, w: int, at: Ints) -> Ints:
+        start = self._windows[w]
+        shards = slice(w * self._size, (w + 1) * self._size)
+        place = self._window(w).rows(at - start) + start
+        shard = np.searchsorted(self._places[shards], place, side="right") - 1
+        rows: Ints = place + self._moved[shards][shard]
+        return rows
+
+    def _window(self, w: int) -> _Permutation:
+        """The permutation of a window.  The last two are kept, as a batch seldom lies in more; replaced as a whole, so that threads may share it."""
+        kept = self._kept
+        if w not in kept:
+            n = int(self._windows[w + 1] - self._windows[w])
+            last = dict(list(kept.items())[-1:])
+            kept = self._kept = {**last, w: _Permutation(n, stream_key(self._key, _WINDOW, w))}
+        return kept[w]
+
+
+class _Draws:
+    """Draws with replacement."""
+
+    def __init__(self, n: int, sums: Floats, key: int) -> None:
+        self._sums, self._key = np.asarray(sums), key
+        if self._sums.shape != (n,) or self._sums.dtype != np.float64 or n == 0 or not 0 < self._sums[-1] < np.inf:
+            found = f"{self._sums.dtype} {self._sums.shape}"
+            raise ValueError(f"weights must be the sums that cumulative(weights) returns, float64 ({n},) with the last above 0, found {found}")
+        self._last = int(np.searchsorted(self._sums, self._sums[-1], side="left"))
+
+    def rows(self, at: Ints) -> Ints:
+        uniform = (stream_keys(self._key, 0, at) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        # The first sum above: a row of weight 0 has the sum of the row before it.  Rounding of tiny sums may reach the last sum itself.
+        found = np.searchsorted(self._sums, uniform * self._sums[-1], side="right")
+        rows: Ints = np.minimum(found, self._last).astype(np.int64, copy=False)
+        return rows
+
+
+def _integer(name: str, value: Any, lowest: int) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} must be an integer, found {value!r}") from None
+    if not lowest <= number < 1 << 63:
+        raise ValueError(f"{name} must be in [{lowest}, 2^63), found {number}")
+    return number

@@ -1,0 +1,373 @@
+"""Hides who this process is among its ranks and how far an epoch has got: one course of epochs for ShardSampler and ShardLoader.
+
+The epoch advances by itself, every rank has as many steps, and a state of four values goes on anywhere, also with other ranks, workers or another
+batch size: a position counts samples of the epoch's order over all ranks.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import distributed
+from torch.utils.data import Sampler, Subset
+
+from mmcompile.errors import GenerationError
+from mmcompile.runtime.order import Order, Steps, balanced, cumulative
+from mmcompile.runtime.seeding import SampleIndex
+
+__all__ = ["Course", "Pass", "ShardSampler", "ranks"]
+
+#: Indices whose rows are computed in one go: enough that numpy's calls cost less than making the indices, and 64 KiB at most.
+_CHUNK = 4096
+#: Seeds and epochs are 64-bit words of a random stream's key; a larger one would be the same as a smaller one.
+_WORD = 1 << 64
+_UNEVEN = ("wrap", "drop", "mask")
+_STATE = ("generation", "seed", "epoch", "position")
+_REMEDY = "call torch.distributed.init_process_group before the first batch, or pass rank= and world_size= (0 and 1 for a process on its own)"
+
+
+def ranks(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
+    """(rank, world size) of this process: as given, else of `torch.distributed`, else what torchrun or Slurm put into the environment, else (0, 1).
+
+    Raises ValueError where only one is given or they don't fit.  Raises RuntimeError where variables say that there are more processes but not which
+    one this is: ignored, they would train every rank on the same data.
+    """
+    if (rank is None) != (world_size is None):
+        raise ValueError(f"rank and world_size are given together or not at all, not rank={rank}, world_size={world_size}")
+    if rank is not None and world_size is not None:
+        size = _whole("world_size", world_size, 1)
+        return _whole("rank", rank, 0, size), size
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    torchrun = _said("RANK", "WORLD_SIZE")
+    if torchrun is not None and torchrun[1] > 1:
+        return torchrun
+    slurm = _said("SLURM_PROCID", "SLURM_STEP_NUM_TASKS") if os.environ.get("SLURM_STEP_NUM_TASKS") else None
+    if slurm is not None and slurm[1] > 1:
+        if torchrun is not None:
+            raise RuntimeError(f"WORLD_SIZE=1 says that this process is alone, SLURM_STEP_NUM_TASKS={slurm[1]} that it is not; {_REMEDY}")
+        return slurm
+    if torchrun is None and slurm is None:
+        # A batch script's own commands see the tasks that the job may start and SLURM_PROCID=0: one process alone, or one of many started otherwise.
+        texts = {name: os.environ.get(name, "") for name in ("SLURM_PROCID", "SLURM_NTASKS")}
+        if texts["SLURM_PROCID"] not in ("", "0") or texts["SLURM_NTASKS"] not in ("", "1"):
+            raise RuntimeError(f"several processes may run here, but SLURM_STEP_NUM_TASKS of srun is not set ({_listed(texts)}); {_REMEDY}")
+    return 0, 1
+
+
+def _said(rank_name: str, size_name: str) -> tuple[int, int] | None:
+    """What two variables say, None where they say nothing of other processes."""
+    texts = {name: os.environ.get(name, "") for name in (rank_name, size_name)}
+    rank, size = (_number(text) for text in texts.values())
+    if size is None and rank in (None, 0):
+        return None
+    if rank is None and size == 1:
+        return 0, 1
+    if rank is None or size is None or not 0 <= rank < size:
+        raise RuntimeError(f"the environment speaks of several processes, but not which one of how many this is ({_listed(texts)}); {_REMEDY}")
+    return rank, size
+
+
+def _listed(texts: dict[str, str]) -> str:
+    return ", ".join(f"{name}={text}" if text else f"{name} not set" for name, text in texts.items())
+
+
+def _number(text: str) -> int | None:
+    """A number in a variable, -1 for what is none, None where it is not set."""
+    if not text:
+        return None
+    return int(text) if text.isascii() and text.isdigit() else -1
+
+
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """One iteration over (the rest of) an epoch, for one rank: fixed when it began."""
+
+    seed: int
+    epoch: int
+    order: Order
+    steps: Steps
+
+    def samples(self, step: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_] | None]:
+        """The samples of this rank's batch of a step, int64 (b,), and with "mask" which of them count, bool (b,)."""
+        positions, valid = self.steps.positions(step)
+        return self.order.rows(positions), valid
+
+
+class Course:
+    """The course of the epochs over a dataset: which comes next, how it is ordered and divided among ranks, and what of it was received.
+
+    The dataset is anything with a length.  `shuffle="block"` asks it for `blocks()`, `weights="balanced"` for `targets`; its `generation`, if it has
+    one, is kept in the state.  See ShardSampler for the arguments.  One thread at a time.
+    """
+
+    def __init__(
+        self,
+        dataset: Sized,
+        batch_size: int = 1,
+        *,
+        shuffle: bool | str = False,
+        seed: int = 0,
+        drop_last: bool = False,
+        uneven: str | None = None,
+        weights: Any = None,
+        block_shards: int = 16,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        if shuffle not in (False, True, "block"):
+            raise ValueError(f"shuffle must be False, True or 'block', not {shuffle!r}")
+        if uneven is not None and uneven not in _UNEVEN:
+            raise ValueError(f"uneven must be one of {_UNEVEN}, not {uneven!r}")
+        if uneven == "mask" and drop_last:
+            raise ValueError("uneven='mask' hands out every sample exactly once, drop_last=True leaves some out: give one or the other")
+        if weights is not None and shuffle == "block":
+            raise ValueError("weights draw samples from all shards, shuffle='block' keeps to a few of them at a time: give one or the other")
+        if rank is not None or world_size is not None:
+            ranks(rank, world_size)
+        _warn_of_subset(dataset)
+        self._n = len(dataset)
+        self._batch_size = _whole("batch_size", batch_size, 1)
+        self._block_shards = _whole("block_shards", block_shards, 1)
+        self._shuffle, self._drop_last, self._uneven = shuffle, bool(drop_last), uneven
+        self._blocks = _blocks(dataset) if shuffle == "block" else None
+        self._weights = None if weights is None else cumulative(_weights(weights, dataset))
+        self._rank, self._world_size = rank, world_size
+        self._generation: str | None = getattr(dataset, "generation", None)
+        self._seed = _whole("seed", seed, 0, _WORD)
+        self._epoch, self._position, self._used = 0, 0, False
+        self._latest: Pass | None = None
+
+    def begin(self) -> Pass:
+        """Begin an iteration: the rest of an epoch that was loaded, else the next epoch (one of which nothing was received is begun again).
+
+        Asks for ranks now.  Raises ValueError where several ranks read in sequence and nothing says what is done about an uneven end.
+        """
+        epoch, steps = self._ahead()
+        settings: dict[str, Any] = {"shuffle": self._shuffle, "blocks": self._blocks, "block_shards": self._block_shards, "weights": self._weights}
+        self._latest = Pass(self._seed, epoch, Order(self._n, seed=self._seed, epoch=epoch, **settings), steps)
+        self._epoch, self._position, self._used = epoch, steps.start, False
+        return self._latest
+
+    def received(self, run: Pass, position: int) -> None:
+        """The consumer has what lies before `position` (`steps.after(step)`), or with `steps.start` a part of the first step.
+
+        Says nothing once another iteration has begun, or an epoch or a state was set.
+        """
+        if run is self._latest:
+            self._position, self._used = position, True
+
+    def steps(self) -> Steps:
+        """The steps of the iteration that runs, else of the next one; `len()` of it is their number."""
+        if self._latest is not None and self._position < self._n:
+            return self._latest.steps
+        return self._ahead()[1]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next iteration be this epoch, from its beginning unless a state in the middle of it was loaded."""
+        epoch = _whole("epoch", epoch, 0, _WORD)
+        if epoch == self._epoch and not self._used:
+            return
+        self._epoch, self._position, self._used, self._latest = epoch, 0, False, None
+
+    def state_dict(self, received: int | None = None) -> dict[str, Any]:
+        """{"generation", "seed", "epoch", "position"}: where the latest iteration stands; the same on all ranks after the same step.
+
+        received: batches that the user has of this iteration, where that is not what `received()` was told.
+        At the end of an epoch it is the start of the next.
+        """
+        position = self._position
+        if received is not None:
+            run = self._latest
+            count = _whole("received", received, 0, 1 + (0 if run is None else len(run.steps)))
+            if run is not None:
+                position = run.steps.after(count - 1) if count else run.steps.start
+        epoch = self._epoch
+        if position >= self._n > 0:
+            epoch, position = epoch + 1, 0
+        return {"generation": self._generation, "seed": self._seed, "epoch": epoch, "position": position}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration go on where the state was taken, with its seed.  Nothing changes where it is refused.
+
+        Raises ValueError for what is no such state, GenerationError (one too) for a state of another generation.
+        """
+        if not isinstance(state, Mapping) or set(state) != set(_STATE):
+            found = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+            raise ValueError(f"a state has the keys {list(_STATE)}, this one: {found}; give what state_dict() returned")
+        generation = state["generation"]
+        if generation is not None and not isinstance(generation, str):
+            raise ValueError(f"the generation in a state is text or None, not {generation!r}")
+        seed, epoch = (_whole(f"the {name} in a state", state[name], 0, _WORD) for name in ("seed", "epoch"))
+        position = _whole("the position in a state", state["position"], 0)
+        if generation != self._generation:
+            remedy = f"open that one (MMapShardDataset(root, generation={generation!r})), or start anew without this state"
+            message = f"the state was taken over generation {generation}, this dataset is of generation {self._generation}: {remedy}"
+            raise GenerationError(message, expected=generation, found=self._generation)
+        if position > self._n:
+            raise ValueError(f"the state stands at position {position:,}, but the dataset has {self._n:,} samples: it was taken over another dataset")
+        self._seed, self._epoch, self._position, self._used, self._latest = seed, epoch, position, False, None
+
+    def _ahead(self) -> tuple[int, Steps]:
+        """The epoch that the next iteration would be, and its steps."""
+        rank, size = ranks(self._rank, self._world_size)
+        uneven = self._uneven
+        if uneven is None:
+            if size > 1 and not self._drop_last and self._shuffle is False and self._weights is None:
+                raise ValueError(
+                    f"{size} ranks read in sequence, and at the end of an epoch they may not have as many samples each; say what is done about it: "
+                    "uneven='mask' (evaluation: every sample exactly once, and a last element `valid` in each batch), "
+                    "'wrap' (some samples come twice) or 'drop' (some are left out)"
+                )
+            uneven = "wrap"
+        epoch, start = (self._epoch + 1, 0) if self._used or self._position >= self._n > 0 else (self._epoch, self._position)
+        settings: dict[str, Any] = {"rank": rank, "world_size": size, "uneven": uneven, "drop_last": self._drop_last}
+        steps = Steps(self._n, self._batch_size, start=start, **settings)
+        if start and not len(steps):  # loaded under another batch size: what is left would all be dropped
+            epoch, steps = epoch + 1, Steps(self._n, self._batch_size, **settings)
+        return epoch, steps
+
+
+class ShardSampler(Sampler[SampleIndex]):
+    """Indices for a stock DataLoader, in the order and with the seeds of ShardLoader, divided among ranks, that can stop and go on anywhere.
+
+        DataLoader(ds, batch_size=256, sampler=ShardSampler(ds, batch_size=256, shuffle=True))
+
+    Step s takes the next world_size * batch_size samples of the epoch's order, rank r the r-th slice of them; all ranks have as many steps and as
+    many samples in each.  Each iteration is the next epoch, and its indices carry seed and epoch, so that workers need not be told.
+
+    batch_size: the DataLoader's; batches are those of ShardLoader then, and `state_dict(received=)` counts them.
+    shuffle: True for an order from (seed, epoch) alone; "block" for one that keeps to `block_shards` shards at a time.
+    drop_last: leave out the last step where it is not whole; the place to say so, as the DataLoader's own is not known here.
+    uneven: what is done where the ranks don't share evenly in the last step.  "wrap", the default of random orders, adds samples of the epoch's
+        beginning; "drop" leaves out; "mask" adds, and the indices say which samples count.
+    weights: a weight for each sample, (n,), or "balanced" for equally many of each of the dataset's `targets`: n samples are drawn with replacement.
+    rank, world_size: by default those of `torch.distributed`, torchrun or Slurm when iteration begins; see `ranks`.
+
+    Raises ValueError for arguments that don't fit.
+    """
+
+    def __init__(
+        self,
+        dataset: Sized,
+        batch_size: int = 1,
+        *,
+        shuffle: bool | str = False,
+        seed: int = 0,
+        drop_last: bool = False,
+        uneven: str | None = None,
+        weights: Any = None,
+        block_shards: int = 16,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        settings: dict[str, Any] = {"shuffle": shuffle, "seed": seed, "drop_last": drop_last, "uneven": uneven, "weights": weights}
+        settings |= {"block_shards": block_shards, "rank": rank, "world_size": world_size}
+        self._course = Course(dataset, batch_size, **settings)
+
+    def __iter__(self) -> Iterator[SampleIndex]:
+        """Begins with the first index that is asked for, not before."""
+        run = self._course.begin()
+        at = run.steps.start
+        for rows, flags, after in _batches(run):
+            batch = [SampleIndex(row, run.seed, run.epoch, flag) for row, flag in zip(rows, flags, strict=False)]
+            self._course.received(run, at)
+            yield from batch[:-1]
+            self._course.received(run, after)  # whoever has the last index has the batch
+            yield from batch[-1:]
+            at = after
+
+    def __len__(self) -> int:
+        """The number of indices that this rank gets from the iteration that runs, else from the next one."""
+        steps = self._course.steps()
+        last = len(steps) - 1
+        return 0 if last < 0 else last * steps.batch_size + len(steps.positions(last)[0])
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next iteration be this epoch, from its beginning unless a state in the middle of it was loaded."""
+        self._course.set_epoch(epoch)
+
+    def state_dict(self, received: int | None = None) -> dict[str, Any]:
+        """{"generation", "seed", "epoch", "position"}: where the latest iteration stands; the same on all ranks, under 200 bytes.
+
+        received: the batches that came out of the DataLoader in this iteration.  Without it all whole batches that were handed out count, which is
+        more: a DataLoader with workers fetches ahead.  (torchdata's StatefulDataLoader asks at the right time by itself.)
+        """
+        return self._course.state_dict(received)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration go on where the state was taken: exactly with what was not yet received, up to what "wrap" or "drop" does.
+
+        Raises ValueError for what is no such state, GenerationError (one too) for a state of another generation.
+        """
+        self._course.load_state_dict(state)
+
+
+def _batches(run: Pass) -> Iterator[tuple[list[int], Iterable[bool | None], int]]:
+    """The samples of each step, whether they count (as many or more), and the position after it; the rows of many small steps in one go."""
+    steps, last = run.steps, len(run.steps) - 1
+    apart, at_once = steps.world_size * steps.batch_size, max(1, _CHUNK // steps.batch_size)
+    full = repeat(True if steps.uneven == "mask" else None)
+    for first in range(0, last, at_once):
+        count = min(at_once, last - first)
+        positions = steps.positions(first)[0] + np.arange(count, dtype=np.int64)[:, None] * apart
+        batches: Any = run.order.rows(positions.reshape(-1)).reshape(positions.shape).tolist()
+        for step, batch in enumerate(batches, first):
+            yield batch, full, steps.start + (step + 1) * apart
+    if last >= 0:
+        samples, valid = run.samples(last)
+        yield samples.tolist(), full if valid is None else valid.tolist(), steps.after(last)
+
+
+def _whole(name: str, value: Any, low: int, high: int | None = None) -> int:
+    """`value` as an int in [low, high); ValueError for anything else, booleans too."""
+    try:
+        number = -1 if isinstance(value, bool | np.bool_) else operator.index(value)
+    except TypeError:
+        number = -1
+    if number < low or (high is not None and number >= high):
+        bound = f"of at least {low}" if high is None else f"in [{low}, {high})"
+        raise ValueError(f"{name} must be an integer {bound}, not {value!r}")
+    return number
+
+
+def _blocks(dataset: Sized) -> npt.NDArray[np.int64]:
+    blocks = getattr(dataset, "blocks", None)
+    if blocks is None:
+        raise ValueError(f"shuffle='block' needs a dataset that knows its shards, such as MMapShardDataset, not {type(dataset).__name__}")
+    return np.asarray(blocks(), np.int64)
+
+
+def _weights(weights: Any, dataset: Sized) -> npt.NDArray[np.float64]:
+    """Weights as float64 (n,)."""
+    if isinstance(weights, str):
+        if weights != "balanced":
+            raise ValueError(f"weights must be a number for each sample, or 'balanced', not {weights!r}")
+        targets = getattr(dataset, "targets", None)
+        if targets is None:
+            raise ValueError(f"weights='balanced' needs a dataset with `targets`, a class for each sample; {type(dataset).__name__} has none")
+        out = balanced(targets)
+    else:
+        out = np.asarray(weights.detach().double().cpu() if isinstance(weights, torch.Tensor) else weights, np.float64)
+    if out.shape != (len(dataset),):
+        raise ValueError(f"weights must be a number for each of the {len(dataset):,} samples, not of shape {out.shape}")
+    return out
+
+
+def _warn_of_subset(dataset: Any) -> None:
+    """Warn of a Subset of torch over a dataset of ours: it makes plain numbers of our indices."""
+    inner = dataset
+    while isinstance(inner, Subset):
+        inner = inner.dataset
+    if inner is not dataset and hasattr(inner, "generation"):
+        message = "seed and epoch don't travel through torch.utils.data.Subset or random_split, so transforms would draw the same in every epoch"
+        warnings.warn(f"{message}; use ds.subset(rows) or ds.random_split(lengths)", UserWarning, stacklevel=4)
