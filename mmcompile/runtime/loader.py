@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import functools
+import operator
+import resource
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.profiler import record_function
-from torch.utils.data import Subset, default_collate
+from torch.utils.data import BatchSampler, Subset, default_collate
 
 from mmcompile.runtime.ahead import Ahead, Stage
 from mmcompile.runtime.augment import Augment, Cut, RowRandom
@@ -22,8 +24,7 @@ from mmcompile.runtime.buffers import Pool, pinned
 from mmcompile.runtime.column import ClassColumn, ImageColumn
 from mmcompile.runtime.dataset import MMapShardDataset
 from mmcompile.runtime.device import Mover, Sent
-from mmcompile.runtime.order import Order, Steps
-from mmcompile.runtime.sampler import Course
+from mmcompile.runtime.sampler import Course, Pass
 from mmcompile.runtime.seeding import SampleIndex
 
 __all__ = ["ShardLoader"]
@@ -142,7 +143,7 @@ class ShardLoader:
         if self.sampler is not None:
             n = len(self.sampler)
             return n // self.batch_size if self.drop_last else -(-n // self.batch_size)
-        return self._course.steps()
+        return len(self._course.steps())
 
     def __iter__(self) -> Iterator[Any]:
         return _Iteration(self)
@@ -218,9 +219,9 @@ class _Clock:
 class _Chunk:
     """The samples of several steps of an epoch, computed when first asked for."""
 
-    def __init__(self, order: Order, steps: Steps, first: int, stop: int) -> None:
-        self._order = order
-        self._parts = [steps.positions(step) for step in range(first, stop)]
+    def __init__(self, run: Pass, first: int, stop: int) -> None:
+        self._order = run.order
+        self._parts = [run.steps.positions(step) for step in range(first, stop)]
         self._ends = np.cumsum([len(positions) for positions, _ in self._parts])
         self._samples: Rows | None = None
 
@@ -350,8 +351,8 @@ class _Iteration:
         mover = self._maker.mover
         self._clock.moved_before = 0.0 if mover is None else mover.moved_s()
         given = loader.sampler is not None or loader.batch_sampler is not None
-        self._epoch, order, steps = self._course.begin()
-        jobs = _given_jobs(loader, self._epoch, self._course.seed, steps.start) if given else _course_jobs(order, steps, self._epoch, self._course.seed)
+        self._run = run = self._course.begin()
+        jobs = _given_jobs(loader, run) if given else _jobs(run)
         self._ahead: Ahead[_Job, _Made] = Ahead(
             self._maker.make,
             jobs,
@@ -369,7 +370,7 @@ class _Iteration:
             made = self._ahead.take(self._loader.timeout)
         self._clock.add(time.perf_counter() - begun, made.times)
         batch = self._finished(made)
-        self._course.received(made.job.after)
+        self._course.received(self._run, made.job.after)
         return batch
 
     def close(self) -> None:
@@ -394,3 +395,70 @@ class _Iteration:
                 rng = RowRandom(job.seed, job.epoch, made.rows, maker.device or torch.device("cpu"))
                 batch = self._loader.batch_transform(batch, rng)
         return batch
+
+
+def _jobs(run: Pass) -> Iterator[_Job]:
+    """The batches of one rank in an epoch, their order computed by whichever thread first needs it."""
+    steps, count = run.steps, len(run.steps)
+    together = max(1, _ORDERED // steps.batch_size)
+    for first in range(0, count, together):
+        chunk = _Chunk(run, first, min(first + together, count))
+        for step in range(first, min(first + together, count)):
+            yield _Job(functools.partial(chunk.samples, step - first), chunk.valid(step - first), run.seed, run.epoch, steps.after(step))
+
+
+def _given_jobs(loader: ShardLoader, run: Pass) -> Iterator[_Job]:
+    """The batches that a sampler of the user's asks for; what was received before a resume is asked for again and skipped."""
+    seen = 0
+    for keys in loader.batch_sampler if loader.batch_sampler is not None else BatchSampler(loader.sampler, loader.batch_size, loader.drop_last):
+        seen += len(keys)
+        if seen <= run.steps.start:
+            continue
+        samples = loader.dataset._checked(keys)
+        first = keys[0] if len(keys) and isinstance(keys[0], SampleIndex) else SampleIndex(0, run.seed, run.epoch)
+        valid = None if first.valid is None else np.array([key.valid for key in keys], np.bool_)
+        yield _Job(lambda found=samples: found, valid, first.seed, first.epoch, seen)
+
+
+def _ours(dataset: Any) -> MMapShardDataset:
+    """The dataset itself; of a torch Subset of one, the same samples as a subset that keeps epoch and seed."""
+    if isinstance(dataset, Subset):
+        return _ours(dataset.dataset).subset(dataset.indices)
+    if not isinstance(dataset, MMapShardDataset):
+        raise TypeError(
+            f"ShardLoader reads a MMapShardDataset (or a Subset of one), not {type(dataset).__name__}; torch's DataLoader reads any other"
+        )
+    return dataset
+
+
+def _count(name: str, value: Any, least: int) -> int:
+    try:
+        number = least - 1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = least - 1
+    if number < least:
+        raise ValueError(f"{name} must be an integer of at least {least}, not {value!r}")
+    return number
+
+
+def _with_valid(batch: Any, valid: Tensor) -> Any:
+    if isinstance(batch, dict):
+        return {**batch, "valid": valid}
+    return [*batch, valid] if isinstance(batch, list) else [batch, valid]
+
+
+def _to(batch: Any, device: torch.device) -> Any:
+    """A batch on a device; what is there already is not copied."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {name: _to(value, device) for name, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(_to(value, device) for value in batch))
+    return [_to(value, device) for value in batch] if isinstance(batch, list | tuple) else batch
+
+
+def _disk_reads() -> tuple[int, int]:
+    """What grows when this thread waited for a disk: blocks read, pages that had to be fetched."""
+    usage = resource.getrusage(resource.RUSAGE_THREAD)
+    return usage.ru_inblock, usage.ru_majflt
