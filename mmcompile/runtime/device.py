@@ -6,7 +6,6 @@ The only home of torch.cuda.  Everything else works on tensors wherever they are
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import operator
-import resource
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,13 +16,12 @@ from torch import Tensor
 from torch.profiler import record_function
 from torch.utils.data import BatchSampler, Subset, default_collate
 
-from mmcompile.runtime.ahead import Ahead, Stage
-from mmcompile.runtime.augment import Augment, Cut, RowRandom
-from mmcompile.runtime.buffers import Pool, pinned
-from mmcompile.runtime.column import ClassColumn, ImageColumn
+from mmcompile.runtime.ahead import Ahead
+from mmcompile.runtime.augment import Augment, RowRandom
+from mmcompile.runtime.batches import Job, Made, Maker, Times
 from mmcompile.runtime.dataset import MMapShardDataset
-from mmcompile.runtime.device import Mover, Sent
-from mmcompile.runtime.sampler import Course, Pass
+from mmcompile.runtime.device import Mover
+from mmcompile.runtime.sampler import Course, Pass, ShardSampler
 from mmcompile.runtime.seeding import SampleIndex
 
 __all__ = ["ShardLoader"]
@@ -121,29 +118,30 @@ class ShardLoader:
             raise ValueError("batch_sampler is mutually exclusive with batch_size, shuffle, sampler and drop_last")
         if (sampler is not None or batch_sampler is not None) and (shuffle or weights is not None or uneven is not None):
             raise ValueError("a sampler decides about the order alone: shuffle, weights and uneven are for iterating without one")
-        self._course = Course(
-            dataset,
-            self.batch_size,
-            shuffle=bool(shuffle) if shuffle is None else shuffle,
-            seed=seed,
-            drop_last=self.drop_last,
-            uneven=uneven,
-            weights=weights,
-            block_shards=block_shards,
-            rank=rank,
-            world_size=world_size,
-        )
-        self._maker = _Maker(dataset, augment, self.device, self.prefetch_factor * max(1, self.num_workers), self.pin_memory)
+        settings: dict[str, Any] = {"shuffle": shuffle or False, "drop_last": self.drop_last, "uneven": uneven, "weights": weights}
+        settings |= {"block_shards": block_shards, "rank": rank, "world_size": world_size}
+        self._given = sampler if sampler is not None else batch_sampler
+        if isinstance(sampler, ShardSampler):
+            self._given, self._course = None, sampler._course
+            if len(dataset) and self._course.steps().batch_size != self.batch_size:
+                raise ValueError(
+                    f"batch_size is {self.batch_size} here and {self._course.steps().batch_size} of the ShardSampler; give both the same"
+                )
+        elif self._given is not None:
+            self._course = Course(_Length(self._given, dataset.generation), 1, seed=seed, rank=0, world_size=1)
+        else:
+            self._course = Course(dataset, self.batch_size, seed=seed, **settings)
+        self._maker = Maker(dataset, augment, self.device, self.prefetch_factor * max(1, self.num_workers), self.pin_memory)
         self._clock = _Clock()
 
     def __len__(self) -> int:
         """Batches that a loop yields: the whole epoch's, or after `load_state_dict` in mid-epoch, until that epoch is over, those that are left."""
+        if self._given is None:
+            return len(self._course.steps())
+        n = len(self._given)
         if self.batch_sampler is not None:
-            return len(self.batch_sampler)
-        if self.sampler is not None:
-            n = len(self.sampler)
-            return n // self.batch_size if self.drop_last else -(-n // self.batch_size)
-        return len(self._course.steps())
+            return n
+        return n // self.batch_size if self.drop_last else -(-n // self.batch_size)
 
     def __iter__(self) -> Iterator[Any]:
         return _Iteration(self)
@@ -151,9 +149,9 @@ class ShardLoader:
     def set_epoch(self, epoch: int) -> None:
         """The epoch of the next iteration."""
         self._course.set_epoch(epoch)
-        given = self.sampler if self.sampler is not None else getattr(self.batch_sampler, "sampler", self.batch_sampler)
-        if hasattr(given, "set_epoch"):
-            given.set_epoch(epoch)
+        for given in (self._given, getattr(self._given, "sampler", None)):
+            if hasattr(given, "set_epoch"):
+                given.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loop stands, by what it has received: {"generation", "seed", "epoch", "position"}, the same on all ranks."""
@@ -164,20 +162,12 @@ class ShardLoader:
         self._course.load_state_dict(state)
 
     def timings(self) -> dict[str, Any]:
-        """What the latest iteration took, in seconds unless said: {"elapsed_s", "waited_s": of the loop, for data; "gathered_s", "converted_s": by all
-        threads together; "moved_s": on the device; "batches", "bytes", "slow": "disk", "gather", "convert", "transfer", or "consumer"}.
+        """What the latest iteration took, in seconds where the name says so, and what was slow.
+
+        elapsed_s, and of it waited_s for data, of the loop; gathered_s and converted_s of all threads together; moved_s on the device; batches; bytes;
+        slow: "disk", "gather", "convert", "transfer", or "consumer" where the loop hardly waited.
         """
         return self._clock.report(self._maker.mover)
-
-
-@dataclasses.dataclass
-class _Times:
-    """Seconds that a thread spent on one batch."""
-
-    gathered_s: float = 0.0
-    converted_s: float = 0.0
-    cold: bool = False
-    bytes: int = 0
 
 
 class _Clock:
@@ -187,10 +177,10 @@ class _Clock:
         self.begun = self.last = time.perf_counter()
         self.waited_s = self.disk_s = 0.0
         self.batches = 0
-        self.sum = _Times()
+        self.sum = Times()
         self.moved_before = 0.0
 
-    def add(self, waited_s: float, times: _Times) -> None:
+    def add(self, waited_s: float, times: Times) -> None:
         self.waited_s += waited_s
         self.batches += 1
         self.sum.gathered_s += times.gathered_s
@@ -234,114 +224,6 @@ class _Chunk:
         return self._parts[k][1]
 
 
-@dataclasses.dataclass
-class _Job:
-    """A batch to be made: its samples and the seed and epoch of its draws; `after` is where the epoch stands once it was received."""
-
-    samples: Callable[[], Rows]
-    valid: npt.NDArray[np.bool_] | None
-    seed: int
-    epoch: int
-    after: int
-    _rows: Rows | None = None
-
-    def rows(self, dataset: MMapShardDataset) -> Rows:
-        """Rows of the dataset: int64 (N,)."""
-        if self._rows is None:
-            self._rows = dataset._where(self.samples())
-        return self._rows
-
-
-@dataclasses.dataclass
-class _Made:
-    """A batch that a thread has gathered."""
-
-    job: _Job
-    rows: Rows
-    sent: Sent
-    times: _Times
-
-
-class _Maker:
-    """What threads do: gather, cut, convert, and start the copy to the device.  Holds no iteration, so that threads keep none alive."""
-
-    def __init__(self, dataset: MMapShardDataset, augment: Augment | None, device: torch.device | None, ahead: int, pin: bool) -> None:
-        self.dataset, self.augment, self.device = dataset, augment, device
-        self.columns: list[ImageColumn | ClassColumn] = dataset._columns
-        images = [column for column in self.columns if isinstance(column, ImageColumn)]
-        if augment is not None and not images:
-            raise ValueError(f"{dataset.root}: augment needs an image, the fields are {[c.name for c in self.columns]}")
-        self.sizes = {c.name: augment.size(*c.shape[1:]) for c in images} if augment is not None else {}
-        resident = dataset._resident
-        if resident is not None and device is None:
-            self.device = device = resident.device
-        self.mover = Mover(device) if device is not None and (device.type != "cpu" or resident is not None) else None
-        self.there = self.mover is not None and not dataset._hooked
-        pools = [Pool(ahead + 2) for _ in self.columns]
-        self.memory = [pinned if pin and torch.cuda.is_available() else pool.lend for pool in pools]
-        if self.there and self.mover is not None and self.mover.memory is not None:
-            self.memory = [self.mover.memory for _ in self.columns]
-
-    def make(self, job: _Job, stage: Stage) -> _Made:
-        rows = job.rows(self.dataset)
-        times = _Times()
-        before = _disk_reads()
-        with record_function("mmcompile.gather"):
-            if self.there:
-                sent = self._send(job, rows, stage, times)
-            else:
-                parts = []
-                for column, memory in zip(self.columns, self.memory, strict=True):
-                    stage.text = f"gathering {len(rows):,} rows of {column.name!r} for"
-                    cut = self._cut(column, job, rows)
-                    out = column.empty(len(rows), memory, size=self.sizes.get(column.name))
-                    parts.append(column.batch(rows, out, cut=cut, times=times))
-                sent = Sent(parts)
-        times.bytes = sum(part.nbytes for part in sent.parts)
-        times.cold = _disk_reads() != before
-        return _Made(job, rows, sent, times)
-
-    def look(self, jobs: Sequence[_Job]) -> None:
-        """Have the disk read what these batches need, where it is not in memory yet."""
-        for job in jobs:
-            rows = job.rows(self.dataset)
-            for column in self.columns:
-                if self.dataset._reader.cold(column.name, rows):
-                    self.dataset._reader.advise(column.name, rows)
-
-    def _send(self, job: _Job, rows: Rows, stage: Stage, times: _Times) -> Sent:
-        """Stored rows go to the device, where they are cut, if that takes more than a view, and become numbers."""
-        resident = self.dataset._resident
-        places, here = (rows, np.zeros(len(rows), np.bool_)) if resident is None else resident.split(rows)
-        rest = rows[~here] if here.any() else rows
-        late = resident is not None or (self.augment is not None and self.augment.resized_crop is not None)
-        cuts = [self._cut(column, job, rows) for column in self.columns]
-        raws = []
-        for column, memory, cut in zip(self.columns, self.memory, cuts, strict=True):
-            stage.text = f"gathering {len(rest):,} rows of {column.name!r} for"
-            size = None if late else self.sizes.get(column.name)
-            out = column.empty(len(rest), memory, size=size, raw=True)
-            raws.append(column.batch(rest, out, cut=None if late else cut, raw=True, times=times))
-
-        def finish(moved: list[Tensor]) -> list[Tensor]:
-            done = []
-            for k, (column, cut) in enumerate(zip(self.columns, cuts, strict=True)):
-                raw = moved[k] if resident is None else resident.join(k, places, here, moved[k])
-                if late and cut is not None and self.augment is not None:
-                    raw = self.augment.apply(raw, cut)
-                done.append(column.numbers(raw))
-            return done
-
-        assert self.mover is not None
-        stage.text = f"copying to {self.device} "
-        return self.mover.send(raws, finish)
-
-    def _cut(self, column: ImageColumn | ClassColumn, job: _Job, rows: Rows) -> Cut | None:
-        if self.augment is None or not isinstance(column, ImageColumn):
-            return None
-        return self.augment.draw(job.seed, job.epoch, rows, *column.shape[1:])
-
-
 class _Iteration:
     """One loop over the batches of an epoch.  Dropping it ends its threads."""
 
@@ -350,10 +232,9 @@ class _Iteration:
         self._clock = loader._clock = _Clock()
         mover = self._maker.mover
         self._clock.moved_before = 0.0 if mover is None else mover.moved_s()
-        given = loader.sampler is not None or loader.batch_sampler is not None
         self._run = run = self._course.begin()
-        jobs = _given_jobs(loader, run) if given else _jobs(run)
-        self._ahead: Ahead[_Job, _Made] = Ahead(
+        jobs = _jobs(run) if loader._given is None else _given_jobs(loader, run)
+        self._ahead: Ahead[Job, Made] = Ahead(
             self._maker.make,
             jobs,
             threads=loader.num_workers,
@@ -377,7 +258,7 @@ class _Iteration:
         """End the threads now."""
         self._ahead.close()
 
-    def _finished(self, made: _Made) -> Any:
+    def _finished(self, made: Made) -> Any:
         maker, job, dataset = self._maker, made.job, self._maker.dataset
         parts = made.sent.parts if maker.mover is None else maker.mover.receive(made.sent)
         if dataset._hooked:
@@ -397,27 +278,46 @@ class _Iteration:
         return batch
 
 
-def _jobs(run: Pass) -> Iterator[_Job]:
+def _jobs(run: Pass) -> Iterator[Job]:
     """The batches of one rank in an epoch, their order computed by whichever thread first needs it."""
     steps, count = run.steps, len(run.steps)
     together = max(1, _ORDERED // steps.batch_size)
     for first in range(0, count, together):
         chunk = _Chunk(run, first, min(first + together, count))
         for step in range(first, min(first + together, count)):
-            yield _Job(functools.partial(chunk.samples, step - first), chunk.valid(step - first), run.seed, run.epoch, steps.after(step))
+            yield Job(functools.partial(chunk.samples, step - first), chunk.valid(step - first), run.seed, run.epoch, steps.after(step))
 
 
-def _given_jobs(loader: ShardLoader, run: Pass) -> Iterator[_Job]:
+def _given_jobs(loader: ShardLoader, run: Pass) -> Iterator[Job]:
     """The batches that a sampler of the user's asks for; what was received before a resume is asked for again and skipped."""
-    seen = 0
-    for keys in loader.batch_sampler if loader.batch_sampler is not None else BatchSampler(loader.sampler, loader.batch_size, loader.drop_last):
-        seen += len(keys)
-        if seen <= run.steps.start:
-            continue
-        samples = loader.dataset._checked(keys)
-        first = keys[0] if len(keys) and isinstance(keys[0], SampleIndex) else SampleIndex(0, run.seed, run.epoch)
-        valid = None if first.valid is None else np.array([key.valid for key in keys], np.bool_)
-        yield _Job(lambda found=samples: found, valid, first.seed, first.epoch, seen)
+    whole = loader.batch_sampler is not None
+    batches = iter(loader.batch_sampler if whole else BatchSampler(loader.sampler, loader.batch_size, loader.drop_last))
+    seen, keys = 0, next(batches, None)
+    while keys is not None:
+        following = next(batches, None)
+        seen += 1 if whole else len(keys)
+        if seen > run.steps.start:
+            samples = loader.dataset._checked(keys)
+            first = keys[0] if len(keys) and isinstance(keys[0], SampleIndex) else SampleIndex(0, run.seed, run.epoch)
+            valid = None if first.valid is None else np.array([key.valid for key in keys], np.bool_)
+            after = seen if following is not None else run.steps.n
+            yield Job(functools.partial(_same, samples), valid, first.seed, first.epoch, after)
+        keys = following
+
+
+def _same(samples: Rows) -> Rows:
+    return samples
+
+
+class _Length:
+    """What a course of epochs needs to know of a sampler of the user's: its length, and the generation that a state is of."""
+
+    def __init__(self, sampler: Any, generation: str) -> None:
+        self.generation = generation
+        self._n = len(sampler) if hasattr(sampler, "__len__") else 1 << 62
+
+    def __len__(self) -> int:
+        return self._n
 
 
 def _ours(dataset: Any) -> MMapShardDataset:
@@ -456,9 +356,3 @@ def _to(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(_to(value, device) for value in batch))
     return [_to(value, device) for value in batch] if isinstance(batch, list | tuple) else batch
-
-
-def _disk_reads() -> tuple[int, int]:
-    """What grows when this thread waited for a disk: blocks read, pages that had to be fetched."""
-    usage = resource.getrusage(resource.RUSAGE_THREAD)
-    return usage.ru_inblock, usage.ru_majflt

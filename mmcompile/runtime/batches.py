@@ -1,0 +1,148 @@
+"""Hides how one batch is made: its rows gathered and cut into recycled memory, made numbers, and sent to the device."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.profiler import record_function
+
+from mmcompile.runtime.ahead import Stage
+from mmcompile.runtime.augment import Augment, Cut
+from mmcompile.runtime.buffers import Pool, pinned
+from mmcompile.runtime.column import ClassColumn, ImageColumn
+from mmcompile.runtime.dataset import MMapShardDataset
+from mmcompile.runtime.device import Mover, Sent
+
+__all__ = ["Job", "Made", "Maker", "Times"]
+
+Rows = npt.NDArray[np.int64]
+
+
+@dataclass
+class Times:
+    """Seconds that a thread spent on one batch."""
+
+    gathered_s: float = 0.0
+    converted_s: float = 0.0
+    cold: bool = False
+    bytes: int = 0
+
+
+@dataclass
+class Job:
+    """A batch to be made: its samples and the seed and epoch of its draws; `after` is where the epoch stands once it was received."""
+
+    samples: Callable[[], Rows]
+    valid: npt.NDArray[np.bool_] | None
+    seed: int
+    epoch: int
+    after: int
+    _rows: Rows | None = None
+
+    def rows(self, dataset: MMapShardDataset) -> Rows:
+        """Rows of the dataset: int64 (N,)."""
+        if self._rows is None:
+            self._rows = dataset._where(self.samples())
+        return self._rows
+
+
+@dataclass
+class Made:
+    """A batch that a thread has gathered."""
+
+    job: Job
+    rows: Rows
+    sent: Sent
+    times: Times
+
+
+class Maker:
+    """What threads do: gather, cut, convert, and start the copy to the device.  Holds no iteration, so that threads keep none alive."""
+
+    def __init__(self, dataset: MMapShardDataset, augment: Augment | None, device: torch.device | None, ahead: int, pin: bool) -> None:
+        self.dataset, self.augment, self.device = dataset, augment, device
+        self.columns: list[ImageColumn | ClassColumn] = dataset._columns
+        images = [column for column in self.columns if isinstance(column, ImageColumn)]
+        if augment is not None and not images:
+            raise ValueError(f"{dataset.root}: augment needs an image, the fields are {[c.name for c in self.columns]}")
+        self.sizes = {c.name: augment.size(*c.shape[1:]) for c in images} if augment is not None else {}
+        resident = dataset._resident
+        if resident is not None and device is None:
+            self.device = device = resident.device
+        self.mover = Mover(device) if device is not None and (device.type != "cpu" or resident is not None) else None
+        self.there = self.mover is not None and not dataset._hooked
+        pools = [Pool(ahead + 2) for _ in self.columns]
+        self.memory = [pinned if pin and torch.cuda.is_available() else pool.lend for pool in pools]
+        if self.there and self.mover is not None and self.mover.memory is not None:
+            self.memory = [self.mover.memory for _ in self.columns]
+
+    def make(self, job: Job, stage: Stage) -> Made:
+        rows = job.rows(self.dataset)
+        times = Times()
+        before = _disk_reads()
+        with record_function("mmcompile.gather"):
+            if self.there:
+                sent = self._send(job, rows, stage, times)
+            else:
+                parts = []
+                for column, memory in zip(self.columns, self.memory, strict=True):
+                    stage.text = f"gathering {len(rows):,} rows of {column.name!r} for"
+                    cut = self._cut(column, job, rows)
+                    out = column.empty(len(rows), memory, size=self.sizes.get(column.name))
+                    parts.append(column.batch(rows, out, cut=cut, times=times))
+                sent = Sent(parts)
+        times.bytes = sum(part.nbytes for part in sent.parts)
+        times.cold = _disk_reads() != before
+        return Made(job, rows, sent, times)
+
+    def look(self, jobs: Sequence[Job]) -> None:
+        """Have the disk read what these batches need, where it is not in memory yet."""
+        for job in jobs:
+            rows = job.rows(self.dataset)
+            for column in self.columns:
+                if self.dataset._reader.cold(column.name, rows):
+                    self.dataset._reader.advise(column.name, rows)
+
+    def _send(self, job: Job, rows: Rows, stage: Stage, times: Times) -> Sent:
+        """Stored rows go to the device, where they are cut, if that takes more than a view, and become numbers."""
+        resident = self.dataset._resident
+        places, here = (rows, np.zeros(len(rows), np.bool_)) if resident is None else resident.split(rows)
+        rest = rows[~here] if here.any() else rows
+        late = resident is not None or (self.augment is not None and self.augment.resized_crop is not None)
+        cuts = [self._cut(column, job, rows) for column in self.columns]
+        raws = []
+        for column, memory, cut in zip(self.columns, self.memory, cuts, strict=True):
+            stage.text = f"gathering {len(rest):,} rows of {column.name!r} for"
+            size = None if late else self.sizes.get(column.name)
+            out = column.empty(len(rest), memory, size=size, raw=True)
+            raws.append(column.batch(rest, out, cut=None if late else cut, raw=True, times=times))
+
+        def finish(moved: list[Tensor]) -> list[Tensor]:
+            done = []
+            for k, (column, cut) in enumerate(zip(self.columns, cuts, strict=True)):
+                raw = moved[k] if resident is None else resident.join(k, places, here, moved[k])
+                if late and cut is not None and self.augment is not None:
+                    raw = self.augment.apply(raw, cut)
+                done.append(column.numbers(raw))
+            return done
+
+        assert self.mover is not None
+        stage.text = f"copying to {self.device} "
+        return self.mover.send(raws, finish)
+
+    def _cut(self, column: ImageColumn | ClassColumn, job: Job, rows: Rows) -> Cut | None:
+        if self.augment is None or not isinstance(column, ImageColumn):
+            return None
+        return self.augment.draw(job.seed, job.epoch, rows, *column.shape[1:])
+
+
+def _disk_reads() -> tuple[int, int]:
+    """What grows when this thread waited for a disk: blocks read, pages that had to be fetched."""
+    usage = resource.getrusage(resource.RUSAGE_THREAD)
+    return usage.ru_inblock, usage.ru_majflt
