@@ -164,8 +164,8 @@ class ShardLoader:
     def timings(self) -> dict[str, Any]:
         """What the latest iteration took, in seconds where the name says so, and what was slow.
 
-        elapsed_s, and of it waited_s for data, of the loop; gathered_s and converted_s of all threads together; moved_s on the device; batches; bytes;
-        slow: "disk", "gather", "convert", "transfer", or "consumer" where the loop hardly waited.
+        elapsed_s of the loop, and of it waited_s for data; gathered_s and converted_s of all threads together; moved_s on the device; batches,
+        bytes; slow: "disk", "gather", "convert", "transfer", or "consumer" where the loop hardly waited.
         """
         return self._clock.report(self._maker.mover)
 
