@@ -291,9 +291,10 @@ class _Windows:
         self._kept: dict[int, _Permutation] = {}
 
     def rows(self, at: Ints) -> Ints:
+        first, last = np.searchsorted(self._windows, [at.min(), at.max()], side="right") - 1
+        if first == last:
+            return self._rows_within(int(first), at)
         window = np.searchsorted(self._windows, at, side="right") - 1
-        if window[0] == window[-1] and (window == window[0]).all():
-            return self._rows_within(int(window[0]), at)
         out = np.empty_like(at)
         for w in np.unique(window):
             here = np.flatnonzero(window == w)
