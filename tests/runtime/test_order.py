@@ -17,7 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mmcompile.runtime import order as module
-from mmcompile.runtime.order import Order, Steps, balanced, cumulative
+from mmcompile.runtime.order import Order, balanced, cumulative
 
 Array = np.ndarray[Any, Any]
 TABLE = 65_536
@@ -199,6 +199,32 @@ def test_positions_must_be_a_row_of_integers() -> None:
     for bad in ([0.0], [[0]], 0, [True]):
         with pytest.raises(TypeError, match="positions must be integers"):
             Order(10).rows(bad)
+
+
+GOLDEN: list[tuple[int, dict[str, Any], list[int], list[int]]] = [
+    (10, {"shuffle": True}, list(range(10)), [3, 7, 2, 9, 6, 8, 1, 4, 5, 0]),
+    (10, {"shuffle": True, "seed": -1, "epoch": 3}, list(range(10)), [5, 2, 3, 6, 9, 4, 0, 1, 7, 8]),
+    (1000, {"shuffle": True, "seed": 12345678901234567890123, "epoch": -7}, [0, 1, 2, 500, 999], [806, 546, 687, 511, 77]),
+    (65_536, {"shuffle": True, "seed": 1}, [0, 1, 2, 65_535], [51214, 51949, 44747, 27367]),
+    (65_537, {"shuffle": True, "seed": 1}, [0, 1, 2, 65_536], [63981, 51993, 50954, 7837]),
+    (1_281_167, {"shuffle": True, "epoch": 89}, [0, 1, 2, 1_281_166], [914877, 247433, 266355, 582856]),
+    (10**9, {"shuffle": True, "seed": 1 << 63, "epoch": 1}, [0, 1, 2, 999_999_999], [77623007, 10945123, 559319404, 693048625]),
+    ((1 << 63) - 1, {"shuffle": True}, [0, 1, (1 << 63) - 2], [2213878905100256715, 2646285207704233214, 4420646476067192357]),
+    (
+        12,
+        {"shuffle": "block", "blocks": np.array([0, 3, 3, 7, 9, 12]), "block_shards": 2, "seed": 4},
+        list(range(12)),
+        [0, 4, 1, 2, 3, 5, 6, 11, 8, 7, 10, 9],
+    ),
+    (300_000, {"shuffle": "block", "blocks": np.arange(0, 300_001, 10_000), "epoch": 2}, [0, 1, 160_000, 299_999], [285848, 165966, 196732, 105761]),
+    (5, {"weights": np.array([0.0, 1.0, 1.5, 1.5, 4.0])}, list(range(5)), [1, 4, 4, 2, 4]),
+    (5, {"weights": np.array([0.0, 1.0, 1.5, 1.5, 4.0]), "seed": 9, "epoch": -4, "shuffle": True}, list(range(5)), [4, 4, 1, 1, 2]),
+]
+
+
+@pytest.mark.parametrize(("n", "options", "positions", "rows"), GOLDEN)
+def test_an_order_never_changes(n: int, options: dict[str, Any], positions: list[int], rows: list[int]) -> None:
+    assert Order(n, **options).rows(positions).tolist() == rows
 
 
 # Seeds and epochs
