@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -138,7 +138,8 @@ class Course:
         self._n = len(dataset)
         self._batch_size = _whole("batch_size", batch_size, 1)
         self._block_shards = _whole("block_shards", block_shards, 1)
-        self._shuffle, self._drop_last, self._uneven = shuffle, bool(drop_last), uneven
+        self._shuffle: bool | Literal["block"] = "block" if shuffle == "block" else bool(shuffle)
+        self._drop_last, self._uneven = bool(drop_last), uneven
         self._blocks = _blocks(dataset) if shuffle == "block" else None
         self._weights = None if weights is None else cumulative(_weights(weights, dataset))
         self._rank, self._world_size = rank, world_size
@@ -210,8 +211,8 @@ class Course:
         seed, epoch = (_whole(f"the {name} in a state", state[name], 0, _WORD) for name in ("seed", "epoch"))
         position = _whole("the position in a state", state["position"], 0)
         if generation != self._generation:
-            remedy = f"open that one (MMapShardDataset(root, generation={generation!r})), or start anew without this state"
-            message = f"the state was taken over generation {generation}, this dataset is of generation {self._generation}: {remedy}"
+            other = "" if generation is None else f"open that one (MMapShardDataset(root, generation={generation!r})), or "
+            message = f"the state was taken over generation {generation}, this dataset is of generation {self._generation}: {other}start anew without this state"
             raise GenerationError(message, expected=generation, found=self._generation)
         if position > self._n:
             raise ValueError(f"the state stands at position {position:,}, but the dataset has {self._n:,} samples: it was taken over another dataset")
@@ -222,7 +223,7 @@ class Course:
         rank, size = ranks(self._rank, self._world_size)
         uneven = self._uneven
         if uneven is None:
-            if size > 1 and not self._drop_last and self._shuffle is False and self._weights is None:
+            if size > 1 and not self._drop_last and not self._shuffle and self._weights is None:
                 raise ValueError(
                     f"{size} ranks read in sequence, and at the end of an epoch they may not have as many samples each; say what is done about it: "
                     "uneven='mask' (evaluation: every sample exactly once, and a last element `valid` in each batch), "
