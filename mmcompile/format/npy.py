@@ -27,11 +27,13 @@ from mmcompile.format.commit import install, write_atomic
 
 __all__ = [
     "ALIGN",
+    "Space",
     "file_bytes",
     "file_name",
     "hash_bytes",
     "hash_file",
     "header",
+    "libc",
     "map_file",
     "open_array",
     "read_array",
@@ -213,28 +215,78 @@ def map_file(fd: int, length: int, *, writable: bool) -> npt.NDArray[np.uint8]:
         access = mmap.ACCESS_COPY if writable else mmap.ACCESS_READ
         return np.frombuffer(mmap.mmap(fd, length, access=access), np.uint8)
     protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-    address = _libc().mmap(None, length, protection, mmap.MAP_PRIVATE | _NORESERVE, fd, 0)
-    if address in (None, _FAILED):
-        code = ctypes.get_errno()
-        raise OSError(code, f"cannot map {length:,} bytes: {os.strerror(code)}")
+    address = _map(None, length, protection, mmap.MAP_PRIVATE | _NORESERVE, fd, 0)
     owner = (ctypes.c_ubyte * length).from_address(address)
-    weakref.finalize(owner, _libc().munmap, address, length).atexit = False
+    weakref.finalize(owner, libc().munmap, address, length).atexit = False
     array: npt.NDArray[np.uint8] = np.frombuffer(cast(Any, owner), np.uint8)
     array.flags.writeable = writable
     return array
 
 
+class Space:
+    """A range of addresses that files are mapped into: one array over all of them, unmapped when the last view of it is gone.
+
+    Its bytes cost address space alone, and must not be touched before a file is placed there: that is a signal, not an exception.  `released` is
+    called when the range is given back.  Raises OSError where the kernel grants no such range.  Linux only.
+    """
+
+    def __init__(self, length: int, released: Callable[[], object]) -> None:
+        self.address = _map(None, length, _NO_ACCESS, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE, -1, 0)
+        owner = (ctypes.c_ubyte * length).from_address(self.address)
+        self._lost: list[tuple[int, int]] = []
+        weakref.finalize(owner, _give_back, self.address, length, self._lost, released).atexit = False
+        #: All bytes of the range, read-only: uint8 (length,).
+        self.array: npt.NDArray[np.uint8] = np.frombuffer(cast(Any, owner), np.uint8)
+        self.array.flags.writeable = False
+
+    def place(self, at: int, fd: int, offset: int, length: int) -> None:
+        """Map a part of a file, private and read-only, to byte `at` of the array; both `at` and `offset` begin a page.
+
+        Safe in several threads at once, also for the same part: one map takes the place of the other at once.  Raises OSError.
+        """
+        try:
+            _map(self.address + at, length, mmap.PROT_READ, mmap.MAP_PRIVATE | _NORESERVE | _FIXED, fd, offset)
+        except OSError:  # the kernel may have dropped the reservation of this part, and anybody may be there by now
+            self._lost.append((self.address + at, -(-length // mmap.PAGESIZE) * mmap.PAGESIZE))
+            raise
+
+
+def _give_back(address: int, length: int, lost: list[tuple[int, int]], released: Callable[[], object]) -> None:
+    """Unmap a range, except for the parts that may no longer be ours."""
+    end = address + length
+    for start, size in sorted(lost):
+        if start > address:
+            libc().munmap(address, start - address)
+        address = max(address, start + size)
+    if end > address:
+        libc().munmap(address, end - address)
+    released()
+
+
+#: PROT_NONE and MAP_FIXED, which Python's own `mmap` does not name.
+_NO_ACCESS, _FIXED = 0, 0x10
 _FAILED = ctypes.c_void_p(-1).value
 _loaded: list[ctypes.CDLL] = []
 
 
-def _libc() -> ctypes.CDLL:
+def _map(address: int | None, length: int, protection: int, flags: int, fd: int, offset: int) -> int:
+    found = libc().mmap(address, length, protection, flags, fd, offset)
+    if found in (None, _FAILED):
+        code = ctypes.get_errno()
+        raise OSError(code, f"cannot map {length:,} bytes: {os.strerror(code)}")
+    return int(found)
+
+
+def libc() -> ctypes.CDLL:
+    """The C library, with the calls on maps declared; each releases the interpreter."""
     if not _loaded:
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.mmap.restype = ctypes.c_void_p
-        libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
-        libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-        _loaded.append(libc)
+        library = ctypes.CDLL(None, use_errno=True)
+        library.mmap.restype = ctypes.c_void_p
+        library.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
+        library.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+        library.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        library.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+        _loaded.append(library)
     return _loaded[0]
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import resource
 from bisect import bisect_right
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +21,13 @@ from mmcompile.errors import CorruptShardError, GenerationError
 from mmcompile.format.canonical import as_text
 from mmcompile.format.index import Index, load_classes, load_index
 from mmcompile.format.npy import ALIGN, file_name, map_file, open_array, read_array, read_hashed, read_into
+from mmcompile.format.region import Region
 from mmcompile.format.samples import KEY_LIMIT, check_stops, key_hash, keys_of, pair_hash, sample_dtype
 
 __all__ = ["Reader", "keep", "shard_starts"]
 
 Array = npt.NDArray[Any]
-Region = tuple[slice, ...]
+Rows = npt.NDArray[np.int64]
 _T = TypeVar("_T")
 
 #: Maps held at once; the kernel's limit for a process is 65,530, and others want some too.
@@ -68,8 +70,9 @@ class Reader:
             raise self._missing(path) from None
         #: First row of each shard, then the number of samples: int64 (shards + 1,).
         self.starts = shard_starts(self.table, self.index, path)
-        self._bounds: list[int] = self.starts.tolist()
+        self._bounds = memoryview(cast(Any, self.starts))  # bisect takes it as it takes a list, and no int is made for a shard nobody asks for
         self._fields = {f.name: f for f in self.index.fields}
+        self._regions: dict[str, Region | None] = {}
         self._maps: dict[tuple[str, int, bool], Array] = {}
         self._files: dict[tuple[str, int], _File] = {}
         self._limit = _MAPS if self.engine == "mmap" else max(16, min(512, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
@@ -121,45 +124,92 @@ class Reader:
 
     def ready(self, field: str, row: int) -> None:
         """Open the shard of a row: its size is checked before anybody allocates what the index claims."""
-        shard, _ = self.locate(row)
-        if self.engine == "mmap":
-            self._mapped(field, shard, False)
-        else:
-            self._file(field, shard)
+        if self.flat(field, np.array([row], np.int64)) is None:
+            shard, _ = self.locate(row)
+            if self.engine == "mmap":
+                self._mapped(field, shard, False)
+            else:
+                self._file(field, shard)
 
-    def gather(self, field: str, rows: npt.NDArray[np.int64], out: Array | None = None, region: Region = ()) -> Array:
+    def flat(self, field: str, rows: Rows) -> tuple[Array, Rows] | None:
+        """One read-only array over all shards of a field, and the row of it that each of these rows is: (rows and gaps, *shape), int64 (N,).
+
+        No other row of the array may be touched: where no shard is mapped, that is a signal and not an exception.  None with engine "pread", and
+        where the kernel grants no map or the shards are too many.
+        """
+        region = self._region(field)
+        if region is None:
+            return None
+        shards = self._shards_of(rows)
+        for shard in region.missing(shards):
+            fd, offset = self._open_file(field, shard)
+            try:
+                if not region.place(shard, fd, offset):
+                    return None
+            finally:
+                os.close(fd)
+        return region.flat, region.within(rows, shards)
+
+    def gather(self, field: str, rows: Rows, out: Array | None = None, region: tuple[slice, ...] = ()) -> Array:
         """Copy rows, in the order asked, into `out` (N, *shape), C-contiguous (a new array when None).  Never from a copy-on-write map.
 
-        `region` holds one slice for each axis of a row as it lies on disk: only that part is copied, and `out` has its shape.
+        `region` holds one slice for each axis of a row as it lies on disk: only that part is copied, and `out` has its shape.  Releases the
+        interpreter while it copies.  Raises IndexError for a row outside [0, n), and what opening a shard raises.
         """
         spec = self._fields[field]
         rows = np.asarray(rows, np.int64)
-        if len(rows):
-            self.ready(field, int(rows[0]))
+        found = self.flat(field, rows)
         if out is None:
+            if found is None and len(rows):
+                self.ready(field, int(rows[0]))
             part = tuple(len(range(n)[cut]) for n, cut in zip(spec.shape, region, strict=True)) if region else spec.shape
             out = np.empty((len(rows), *part), spec.stored)
-        shards = np.searchsorted(self.starts, rows, side="right") - 1
-        local = rows - self.starts[shards]
-        if region or spec.row_bytes > ALIGN or self.engine == "pread":
-            whole = np.empty((1, *spec.shape), spec.stored) if region and self.engine == "pread" else None
-            for i, (shard, at) in enumerate(zip(shards.tolist(), local.tolist(), strict=True)):
-                if self.engine == "mmap":
-                    out[i] = self._mapped(field, shard, False)[at][region]
-                elif whole is None:
-                    self._pread(field, shard, at, out[i : i + 1])
-                else:
-                    self._pread(field, shard, at, whole)
-                    out[i] = whole[0][region]
-            return out
-        for shard in np.unique(shards).tolist():  # small rows: one call of numpy for all rows of a shard
-            where = np.flatnonzero(shards == shard)
-            source = self._mapped(field, shard, False)
-            if len(where) == len(rows):
-                np.take(source, local, axis=0, out=out, mode="clip")
-            else:
-                out[where] = source[local[where]]
+        if found is None:
+            self._gather_apart(field, rows, out, region)
+        elif region:
+            cut = found[0][(slice(None), *region)]
+            for i, at in enumerate(found[1].tolist()):
+                out[i] = cut[at]
+        else:
+            np.take(found[0], found[1], axis=0, out=out, mode="clip")
         return out
+
+    def _gather_apart(self, field: str, rows: Rows, out: Array, region: tuple[slice, ...]) -> None:
+        """Gather from a map for each shard, and read the rows of a shard that cannot be mapped."""
+        spec = self._fields[field]
+        shards = self._shards_of(rows)
+        local = rows - self.starts[shards]
+        if not region and spec.row_bytes <= ALIGN and self.engine == "mmap":  # small rows: one call of numpy for all rows of a shard
+            for shard in dict.fromkeys(shards.tolist()):
+                where = np.flatnonzero(shards == shard)
+                out[where] = self._mapped(field, shard, False)[local[where]]
+            return
+        whole = np.empty((1, *spec.shape), spec.stored) if region and self.engine == "pread" else None
+        for i, (shard, at) in enumerate(zip(shards.tolist(), local.tolist(), strict=True)):
+            if self.engine == "mmap":
+                out[i] = self._mapped(field, shard, False)[at][region]
+            elif whole is None:
+                self._pread(field, shard, at, out[i : i + 1])
+            else:
+                self._pread(field, shard, at, whole)
+                out[i] = whole[0][region]
+
+    def _shards_of(self, rows: Rows) -> Rows:
+        """The shard of each row.  Raises IndexError for a row that no shard has."""
+        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(self):
+            raise IndexError(f"rows from {rows.min():,} to {rows.max():,} of a dataset of {len(self):,}")
+        return np.searchsorted(self.starts, rows, side="right") - 1
+
+    def _region(self, field: str) -> Region | None:
+        try:
+            return self._regions[field]
+        except KeyError:
+            pass
+        spec, made = self._fields[field], None
+        if self.engine == "mmap" and len(self):
+            with suppress(OSError):
+                made = Region(self.starts, spec.stored, spec.shape)
+        return self._regions.setdefault(field, made)
 
     def column(self, field: str) -> Array:
         """All rows of a field as one array in memory: for labels and other small fields."""
@@ -271,6 +321,7 @@ class Reader:
 
     def close(self) -> None:
         """Drop all maps and descriptors; views that are still held stay valid, and the Reader can be used on."""
+        self._regions.clear()
         self._maps.clear()
         self._files.clear()
 

@@ -1,0 +1,91 @@
+"""Hides where in memory the mapped rows of a field lie: all shards in one array, so that a batch from any of them is one call of numpy.
+
+Shard k's row 0 is row `first[k]` of the array; between the shards are gaps, as a map begins at a page.  A row may be touched once its shard is
+placed, never before.  No lock (which a fork could leave locked): placing a shard twice is harmless.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mmcompile.format.npy import ALIGN, Space
+
+__all__ = ["Region"]
+
+Array = npt.NDArray[Any]
+Rows = npt.NDArray[np.int64]
+
+#: Shards in regions, in this process: each takes two of the 65,530 maps of a process (its rows, the gap behind them), and others want some too.
+_SHARDS = 12_000
+#: Addresses of one region, and of all in this process: a process has 2^47.
+_BYTES, _ALL_BYTES = 1 << 45, 1 << 46
+#: Token of each living region -> (shards, bytes).  Not a count: adding to one is not atomic.
+_living: dict[object, tuple[int, int]] = {}
+
+
+class Region:
+    """The rows of one field of all shards: `flat`, (rows and gaps, *shape), read-only.
+
+    `starts`: the first row of each shard, then the number of rows, int64 (shards + 1,).
+    """
+
+    def __init__(self, starts: Rows, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+        """Raises OSError where no room for it is granted."""
+        self._row_bytes = dtype.itemsize * math.prod(shape)
+        unit = ALIGN // math.gcd(ALIGN, self._row_bytes)  # a multiple of so many rows begins a page
+        shards = len(starts) - 1
+        rows = np.diff(starts)
+        self.first = np.zeros(shards, np.int64)
+        room = (int(starts[-1]) + shards * unit) * self._row_bytes
+        if sys.platform != "linux" or ALIGN % mmap.PAGESIZE or shards > _SHARDS or room > _BYTES:
+            raise OSError(f"no region of {shards:,} shards and {room:,} bytes")
+        np.cumsum(-(-rows[:-1] // unit) * unit, out=self.first[1:])
+        length = -(-(int(self.first[-1]) + int(rows[-1])) * self._row_bytes // ALIGN) * ALIGN
+        token = object()
+        _living[token] = shards, length
+        living = list(_living.values())
+        try:
+            if sum(n for n, _ in living) > _SHARDS or sum(n for _, n in living) > _ALL_BYTES:
+                raise OSError(f"no region of {shards:,} shards and {length:,} bytes beside the others of this process")
+            self._space = Space(length, lambda: _living.pop(token, None))
+        except BaseException:
+            _living.pop(token, None)
+            raise
+        count = int(self.first[-1]) + int(rows[-1])
+        self.flat: Array = self._space.array[: count * self._row_bytes].view(dtype).reshape((count, *shape))
+        self._rows = rows
+        self._shift = self.first - starts[:-1]
+        self._placed = np.zeros(shards, np.bool_)
+        self._all_placed = self._failed = False
+
+    def missing(self, shards: Rows) -> Iterable[int]:
+        """Those of these shards that are not placed yet, each once, in the order of first use."""
+        if self._all_placed:
+            return ()
+        return dict.fromkeys(shards[~self._placed[shards]].tolist())
+
+    def place(self, shard: int, fd: int, offset: int) -> bool:
+        """Map the rows of a shard from an open file, checked before, in which they begin at `offset`.  False where the kernel has no map left."""
+        if self._failed:
+            return False
+        try:
+            self._space.place(int(self.first[shard]) * self._row_bytes, fd, offset, int(self._rows[shard]) * self._row_bytes)
+        except OSError:
+            self._failed = True
+            return False
+        self._placed[shard] = True
+        self._all_placed = bool(self._placed.all())
+        return True
+
+    def within(self, rows: Rows, shards: Rows) -> Rows:
+        """Where in `flat` rows of the dataset lie, given the shard of each."""
+        if len(self._shift) == 1:
+            return rows
+        return rows + self._shift[shards]
