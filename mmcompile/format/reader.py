@@ -137,18 +137,20 @@ class Reader:
         No other row of the array may be touched: where no shard is mapped, that is a signal and not an exception.  None with engine "pread", and
         where the kernel grants no map or the shards are too many.
         """
+        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(self):
+            raise IndexError(f"rows from {rows.min():,} to {rows.max():,} of a dataset of {len(self):,}")
         region = self._region(field)
         if region is None:
             return None
-        shards = self._shards_of(rows)
-        for shard in region.missing(shards):
+        at, missing = region.find(rows)
+        for shard in missing:
             fd, offset = self._open_file(field, shard)
             try:
                 if not region.place(shard, fd, offset):
                     return None
             finally:
                 os.close(fd)
-        return region.flat, region.within(rows, shards)
+        return region.flat, at
 
     def gather(self, field: str, rows: Rows, out: Array | None = None, region: tuple[slice, ...] = ()) -> Array:
         """Copy rows, in the order asked, into `out` (N, *shape), C-contiguous (a new array when None).  Never from a copy-on-write map.
@@ -177,7 +179,7 @@ class Reader:
     def _gather_apart(self, field: str, rows: Rows, out: Array, region: tuple[slice, ...]) -> None:
         """Gather from a map for each shard, and read the rows of a shard that cannot be mapped."""
         spec = self._fields[field]
-        shards = self._shards_of(rows)
+        shards = np.searchsorted(self.starts, rows, side="right") - 1
         local = rows - self.starts[shards]
         if not region and spec.row_bytes <= ALIGN and self.engine == "mmap":  # small rows: one call of numpy for all rows of a shard
             for shard in dict.fromkeys(shards.tolist()):
@@ -193,12 +195,6 @@ class Reader:
             else:
                 self._pread(field, shard, at, whole)
                 out[i] = whole[0][region]
-
-    def _shards_of(self, rows: Rows) -> Rows:
-        """The shard of each row.  Raises IndexError for a row that no shard has."""
-        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(self):
-            raise IndexError(f"rows from {rows.min():,} to {rows.max():,} of a dataset of {len(self):,}")
-        return np.searchsorted(self.starts, rows, side="right") - 1
 
     def _region(self, field: str) -> Region | None:
         try:
