@@ -23,6 +23,7 @@ import numpy.typing as npt
 import xxhash
 
 from mmcompile.errors import CorruptShardError, FormatError
+from mmcompile.format.canonical import raise_shortage
 from mmcompile.format.commit import install, write_atomic
 
 __all__ = [
@@ -122,7 +123,8 @@ def open_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tupl
     """Open a file that must hold exactly this array; returns (descriptor, offset of the data).
 
     Its kind, size and header are checked before anything is mapped or allocated.  Raises FileNotFoundError when it is not there, else
-    CorruptShardError (or FormatError for a link) naming the file, what was expected and what was found.
+    CorruptShardError (or FormatError for a link) naming the file, what was expected and what was found; OSError where descriptors or memory ran out,
+    which says nothing about the file.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -131,6 +133,7 @@ def open_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tupl
     except OSError as error:
         if os.path.islink(path):
             raise FormatError(f"{path}: a link; files of a dataset are regular files inside its folder", path=str(path)) from None
+        raise_shortage(error, path)
         raise CorruptShardError(f"{path}: cannot be opened ({error.strerror})", path=str(path)) from error
     try:
         expected = header(dtype, shape)
@@ -156,6 +159,7 @@ def open_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tupl
             )
     except OSError as error:
         os.close(fd)
+        raise_shortage(error, path)
         raise CorruptShardError(f"{path}: cannot be read ({error.strerror})", path=str(path)) from error
     except BaseException:
         os.close(fd)
@@ -163,10 +167,15 @@ def open_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tupl
     return fd, len(expected)
 
 
-def read_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-    """A whole small array in memory of its own, checked as by `open_array`."""
+def read_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], *, dense: bool = False) -> Array:
+    """A whole small array in memory of its own, checked as by `open_array`.
+
+    `dense`: refused, before anything is allocated, where a part of the file is a hole, and takes no room on the disk.
+    """
     fd, offset = open_array(path, dtype, shape)
     try:
+        if dense:
+            _refuse_hole(fd, path)
         try:
             out = np.empty(shape, dtype)
         except MemoryError:  # the file is as long as it claims, with a hole in it as like as not
@@ -177,9 +186,22 @@ def read_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Arra
     return out
 
 
+def _refuse_hole(fd: int, path: Path) -> None:
+    size = os.fstat(fd).st_size
+    try:
+        hole = os.lseek(fd, 0, os.SEEK_HOLE)
+    except OSError:  # a file system that knows no holes
+        return
+    if hole < size:
+        raise CorruptShardError(f"{path}: a hole at byte {hole:,} of {size:,}, where data must lie", path=str(path))
+
+
 def read_hashed(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], digest: str) -> Array:
-    """As `read_array`, of a file that must also have this hash: read once, and hashed as it lies in memory.  Raises CorruptShardError."""
-    out = read_array(path, dtype, shape)
+    """As `read_array`, of a file that must also have this hash: read once, and hashed as it lies in memory.  Raises CorruptShardError.
+
+    For arrays in which 4 KiB of zeros cannot be, such as shard tables: a hole is refused, so no more is allocated than really lies on the disk.
+    """
+    out = read_array(path, dtype, shape, dense=True)
     state = xxhash.xxh3_128(header(dtype, shape))
     state.update(memoryview(cast(Any, out.reshape(-1).view(np.uint8))))
     if state.hexdigest() != digest:
@@ -197,6 +219,7 @@ def read_into(fd: int, out: Array, offset: int, path: Path) -> None:
         try:
             count = os.preadv(fd, [view[done:]], offset + done)
         except OSError as error:
+            raise_shortage(error, path)
             raise CorruptShardError(f"{path}: cannot be read at byte {offset + done:,} ({error.strerror})", path=str(path)) from error
         if count == 0:
             raise CorruptShardError(f"{path}: ends at byte {offset + done:,}, expected {offset + len(view):,} or more", path=str(path))

@@ -7,9 +7,11 @@ row of it is first asked for.
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -17,11 +19,11 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from mmcompile.errors import CorruptShardError, GenerationError
+from mmcompile.errors import CorruptShardError, FormatError, GenerationError
 from mmcompile.format.canonical import as_text
 from mmcompile.format.index import Index, load_classes, load_index
 from mmcompile.format.npy import ALIGN, file_name, map_file, open_array, read_array, read_hashed, read_into
-from mmcompile.format.region import Region
+from mmcompile.format.region import Region, is_resident, page_runs, will_need
 from mmcompile.format.samples import KEY_LIMIT, check_stops, key_hash, keys_of, pair_hash, sample_dtype
 
 __all__ = ["Reader", "keep", "shard_starts"]
@@ -30,8 +32,10 @@ Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
 _T = TypeVar("_T")
 
-#: Maps held at once; the kernel's limit for a process is 65,530, and others want some too.
-_MAPS = 30_000
+#: Maps of single shards held at once.  With those of regions (24,000) well below the kernel's limit for a process, 65,530: others want some too.
+_MAPS = 16_000
+#: Bytes read at a time to warm the page cache: far above what a disk wants at once, and little enough to answer `stop` at once.
+_PIECE = 4 << 20
 #: Where a mapped page can fail after it was opened (server gone, file cut): a failed read is an exception there, a failed page a signal.
 _REMOTE = ("nfs", "cifs", "smb", "fuse", "9p", "ceph", "lustre", "gpfs", "beegfs", "afs", "gluster", "virtiofs", "orangefs", "vboxsf")
 
@@ -109,13 +113,13 @@ class Reader:
         if self.engine == "pread":
             spec = self._fields[field]
             return self._read(self.path(field, shard).name, spec.stored, (int(self.table["rows"][shard]), *spec.shape))
-        return self._mapped(field, shard, True)
+        return self._mapped(field, shard)
 
     def row(self, field: str, row: int) -> Array:
         """One row: a view of the copy-on-write map, or with engine "pread" a copy of one's own."""
         shard, local = self.locate(row)
         if self.engine == "mmap":
-            return np.asarray(self._mapped(field, shard, True)[local])
+            return np.asarray(self._mapped(field, shard)[local])
         spec = self._fields[field]
         self.ready(field, row)
         out = np.empty(spec.shape, spec.stored)
@@ -126,9 +130,7 @@ class Reader:
         """Open the shard of a row: its size is checked before anybody allocates what the index claims."""
         if self.flat(field, np.array([row], np.int64)) is None:
             shard, _ = self.locate(row)
-            if self.engine == "mmap":
-                self._mapped(field, shard, False)
-            else:
+            if self._map(field, shard) is None:
                 self._file(field, shard)
 
     def flat(self, field: str, rows: Rows) -> tuple[Array, Rows] | None:
@@ -177,24 +179,109 @@ class Reader:
         return out
 
     def _gather_apart(self, field: str, rows: Rows, out: Array, region: tuple[slice, ...]) -> None:
-        """Gather from a map for each shard, and read the rows of a shard that cannot be mapped."""
+        """Gather from a map for each shard, and read the rows of shards that are not mapped."""
         spec = self._fields[field]
         shards = np.searchsorted(self.starts, rows, side="right") - 1
         local = rows - self.starts[shards]
         if not region and spec.row_bytes <= ALIGN and self.engine == "mmap":  # small rows: one call of numpy for all rows of a shard
             for shard in dict.fromkeys(shards.tolist()):
-                where = np.flatnonzero(shards == shard)
-                out[where] = self._mapped(field, shard, False)[local[where]]
+                where, source = np.flatnonzero(shards == shard), self._map(field, shard)
+                if source is None:
+                    for i in where.tolist():
+                        self._pread(field, shard, int(local[i]), out[i : i + 1])
+                else:
+                    out[where] = source[local[where]]
             return
-        whole = np.empty((1, *spec.shape), spec.stored) if region and self.engine == "pread" else None
+        whole = np.empty((1, *spec.shape), spec.stored) if region else None
         for i, (shard, at) in enumerate(zip(shards.tolist(), local.tolist(), strict=True)):
-            if self.engine == "mmap":
-                out[i] = self._mapped(field, shard, False)[at][region]
+            source = self._map(field, shard)
+            if source is not None:
+                out[i] = source[at][region]
             elif whole is None:
                 self._pread(field, shard, at, out[i : i + 1])
             else:
                 self._pread(field, shard, at, whole)
                 out[i] = whole[0][region]
+
+    def advise(self, field: str, rows: Rows) -> None:
+        """Tell the kernel that these rows will be read soon, so that it reads many at once while nobody waits.  For cold data: warm rows cost a little.
+
+        Says nothing of a file that cannot be opened: `gather` will.
+        """
+        spec = self._fields[field]
+        with suppress(FormatError, OSError):
+            if self.engine == "mmap":
+                addresses, _held = self._addresses(field, rows)
+                will_need(addresses, spec.row_bytes)
+                return
+            shards = np.searchsorted(self.starts, rows, side="right") - 1
+            for shard in dict.fromkeys(shards.tolist()):
+                file = self._file(field, shard)
+                local = rows[shards == shard] - self.starts[shard]
+                for begin, end in page_runs(file.offset + local * spec.row_bytes, spec.row_bytes):
+                    os.posix_fadvise(file.fd, begin, end - begin, os.POSIX_FADV_WILLNEED)
+
+    def cold(self, field: str, rows: Rows, sample: int = 8) -> bool:
+        """Would reading these rows wait for a disk?  Looks at `sample` of them, spread evenly.
+
+        False also where the kernel does not tell: the file is another user's and may not be written (mmap), the file system cannot say (pread), or
+        it cannot be opened.
+        """
+        spec = self._fields[field]
+        if len(rows) > sample:
+            rows = rows[np.arange(sample) * len(rows) // sample]
+        with suppress(FormatError, OSError):
+            if self.engine == "mmap":
+                addresses, _held = self._addresses(field, rows)
+                return not all(is_resident(address, spec.row_bytes) for address in addresses.tolist())
+            byte = bytearray(1)
+            for row in rows.tolist():
+                shard, local = self.locate(row)
+                file = self._file(field, shard)
+                for at in (0, spec.row_bytes // 2, spec.row_bytes - 1):
+                    try:
+                        os.preadv(file.fd, [byte], file.offset + local * spec.row_bytes + at, os.RWF_NOWAIT)
+                    except BlockingIOError:
+                        return True
+        return False
+
+    def warm(self, fields: Sequence[str], rows: range, stop: Callable[[], bool], seen: Callable[[int], None]) -> None:
+        """Read rows (a range of step 1) of these fields into the page cache, one descriptor and a few MiB at a time.
+
+        `seen` is told the bytes of each piece: in all, those of the rows.  Ends early once `stop()` is true.  Raises as `gather`.
+        """
+        scratch = np.empty(_PIECE, np.uint8)
+        for field in fields:
+            width = self._fields[field].row_bytes
+            row = rows.start
+            while row < rows.stop:
+                shard, local = self.locate(row)
+                count = min(rows.stop, int(self.starts[shard + 1])) - row
+                file = _File(*self._open_file(field, shard))
+                at, end = file.offset + local * width, file.offset + (local + count) * width
+                while at < end:
+                    if stop():
+                        return
+                    with suppress(OSError):  # advice
+                        os.posix_fadvise(file.fd, at, min(2 * _PIECE, end - at), os.POSIX_FADV_WILLNEED)
+                    piece = scratch[: min(_PIECE, end - at)]
+                    read_into(file.fd, piece, at, self.path(field, shard))
+                    at += len(piece)
+                    seen(len(piece))
+                row += count
+
+    def _addresses(self, field: str, rows: Rows) -> tuple[Rows, object]:
+        """Where in memory each row begins, and what keeps it mapped.  Raises OSError where a shard cannot be mapped."""
+        width = self._fields[field].row_bytes
+        found = self.flat(field, rows)
+        if found is not None:
+            return found[0].ctypes.data + found[1] * width, found[0]
+        shards = np.searchsorted(self.starts, rows, side="right") - 1
+        maps = {shard: self._map(field, shard) for shard in dict.fromkeys(shards.tolist())}
+        if any(m is None for m in maps.values()):
+            raise OSError(f"{self.root}: not mapped")
+        bases = np.array([cast(Any, maps[shard]).ctypes.data for shard in shards.tolist()], np.int64)
+        return bases + (rows - self.starts[shards]) * width, maps
 
     def _region(self, field: str) -> Region | None:
         try:
@@ -267,10 +354,7 @@ class Reader:
         raise KeyError(as_text(key))
 
     def _read(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-        try:
-            return read_array(self._shards / name, dtype, shape)
-        except FileNotFoundError:
-            raise self._missing(self._shards / name) from None
+        return self._opened(self._shards / name, lambda path: read_array(path, dtype, shape))
 
     def _missing(self, path: Path) -> Exception:
         if not os.path.exists(self.root / "generations" / f"{self.generation}.json"):
@@ -286,12 +370,32 @@ class Reader:
         return self._open(self.path(field, shard), spec.stored, (int(self.table["rows"][shard]), *spec.shape))
 
     def _open(self, path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[int, int]:
+        return self._opened(path, lambda path: open_array(path, dtype, shape))
+
+    def _opened(self, path: Path, use: Callable[[Path], _T]) -> _T:
+        """What `use` makes of a file.  Where descriptors run out those held here are let go, once."""
         try:
-            return open_array(path, dtype, shape)
+            return use(path)
         except FileNotFoundError:
             raise self._missing(path) from None
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+        self._files.clear()
+        try:
+            return use(path)
+        except FileNotFoundError:
+            raise self._missing(path) from None
+        except OSError as error:
+            said = "; raise the limit of open files (`ulimit -n`), or close some"
+            raise OSError(
+                error.errno, f"{error.strerror}{said}" if error.errno in (errno.EMFILE, errno.ENFILE) else error.strerror, str(path)
+            ) from None
 
-    def _mapped(self, field: str, shard: int, writable: bool) -> Array:
+    def _map(self, field: str, shard: int, writable: bool = False) -> Array | None:
+        """A shard's rows in a map of its own; None with engine "pread", or where the kernel grants no map."""
+        if self.engine == "pread":
+            return None
         key = (field, shard, writable)
         found = self._maps.get(key)
         if found is not None:
@@ -300,12 +404,27 @@ class Reader:
         shape = (int(self.table["rows"][shard]), *spec.shape)
         fd, offset = self._open_file(field, shard)
         try:
-            mapped = map_file(fd, offset + shape[0] * spec.row_bytes, writable=writable)
-        except OSError as error:
-            raise CorruptShardError(f"{self.path(field, shard)}: {error.strerror}", path=str(self.path(field, shard))) from error
+            length = offset + shape[0] * spec.row_bytes
+            try:
+                mapped = map_file(fd, length, writable=writable)
+            except OSError:  # no addresses, or no maps, are left: perhaps with fewer of ours
+                self._maps.clear()
+                try:
+                    mapped = map_file(fd, length, writable=writable)
+                except OSError:
+                    return None
         finally:
             os.close(fd)
         return keep(self._maps, key, mapped[offset:].view(spec.stored).reshape(shape), self._limit)
+
+    def _mapped(self, field: str, shard: int) -> Array:
+        found = self._map(field, shard, True)
+        if found is None:
+            path = self.path(field, shard)
+            raise OSError(
+                errno.ENOMEM, "the kernel grants no map of it (`ulimit -v`, vm.max_map_count); open the dataset with engine='pread'", str(path)
+            )
+        return found
 
     def _pread(self, field: str, shard: int, local: int, out: Array) -> None:
         file = self._file(field, shard)

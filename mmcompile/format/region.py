@@ -6,8 +6,10 @@ placed, never before.  No lock (which a fork could leave locked): placing a shar
 
 from __future__ import annotations
 
+import ctypes
 import math
 import mmap
+import resource
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -15,9 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mmcompile.format.npy import ALIGN, Space
+from mmcompile.format.npy import ALIGN, Space, libc
 
-__all__ = ["Region"]
+__all__ = ["Region", "is_resident", "page_runs", "will_need"]
 
 Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
@@ -46,7 +48,9 @@ class Region:
         rows = np.diff(starts)
         self.first = np.zeros(shards, np.int64)
         room = (int(starts[-1]) + shards * unit) * self._row_bytes
-        if sys.platform != "linux" or ALIGN % mmap.PAGESIZE or shards > _SHARDS or room > _BYTES:
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]  # reserved addresses count there as if they were used
+        most = _BYTES if limit == resource.RLIM_INFINITY else min(_BYTES, limit // 4)
+        if sys.platform != "linux" or ALIGN % mmap.PAGESIZE or shards > _SHARDS or room > most:
             raise OSError(f"no region of {shards:,} shards and {room:,} bytes")
         np.cumsum(-(-rows[:-1] // unit) * unit, out=self.first[1:])
         length = -(-(int(self.first[-1]) + int(rows[-1])) * self._row_bytes // ALIGN) * ALIGN
@@ -107,3 +111,30 @@ class Region:
         if self._buckets is None and self._placed.all():
             self._buckets = self._make_buckets()
         return True
+
+
+def page_runs(starts: Rows, nbytes: int) -> list[tuple[int, int]]:
+    """The pages that hold `nbytes` bytes from each of these positions, as few half-open ranges in rising order."""
+    if not len(starts):
+        return []
+    starts = np.sort(starts)
+    begin, end = starts & -mmap.PAGESIZE, (starts + (nbytes + mmap.PAGESIZE - 1)) & -mmap.PAGESIZE
+    apart = begin[1:] > end[:-1]
+    return list(zip(begin[np.append(True, apart)].tolist(), end[np.append(apart, True)].tolist(), strict=True))
+
+
+def will_need(addresses: Rows, nbytes: int) -> None:
+    """Tell the kernel that `nbytes` bytes of a map will be read soon from each of these addresses: it begins to read, and nobody waits."""
+    for begin, end in page_runs(addresses, nbytes):
+        libc().madvise(begin, end - begin, mmap.MADV_WILLNEED)
+
+
+def is_resident(address: int, nbytes: int) -> bool:
+    """Do all pages of these mapped bytes lie in memory?
+
+    Since Linux 5.2 the answer is also yes for a file that this user neither owns nor may write; and where the kernel does not say.
+    """
+    begin = address & -mmap.PAGESIZE
+    length = address + nbytes - begin
+    pages = (ctypes.c_ubyte * -(-length // mmap.PAGESIZE))()
+    return libc().mincore(begin, length, pages) != 0 or all(page & 1 for page in pages)
