@@ -9,31 +9,28 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from mmcompile.errors import CorruptShardError, FormatError, GenerationError
+from mmcompile.errors import CorruptShardError, FormatError
 from mmcompile.format.canonical import as_text
 from mmcompile.format.index import Index, load_classes, load_index
-from mmcompile.format.npy import ALIGN, file_name, map_file, open_array, read_array, read_hashed, read_into
+from mmcompile.format.npy import ALIGN, file_name, read_into
+from mmcompile.format.opened import Opened
 from mmcompile.format.region import Region, is_resident, page_runs, will_need
-from mmcompile.format.samples import KEY_LIMIT, check_stops, key_hash, keys_of, pair_hash, sample_dtype
+from mmcompile.format.samples import KEY_LIMIT, check_stops, key_hash, keys_of, sample_dtype
 
-__all__ = ["Reader", "keep", "shard_starts"]
+__all__ = ["Reader", "shard_starts"]
 
 Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
-_T = TypeVar("_T")
 
-#: Maps of single shards held at once.  With those of regions (24,000) well below the kernel's limit for a process, 65,530: others want some too.
-_MAPS = 16_000
 #: Bytes read at a time to warm the page cache: far above what a disk wants at once, and little enough to answer `stop` at once.
 _PIECE = 4 << 20
 #: Where a mapped page can fail after it was opened (server gone, file cut): a failed read is an exception there, a failed page a signal.
@@ -67,19 +64,13 @@ class Reader:
         self._asked = engine
         self.engine = engine if engine != "auto" else ("pread" if _is_remote(self.root) else "mmap")
         self._shards = self.root / "shards"
-        path = self._shards / file_name("table", self.index.table)
-        try:  # every other file is found through it, so it alone is hashed when opened
-            self.table = read_hashed(path, self.index.table_dtype(), (self.index.shards,), self.index.table)
-        except FileNotFoundError:
-            raise self._missing(path) from None
+        self._opened = Opened(self.root, self.index, self.generation)
+        self.table = self._opened.table
         #: First row of each shard, then the number of samples: int64 (shards + 1,).
-        self.starts = shard_starts(self.table, self.index, path)
+        self.starts = shard_starts(self.table, self.index, self._shards / file_name("table", self.index.table))
         self._bounds = memoryview(cast(Any, self.starts))  # bisect takes it as it takes a list, and no int is made for a shard nobody asks for
         self._fields = {f.name: f for f in self.index.fields}
         self._regions: dict[str, Region | None] = {}
-        self._maps: dict[tuple[str, int, bool], Array] = {}
-        self._files: dict[tuple[str, int], _File] = {}
-        self._limit = _MAPS if self.engine == "mmap" else max(16, min(512, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
         self._classes: tuple[str, ...] | None = None
         self._hashes: tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]] | None = None
 
@@ -103,7 +94,7 @@ class Reader:
 
     def path(self, name: str, shard: int) -> Path:
         """The file of a field (or of "samples", "keys") of a shard."""
-        return self._shards / file_name(name, pair_hash(self.table[name][shard]))
+        return self._opened.path(name, shard)
 
     def view(self, field: str, shard: int) -> Array:
         """A shard's rows of a field, (rows, *shape) as they lie on disk: a copy-on-write map (with engine "pread" a copy in memory).
@@ -131,7 +122,7 @@ class Reader:
         if self.flat(field, np.array([row], np.int64)) is None:
             shard, _ = self.locate(row)
             if self._map(field, shard) is None:
-                self._file(field, shard)
+                self._opened.file(field, shard)
 
     def flat(self, field: str, rows: Rows) -> tuple[Array, Rows] | None:
         """One read-only array over all shards of a field, and the row of it that each of these rows is: (rows and gaps, *shape), int64 (N,).
@@ -146,12 +137,9 @@ class Reader:
             return None
         at, missing = region.find(rows)
         for shard in missing:
-            fd, offset = self._open_file(field, shard)
-            try:
-                if not region.place(shard, fd, offset):
-                    return None
-            finally:
-                os.close(fd)
+            file = self._opened.open(field, shard)
+            if not region.place(shard, file.fd, file.offset):
+                return None
         return region.flat, at
 
     def gather(self, field: str, rows: Rows, out: Array | None = None, region: tuple[slice, ...] = ()) -> Array:
@@ -204,7 +192,7 @@ class Reader:
                 out[i] = whole[0][region]
 
     def advise(self, field: str, rows: Rows) -> None:
-        """Tell the kernel that these rows will be read soon, so that it reads many at once while nobody waits.  For cold data: warm rows cost a little.
+        """Tell the kernel that these rows will be read soon: it reads many at once while nobody waits.  For cold data: warm rows cost a little.
 
         Says nothing of a file that cannot be opened: `gather` will.
         """
@@ -216,7 +204,7 @@ class Reader:
                 return
             shards = np.searchsorted(self.starts, rows, side="right") - 1
             for shard in dict.fromkeys(shards.tolist()):
-                file = self._file(field, shard)
+                file = self._opened.file(field, shard)
                 local = rows[shards == shard] - self.starts[shard]
                 for begin, end in page_runs(file.offset + local * spec.row_bytes, spec.row_bytes):
                     os.posix_fadvise(file.fd, begin, end - begin, os.POSIX_FADV_WILLNEED)
@@ -237,7 +225,7 @@ class Reader:
             byte = bytearray(1)
             for row in rows.tolist():
                 shard, local = self.locate(row)
-                file = self._file(field, shard)
+                file = self._opened.file(field, shard)
                 for at in (0, spec.row_bytes // 2, spec.row_bytes - 1):
                     try:
                         os.preadv(file.fd, [byte], file.offset + local * spec.row_bytes + at, os.RWF_NOWAIT)
@@ -257,7 +245,7 @@ class Reader:
             while row < rows.stop:
                 shard, local = self.locate(row)
                 count = min(rows.stop, int(self.starts[shard + 1])) - row
-                file = _File(*self._open_file(field, shard))
+                file = self._opened.open(field, shard)
                 at, end = file.offset + local * width, file.offset + (local + count) * width
                 while at < end:
                     if stop():
@@ -317,26 +305,19 @@ class Reader:
         shard, local = self.locate(row)
         rows = int(self.table["rows"][shard])
         path, dtype = self.path("samples", shard), sample_dtype(self.index.fields)
-        fd, offset = self._open(path, dtype, (rows,))
-        stops = []
-        try:
-            for at in (local - 1, local, rows - 1):
-                record = np.zeros(1, dtype)
-                if at >= 0:
-                    read_into(fd, record, offset + at * dtype.itemsize, path)
-                stops.append(int(record["key_stop"][0]))
-        finally:
-            os.close(fd)
+        file, stops = self._opened.open_path(path, dtype, (rows,)), []
+        for at in (local - 1, local, rows - 1):
+            record = np.zeros(1, dtype)
+            if at >= 0:
+                read_into(file.fd, record, file.offset + at * dtype.itemsize, path)
+            stops.append(int(record["key_stop"][0]))
         start, stop, total = stops
         if not start <= stop <= min(start + KEY_LIMIT, total):
             raise CorruptShardError(f"{path}: its key offsets do not grow, by at most {KEY_LIMIT:,}", path=str(path))
         path = self.path("keys", shard)
-        fd, offset = self._open(path, np.dtype("u1"), (total,))
+        file = self._opened.open_path(path, np.dtype("u1"), (total,))
         out = np.empty(stop - start, np.uint8)
-        try:
-            read_into(fd, out, offset + start, path)
-        finally:
-            os.close(fd)
+        read_into(file.fd, out, file.offset + start, path)
         return out.tobytes()
 
     def find(self, key: bytes) -> int:
@@ -354,112 +335,28 @@ class Reader:
         raise KeyError(as_text(key))
 
     def _read(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-        return self._opened(self._shards / name, lambda path: read_array(path, dtype, shape))
+        return self._opened.read(self._shards / name, dtype, shape)
 
-    def _missing(self, path: Path) -> Exception:
-        if not os.path.exists(self.root / "generations" / f"{self.generation}.json"):
-            return GenerationError(
-                f"{path}: gone, as generation {self.generation} was pruned or removed; open the dataset anew",
-                path=str(path),
-                expected=self.generation,
-            )
-        return CorruptShardError(f"{path}: missing; run `mmcompile verify {self.root} --repair RAW`", path=str(path))
-
-    def _open_file(self, field: str, shard: int) -> tuple[int, int]:
-        spec = self._fields[field]
-        return self._open(self.path(field, shard), spec.stored, (int(self.table["rows"][shard]), *spec.shape))
-
-    def _open(self, path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[int, int]:
-        return self._opened(path, lambda path: open_array(path, dtype, shape))
-
-    def _opened(self, path: Path, use: Callable[[Path], _T]) -> _T:
-        """What `use` makes of a file.  Where descriptors run out those held here are let go, once."""
-        try:
-            return use(path)
-        except FileNotFoundError:
-            raise self._missing(path) from None
-        except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE):
-                raise
-        self._files.clear()
-        try:
-            return use(path)
-        except FileNotFoundError:
-            raise self._missing(path) from None
-        except OSError as error:
-            said = "; raise the limit of open files (`ulimit -n`), or close some"
-            raise OSError(
-                error.errno, f"{error.strerror}{said}" if error.errno in (errno.EMFILE, errno.ENFILE) else error.strerror, str(path)
-            ) from None
-
-    def _map(self, field: str, shard: int, writable: bool = False) -> Array | None:
+    def _map(self, field: str, shard: int) -> Array | None:
         """A shard's rows in a map of its own; None with engine "pread", or where the kernel grants no map."""
-        if self.engine == "pread":
-            return None
-        key = (field, shard, writable)
-        found = self._maps.get(key)
-        if found is not None:
-            return found
-        spec = self._fields[field]
-        shape = (int(self.table["rows"][shard]), *spec.shape)
-        fd, offset = self._open_file(field, shard)
-        try:
-            length = offset + shape[0] * spec.row_bytes
-            try:
-                mapped = map_file(fd, length, writable=writable)
-            except OSError:  # no addresses, or no maps, are left: perhaps with fewer of ours
-                self._maps.clear()
-                try:
-                    mapped = map_file(fd, length, writable=writable)
-                except OSError:
-                    return None
-        finally:
-            os.close(fd)
-        return keep(self._maps, key, mapped[offset:].view(spec.stored).reshape(shape), self._limit)
+        return self._opened.map(field, shard) if self.engine == "mmap" else None
 
     def _mapped(self, field: str, shard: int) -> Array:
-        found = self._map(field, shard, True)
+        """A shard's rows in the copy-on-write map."""
+        found = self._opened.map(field, shard, writable=True)
         if found is None:
-            path = self.path(field, shard)
-            raise OSError(
-                errno.ENOMEM, "the kernel grants no map of it (`ulimit -v`, vm.max_map_count); open the dataset with engine='pread'", str(path)
-            )
+            said = "the kernel grants no map of it (`ulimit -v`, vm.max_map_count); open the dataset with engine='pread'"
+            raise OSError(errno.ENOMEM, said, str(self.path(field, shard)))
         return found
 
     def _pread(self, field: str, shard: int, local: int, out: Array) -> None:
-        file = self._file(field, shard)
+        file = self._opened.file(field, shard)
         read_into(file.fd, out, file.offset + local * self._fields[field].row_bytes, self.path(field, shard))
-
-    def _file(self, field: str, shard: int) -> _File:
-        file = self._files.get((field, shard))
-        return file if file is not None else keep(self._files, (field, shard), _File(*self._open_file(field, shard)), self._limit)
 
     def close(self) -> None:
         """Drop all maps and descriptors; views that are still held stay valid, and the Reader can be used on."""
         self._regions.clear()
-        self._maps.clear()
-        self._files.clear()
-
-
-class _File:
-    """An open file that closes when its last user lets go of it."""
-
-    def __init__(self, fd: int, offset: int) -> None:
-        self.fd, self.offset = fd, offset
-
-    def __del__(self) -> None:
-        os.close(self.fd)
-
-
-def keep(held: dict[Any, _T], key: Any, value: _T, limit: int) -> _T:
-    """Remember what was opened and drop the oldest beyond the limit.  Needs no lock (which a fork could leave locked): each step is atomic."""
-    value = held.setdefault(key, value)
-    while len(held) > limit:
-        try:
-            held.pop(next(iter(held)), None)
-        except (StopIteration, RuntimeError):  # another thread was faster
-            break
-    return value
+        self._opened.clear()
 
 
 def _reopen(root: str, generation: str, engine: str) -> Reader:
