@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -13,12 +14,14 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from mmcompile.errors import CorruptShardError, FormatError
 
-__all__ = ["HASH", "Check", "as_bytes", "as_text", "canonical", "name_from_json", "name_to_json", "parse", "read_limited"]
+__all__ = ["HASH", "Check", "as_bytes", "as_text", "canonical", "name_from_json", "name_to_json", "parse", "raise_shortage", "read_limited"]
 
 #: A file's name: 32 hex digits, the canonical (big-endian) form of its xxh3-128.
 HASH = re.compile(r"[0-9a-f]{32}\Z")
 #: Counts stay below this, so that every offset is an exact int64 and JSON number.
 _COUNT_LIMIT = 1 << 53
+#: Errors that say nothing about a file: no descriptor is left for the process or the machine, no memory, a signal came.
+_SHORTAGE = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR))
 #: Lists and objects inside each other: what is written here needs 7.  Far below what Python's own recursion would bear.
 _DEPTH_LIMIT = 32
 #: Integers of a document stay below this, so that each has a float: exact sums of a dataset need 2^100.
@@ -114,16 +117,24 @@ def _check_values(value: Any) -> None:
         level, depth = below, depth + 1
 
 
+def raise_shortage(error: OSError, path: Path) -> None:
+    """Raise an error that says nothing about this file as an OSError, so that no file is called damaged for it."""
+    if error.errno in _SHORTAGE:
+        raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
+
+
 def read_limited(path: Path, limit: int) -> bytes:
     """A whole regular file of at most `limit` bytes.
 
-    FileNotFoundError (NotADirectoryError) when it is not there; else FormatError, before anything is allocated.
+    FileNotFoundError (NotADirectoryError) when it is not there, OSError when descriptors or memory run out; else FormatError, before anything is
+    allocated.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
         raise
     except OSError as error:
+        raise_shortage(error, path)
         reason = "a link; files of a dataset are regular files inside its folder" if os.path.islink(path) else f"cannot be opened ({error.strerror})"
         raise FormatError(f"{path}: {reason}", path=str(path)) from error
     try:
@@ -136,6 +147,7 @@ def read_limited(path: Path, limit: int) -> bytes:
         while len(data) <= limit and (part := os.read(fd, 1 << 20)):
             data += part
     except OSError as error:
+        raise_shortage(error, path)
         raise CorruptShardError(f"{path}: cannot be read ({error.strerror})", path=str(path)) from error
     finally:
         os.close(fd)

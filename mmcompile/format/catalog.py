@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcompile.errors import CorruptShardError
+from mmcompile.format.canonical import raise_shortage
 from mmcompile.format.index import Index
 from mmcompile.format.npy import file_name, hash_file, read_hashed
 from mmcompile.format.reader import shard_starts
@@ -97,12 +98,13 @@ def named_files(generation: Generation) -> Iterator[tuple[str, int, str]]:
 
 
 def open_regular(path: Path) -> int:
-    """A descriptor of a regular file that is no link.  FileNotFoundError, or CorruptShardError."""
+    """A descriptor of a regular file that is no link.  FileNotFoundError, CorruptShardError, or OSError when descriptors run out."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(str(path)) from None
     except OSError as error:
+        raise_shortage(error, path)
         reason = "a link; files of a dataset are regular files inside its folder" if os.path.islink(path) else f"cannot be opened ({error.strerror})"
         raise CorruptShardError(f"{path}: {reason}", path=str(path)) from None
     if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -112,11 +114,12 @@ def open_regular(path: Path) -> int:
 
 
 def digest_file(path: Path, seen: Callable[[int], None] | None = None) -> str:
-    """xxh3-128 of a regular file, read once from start to end.  FileNotFoundError, or CorruptShardError."""
+    """xxh3-128 of a regular file, read once from start to end.  Raises as `open_regular`."""
     fd = open_regular(path)
     try:
         return hash_file(fd, seen)
     except OSError as error:
+        raise_shortage(error, path)
         raise CorruptShardError(f"{path}: cannot be read ({error.strerror})", path=str(path)) from error
     finally:
         os.close(fd)

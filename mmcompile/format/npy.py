@@ -23,15 +23,18 @@ import numpy.typing as npt
 import xxhash
 
 from mmcompile.errors import CorruptShardError, FormatError
+from mmcompile.format.canonical import raise_shortage
 from mmcompile.format.commit import install, write_atomic
 
 __all__ = [
     "ALIGN",
+    "Space",
     "file_bytes",
     "file_name",
     "hash_bytes",
     "hash_file",
     "header",
+    "libc",
     "map_file",
     "open_array",
     "read_array",
@@ -120,7 +123,8 @@ def open_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tupl
     """Open a file that must hold exactly this array; returns (descriptor, offset of the data).
 
     Its kind, size and header are checked before anything is mapped or allocated.  Raises FileNotFoundError when it is not there, else
-    CorruptShardError (or FormatError for a link) naming the file, what was expected and what was found.
+    CorruptShardError (or FormatError for a link) naming the file, what was expected and what was found; OSError where descriptors or memory ran out,
+    which says nothing about the file.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -129,6 +133,7 @@ def open_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tupl
     except OSError as error:
         if os.path.islink(path):
             raise FormatError(f"{path}: a link; files of a dataset are regular files inside its folder", path=str(path)) from None
+        raise_shortage(error, path)
         raise CorruptShardError(f"{path}: cannot be opened ({error.strerror})", path=str(path)) from error
     try:
         expected = header(dtype, shape)
@@ -154,6 +159,7 @@ def open_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tupl
             )
     except OSError as error:
         os.close(fd)
+        raise_shortage(error, path)
         raise CorruptShardError(f"{path}: cannot be read ({error.strerror})", path=str(path)) from error
     except BaseException:
         os.close(fd)
@@ -161,10 +167,15 @@ def open_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tupl
     return fd, len(expected)
 
 
-def read_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-    """A whole small array in memory of its own, checked as by `open_array`."""
+def read_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], *, dense: bool = False) -> Array:
+    """A whole small array in memory of its own, checked as by `open_array`.
+
+    `dense`: refused, before anything is allocated, where a part of the file is a hole, and takes no room on the disk.
+    """
     fd, offset = open_array(path, dtype, shape)
     try:
+        if dense:
+            _refuse_hole(fd, path)
         try:
             out = np.empty(shape, dtype)
         except MemoryError:  # the file is as long as it claims, with a hole in it as like as not
@@ -175,9 +186,22 @@ def read_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Arra
     return out
 
 
+def _refuse_hole(fd: int, path: Path) -> None:
+    size = os.fstat(fd).st_size
+    try:
+        hole = os.lseek(fd, 0, os.SEEK_HOLE)
+    except OSError:  # a file system that knows no holes
+        return
+    if hole < size:
+        raise CorruptShardError(f"{path}: a hole at byte {hole:,} of {size:,}, where data must lie", path=str(path))
+
+
 def read_hashed(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], digest: str) -> Array:
-    """As `read_array`, of a file that must also have this hash: read once, and hashed as it lies in memory.  Raises CorruptShardError."""
-    out = read_array(path, dtype, shape)
+    """As `read_array`, of a file that must also have this hash: read once, and hashed as it lies in memory.  Raises CorruptShardError.
+
+    For arrays in which 4 KiB of zeros cannot be, such as shard tables: a hole is refused, so no more is allocated than really lies on the disk.
+    """
+    out = read_array(path, dtype, shape, dense=True)
     state = xxhash.xxh3_128(header(dtype, shape))
     state.update(memoryview(cast(Any, out.reshape(-1).view(np.uint8))))
     if state.hexdigest() != digest:
@@ -195,6 +219,7 @@ def read_into(fd: int, out: Array, offset: int, path: Path) -> None:
         try:
             count = os.preadv(fd, [view[done:]], offset + done)
         except OSError as error:
+            raise_shortage(error, path)
             raise CorruptShardError(f"{path}: cannot be read at byte {offset + done:,} ({error.strerror})", path=str(path)) from error
         if count == 0:
             raise CorruptShardError(f"{path}: ends at byte {offset + done:,}, expected {offset + len(view):,} or more", path=str(path))
@@ -213,28 +238,78 @@ def map_file(fd: int, length: int, *, writable: bool) -> npt.NDArray[np.uint8]:
         access = mmap.ACCESS_COPY if writable else mmap.ACCESS_READ
         return np.frombuffer(mmap.mmap(fd, length, access=access), np.uint8)
     protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-    address = _libc().mmap(None, length, protection, mmap.MAP_PRIVATE | _NORESERVE, fd, 0)
-    if address in (None, _FAILED):
-        code = ctypes.get_errno()
-        raise OSError(code, f"cannot map {length:,} bytes: {os.strerror(code)}")
+    address = _map(None, length, protection, mmap.MAP_PRIVATE | _NORESERVE, fd, 0)
     owner = (ctypes.c_ubyte * length).from_address(address)
-    weakref.finalize(owner, _libc().munmap, address, length).atexit = False
+    weakref.finalize(owner, libc().munmap, address, length).atexit = False
     array: npt.NDArray[np.uint8] = np.frombuffer(cast(Any, owner), np.uint8)
     array.flags.writeable = writable
     return array
 
 
+class Space:
+    """A range of addresses that files are mapped into: one array over all of them, unmapped when the last view of it is gone.
+
+    Its bytes cost address space alone, and must not be touched before a file is placed there: that is a signal, not an exception.  `released` is
+    called when the range is given back.  Raises OSError where the kernel grants no such range.  Linux only.
+    """
+
+    def __init__(self, length: int, released: Callable[[], object]) -> None:
+        self.address = _map(None, length, _NO_ACCESS, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE, -1, 0)
+        owner = (ctypes.c_ubyte * length).from_address(self.address)
+        self._lost: list[tuple[int, int]] = []
+        weakref.finalize(owner, _give_back, self.address, length, self._lost, released).atexit = False
+        #: All bytes of the range, read-only: uint8 (length,).
+        self.array: npt.NDArray[np.uint8] = np.frombuffer(cast(Any, owner), np.uint8)
+        self.array.flags.writeable = False
+
+    def place(self, at: int, fd: int, offset: int, length: int) -> None:
+        """Map a part of a file, private and read-only, to byte `at` of the array; both `at` and `offset` begin a page.
+
+        Safe in several threads at once, also for the same part: one map takes the place of the other at once.  Raises OSError.
+        """
+        try:
+            _map(self.address + at, length, mmap.PROT_READ, mmap.MAP_PRIVATE | _NORESERVE | _FIXED, fd, offset)
+        except OSError:  # the kernel may have dropped the reservation of this part, and anybody may be there by now
+            self._lost.append((self.address + at, -(-length // mmap.PAGESIZE) * mmap.PAGESIZE))
+            raise
+
+
+def _give_back(address: int, length: int, lost: list[tuple[int, int]], released: Callable[[], object]) -> None:
+    """Unmap a range, except for the parts that may no longer be ours."""
+    end = address + length
+    for start, size in sorted(lost):
+        if start > address:
+            libc().munmap(address, start - address)
+        address = max(address, start + size)
+    if end > address:
+        libc().munmap(address, end - address)
+    released()
+
+
+#: PROT_NONE and MAP_FIXED, which Python's own `mmap` does not name.
+_NO_ACCESS, _FIXED = 0, 0x10
 _FAILED = ctypes.c_void_p(-1).value
 _loaded: list[ctypes.CDLL] = []
 
 
-def _libc() -> ctypes.CDLL:
+def _map(address: int | None, length: int, protection: int, flags: int, fd: int, offset: int) -> int:
+    found = libc().mmap(address, length, protection, flags, fd, offset)
+    if found in (None, _FAILED):
+        code = ctypes.get_errno()
+        raise OSError(code, f"cannot map {length:,} bytes: {os.strerror(code)}")
+    return int(found)
+
+
+def libc() -> ctypes.CDLL:
+    """The C library, with the calls on maps declared; each releases the interpreter."""
     if not _loaded:
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.mmap.restype = ctypes.c_void_p
-        libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
-        libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-        _loaded.append(libc)
+        library = ctypes.CDLL(None, use_errno=True)
+        library.mmap.restype = ctypes.c_void_p
+        library.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
+        library.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+        library.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        library.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+        _loaded.append(library)
     return _loaded[0]
 
 

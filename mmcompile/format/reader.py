@@ -7,29 +7,32 @@ row of it is first asked for.
 
 from __future__ import annotations
 
+import errno
 import os
-import resource
 from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from mmcompile.errors import CorruptShardError, GenerationError
+from mmcompile.errors import CorruptShardError, FormatError
 from mmcompile.format.canonical import as_text
 from mmcompile.format.index import Index, load_classes, load_index
-from mmcompile.format.npy import ALIGN, file_name, map_file, open_array, read_array, read_hashed, read_into
-from mmcompile.format.samples import KEY_LIMIT, check_stops, key_hash, keys_of, pair_hash, sample_dtype
+from mmcompile.format.npy import ALIGN, file_name, read_into
+from mmcompile.format.opened import Opened
+from mmcompile.format.region import Region, is_resident, page_runs, will_need
+from mmcompile.format.samples import KEY_LIMIT, check_stops, key_hash, keys_of, sample_dtype
 
-__all__ = ["Reader", "keep", "shard_starts"]
+__all__ = ["Reader", "shard_starts"]
 
 Array = npt.NDArray[Any]
-Region = tuple[slice, ...]
-_T = TypeVar("_T")
+Rows = npt.NDArray[np.int64]
 
-#: Maps held at once; the kernel's limit for a process is 65,530, and others want some too.
-_MAPS = 30_000
+#: Bytes read at a time to warm the page cache: far above what a disk wants at once, and little enough to answer `stop` at once.
+_PIECE = 4 << 20
 #: Where a mapped page can fail after it was opened (server gone, file cut): a failed read is an exception there, a failed page a signal.
 _REMOTE = ("nfs", "cifs", "smb", "fuse", "9p", "ceph", "lustre", "gpfs", "beegfs", "afs", "gluster", "virtiofs", "orangefs", "vboxsf")
 
@@ -61,18 +64,13 @@ class Reader:
         self._asked = engine
         self.engine = engine if engine != "auto" else ("pread" if _is_remote(self.root) else "mmap")
         self._shards = self.root / "shards"
-        path = self._shards / file_name("table", self.index.table)
-        try:  # every other file is found through it, so it alone is hashed when opened
-            self.table = read_hashed(path, self.index.table_dtype(), (self.index.shards,), self.index.table)
-        except FileNotFoundError:
-            raise self._missing(path) from None
+        self._opened = Opened(self.root, self.index, self.generation)
+        self.table = self._opened.table
         #: First row of each shard, then the number of samples: int64 (shards + 1,).
-        self.starts = shard_starts(self.table, self.index, path)
-        self._bounds: list[int] = self.starts.tolist()
+        self.starts = shard_starts(self.table, self.index, self._shards / file_name("table", self.index.table))
+        self._bounds = memoryview(cast(Any, self.starts))  # bisect takes it as it takes a list, and no int is made for a shard nobody asks for
         self._fields = {f.name: f for f in self.index.fields}
-        self._maps: dict[tuple[str, int, bool], Array] = {}
-        self._files: dict[tuple[str, int], _File] = {}
-        self._limit = _MAPS if self.engine == "mmap" else max(16, min(512, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
+        self._regions: dict[str, Region | None] = {}
         self._classes: tuple[str, ...] | None = None
         self._hashes: tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]] | None = None
 
@@ -96,7 +94,7 @@ class Reader:
 
     def path(self, name: str, shard: int) -> Path:
         """The file of a field (or of "samples", "keys") of a shard."""
-        return self._shards / file_name(name, pair_hash(self.table[name][shard]))
+        return self._opened.path(name, shard)
 
     def view(self, field: str, shard: int) -> Array:
         """A shard's rows of a field, (rows, *shape) as they lie on disk: a copy-on-write map (with engine "pread" a copy in memory).
@@ -106,13 +104,13 @@ class Reader:
         if self.engine == "pread":
             spec = self._fields[field]
             return self._read(self.path(field, shard).name, spec.stored, (int(self.table["rows"][shard]), *spec.shape))
-        return self._mapped(field, shard, True)
+        return self._mapped(field, shard)
 
     def row(self, field: str, row: int) -> Array:
         """One row: a view of the copy-on-write map, or with engine "pread" a copy of one's own."""
         shard, local = self.locate(row)
         if self.engine == "mmap":
-            return np.asarray(self._mapped(field, shard, True)[local])
+            return np.asarray(self._mapped(field, shard)[local])
         spec = self._fields[field]
         self.ready(field, row)
         out = np.empty(spec.shape, spec.stored)
@@ -121,45 +119,168 @@ class Reader:
 
     def ready(self, field: str, row: int) -> None:
         """Open the shard of a row: its size is checked before anybody allocates what the index claims."""
-        shard, _ = self.locate(row)
-        if self.engine == "mmap":
-            self._mapped(field, shard, False)
-        else:
-            self._file(field, shard)
+        if self.flat(field, np.array([row], np.int64)) is None:
+            shard, _ = self.locate(row)
+            if self._map(field, shard) is None:
+                self._opened.file(field, shard)
 
-    def gather(self, field: str, rows: npt.NDArray[np.int64], out: Array | None = None, region: Region = ()) -> Array:
+    def flat(self, field: str, rows: Rows) -> tuple[Array, Rows] | None:
+        """One read-only array over all shards of a field, and the row of it that each of these rows is: (rows and gaps, *shape), int64 (N,).
+
+        No other row of the array may be touched: where no shard is mapped, that is a signal and not an exception.  None with engine "pread", and
+        where the kernel grants no map or the shards are too many.
+        """
+        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(self):
+            raise IndexError(f"rows from {rows.min():,} to {rows.max():,} of a dataset of {len(self):,}")
+        region = self._region(field)
+        if region is None:
+            return None
+        at, missing = region.find(rows)
+        for shard in missing:
+            file = self._opened.open(field, shard)
+            if not region.place(shard, file.fd, file.offset):
+                return None
+        return region.flat, at
+
+    def gather(self, field: str, rows: Rows, out: Array | None = None, region: tuple[slice, ...] = ()) -> Array:
         """Copy rows, in the order asked, into `out` (N, *shape), C-contiguous (a new array when None).  Never from a copy-on-write map.
 
-        `region` holds one slice for each axis of a row as it lies on disk: only that part is copied, and `out` has its shape.
+        `region` holds one slice for each axis of a row as it lies on disk: only that part is copied, and `out` has its shape.  Releases the
+        interpreter while it copies.  Raises IndexError for a row outside [0, n), and what opening a shard raises.
         """
         spec = self._fields[field]
         rows = np.asarray(rows, np.int64)
-        if len(rows):
-            self.ready(field, int(rows[0]))
+        found = self.flat(field, rows)
         if out is None:
+            if found is None and len(rows):
+                self.ready(field, int(rows[0]))
             part = tuple(len(range(n)[cut]) for n, cut in zip(spec.shape, region, strict=True)) if region else spec.shape
             out = np.empty((len(rows), *part), spec.stored)
+        if found is None:
+            self._gather_apart(field, rows, out, region)
+        elif region:
+            cut = found[0][(slice(None), *region)]
+            for i, at in enumerate(found[1].tolist()):
+                out[i] = cut[at]
+        else:
+            np.take(found[0], found[1], axis=0, out=out, mode="clip")
+        return out
+
+    def _gather_apart(self, field: str, rows: Rows, out: Array, region: tuple[slice, ...]) -> None:
+        """Gather from a map for each shard, and read the rows of shards that are not mapped."""
+        spec = self._fields[field]
         shards = np.searchsorted(self.starts, rows, side="right") - 1
         local = rows - self.starts[shards]
-        if region or spec.row_bytes > ALIGN or self.engine == "pread":
-            whole = np.empty((1, *spec.shape), spec.stored) if region and self.engine == "pread" else None
-            for i, (shard, at) in enumerate(zip(shards.tolist(), local.tolist(), strict=True)):
-                if self.engine == "mmap":
-                    out[i] = self._mapped(field, shard, False)[at][region]
-                elif whole is None:
-                    self._pread(field, shard, at, out[i : i + 1])
+        if not region and spec.row_bytes <= ALIGN and self.engine == "mmap":  # small rows: one call of numpy for all rows of a shard
+            for shard in dict.fromkeys(shards.tolist()):
+                where, source = np.flatnonzero(shards == shard), self._map(field, shard)
+                if source is None:
+                    for i in where.tolist():
+                        self._pread(field, shard, int(local[i]), out[i : i + 1])
                 else:
-                    self._pread(field, shard, at, whole)
-                    out[i] = whole[0][region]
-            return out
-        for shard in np.unique(shards).tolist():  # small rows: one call of numpy for all rows of a shard
-            where = np.flatnonzero(shards == shard)
-            source = self._mapped(field, shard, False)
-            if len(where) == len(rows):
-                np.take(source, local, axis=0, out=out, mode="clip")
+                    out[where] = source[local[where]]
+            return
+        whole = np.empty((1, *spec.shape), spec.stored) if region else None
+        for i, (shard, at) in enumerate(zip(shards.tolist(), local.tolist(), strict=True)):
+            source = self._map(field, shard)
+            if source is not None:
+                out[i] = source[at][region]
+            elif whole is None:
+                self._pread(field, shard, at, out[i : i + 1])
             else:
-                out[where] = source[local[where]]
-        return out
+                self._pread(field, shard, at, whole)
+                out[i] = whole[0][region]
+
+    def advise(self, field: str, rows: Rows) -> None:
+        """Tell the kernel that these rows will be read soon: it reads many at once while nobody waits.  For cold data: warm rows cost a little.
+
+        Says nothing of a file that cannot be opened: `gather` will.
+        """
+        spec = self._fields[field]
+        with suppress(FormatError, OSError):
+            if self.engine == "mmap":
+                addresses, _held = self._addresses(field, rows)
+                will_need(addresses, spec.row_bytes)
+                return
+            shards = np.searchsorted(self.starts, rows, side="right") - 1
+            for shard in dict.fromkeys(shards.tolist()):
+                file = self._opened.file(field, shard)
+                local = rows[shards == shard] - self.starts[shard]
+                for begin, end in page_runs(file.offset + local * spec.row_bytes, spec.row_bytes):
+                    os.posix_fadvise(file.fd, begin, end - begin, os.POSIX_FADV_WILLNEED)
+
+    def cold(self, field: str, rows: Rows, sample: int = 8) -> bool:
+        """Would reading these rows wait for a disk?  Looks at `sample` of them, spread evenly.
+
+        False also where the kernel does not tell: the file is another user's and may not be written (mmap), the file system cannot say (pread), or
+        it cannot be opened.
+        """
+        spec = self._fields[field]
+        if len(rows) > sample:
+            rows = rows[np.arange(sample) * len(rows) // sample]
+        with suppress(FormatError, OSError):
+            if self.engine == "mmap":
+                addresses, _held = self._addresses(field, rows)
+                return not all(is_resident(address, spec.row_bytes) for address in addresses.tolist())
+            byte = bytearray(1)
+            for row in rows.tolist():
+                shard, local = self.locate(row)
+                file = self._opened.file(field, shard)
+                for at in (0, spec.row_bytes // 2, spec.row_bytes - 1):
+                    try:
+                        os.preadv(file.fd, [byte], file.offset + local * spec.row_bytes + at, os.RWF_NOWAIT)
+                    except BlockingIOError:
+                        return True
+        return False
+
+    def warm(self, fields: Sequence[str], rows: range, stop: Callable[[], bool], seen: Callable[[int], None]) -> None:
+        """Read rows (a range of step 1) of these fields into the page cache, one descriptor and a few MiB at a time.
+
+        `seen` is told the bytes of each piece: in all, those of the rows.  Ends early once `stop()` is true.  Raises as `gather`.
+        """
+        scratch = np.empty(_PIECE, np.uint8)
+        for field in fields:
+            width = self._fields[field].row_bytes
+            row = rows.start
+            while row < rows.stop:
+                shard, local = self.locate(row)
+                count = min(rows.stop, int(self.starts[shard + 1])) - row
+                file = self._opened.open(field, shard)
+                at, end = file.offset + local * width, file.offset + (local + count) * width
+                while at < end:
+                    if stop():
+                        return
+                    with suppress(OSError):  # advice
+                        os.posix_fadvise(file.fd, at, min(2 * _PIECE, end - at), os.POSIX_FADV_WILLNEED)
+                    piece = scratch[: min(_PIECE, end - at)]
+                    read_into(file.fd, piece, at, self.path(field, shard))
+                    at += len(piece)
+                    seen(len(piece))
+                row += count
+
+    def _addresses(self, field: str, rows: Rows) -> tuple[Rows, object]:
+        """Where in memory each row begins, and what keeps it mapped.  Raises OSError where a shard cannot be mapped."""
+        width = self._fields[field].row_bytes
+        found = self.flat(field, rows)
+        if found is not None:
+            return found[0].ctypes.data + found[1] * width, found[0]
+        shards = np.searchsorted(self.starts, rows, side="right") - 1
+        maps = {shard: self._map(field, shard) for shard in dict.fromkeys(shards.tolist())}
+        if any(m is None for m in maps.values()):
+            raise OSError(f"{self.root}: not mapped")
+        bases = np.array([cast(Any, maps[shard]).ctypes.data for shard in shards.tolist()], np.int64)
+        return bases + (rows - self.starts[shards]) * width, maps
+
+    def _region(self, field: str) -> Region | None:
+        try:
+            return self._regions[field]
+        except KeyError:
+            pass
+        spec, made = self._fields[field], None
+        if self.engine == "mmap" and len(self):
+            with suppress(OSError):
+                made = Region(self.starts, spec.stored, spec.shape)
+        return self._regions.setdefault(field, made)
 
     def column(self, field: str) -> Array:
         """All rows of a field as one array in memory: for labels and other small fields."""
@@ -184,26 +305,19 @@ class Reader:
         shard, local = self.locate(row)
         rows = int(self.table["rows"][shard])
         path, dtype = self.path("samples", shard), sample_dtype(self.index.fields)
-        fd, offset = self._open(path, dtype, (rows,))
-        stops = []
-        try:
-            for at in (local - 1, local, rows - 1):
-                record = np.zeros(1, dtype)
-                if at >= 0:
-                    read_into(fd, record, offset + at * dtype.itemsize, path)
-                stops.append(int(record["key_stop"][0]))
-        finally:
-            os.close(fd)
+        file, stops = self._opened.open_path(path, dtype, (rows,)), []
+        for at in (local - 1, local, rows - 1):
+            record = np.zeros(1, dtype)
+            if at >= 0:
+                read_into(file.fd, record, file.offset + at * dtype.itemsize, path)
+            stops.append(int(record["key_stop"][0]))
         start, stop, total = stops
         if not start <= stop <= min(start + KEY_LIMIT, total):
             raise CorruptShardError(f"{path}: its key offsets do not grow, by at most {KEY_LIMIT:,}", path=str(path))
         path = self.path("keys", shard)
-        fd, offset = self._open(path, np.dtype("u1"), (total,))
+        file = self._opened.open_path(path, np.dtype("u1"), (total,))
         out = np.empty(stop - start, np.uint8)
-        try:
-            read_into(fd, out, offset + start, path)
-        finally:
-            os.close(fd)
+        read_into(file.fd, out, file.offset + start, path)
         return out.tobytes()
 
     def find(self, key: bytes) -> int:
@@ -221,79 +335,28 @@ class Reader:
         raise KeyError(as_text(key))
 
     def _read(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-        try:
-            return read_array(self._shards / name, dtype, shape)
-        except FileNotFoundError:
-            raise self._missing(self._shards / name) from None
+        return self._opened.read(self._shards / name, dtype, shape)
 
-    def _missing(self, path: Path) -> Exception:
-        if not os.path.exists(self.root / "generations" / f"{self.generation}.json"):
-            return GenerationError(
-                f"{path}: gone, as generation {self.generation} was pruned or removed; open the dataset anew",
-                path=str(path),
-                expected=self.generation,
-            )
-        return CorruptShardError(f"{path}: missing; run `mmcompile verify {self.root} --repair RAW`", path=str(path))
+    def _map(self, field: str, shard: int) -> Array | None:
+        """A shard's rows in a map of its own; None with engine "pread", or where the kernel grants no map."""
+        return self._opened.map(field, shard) if self.engine == "mmap" else None
 
-    def _open_file(self, field: str, shard: int) -> tuple[int, int]:
-        spec = self._fields[field]
-        return self._open(self.path(field, shard), spec.stored, (int(self.table["rows"][shard]), *spec.shape))
-
-    def _open(self, path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[int, int]:
-        try:
-            return open_array(path, dtype, shape)
-        except FileNotFoundError:
-            raise self._missing(path) from None
-
-    def _mapped(self, field: str, shard: int, writable: bool) -> Array:
-        key = (field, shard, writable)
-        found = self._maps.get(key)
-        if found is not None:
-            return found
-        spec = self._fields[field]
-        shape = (int(self.table["rows"][shard]), *spec.shape)
-        fd, offset = self._open_file(field, shard)
-        try:
-            mapped = map_file(fd, offset + shape[0] * spec.row_bytes, writable=writable)
-        except OSError as error:
-            raise CorruptShardError(f"{self.path(field, shard)}: {error.strerror}", path=str(self.path(field, shard))) from error
-        finally:
-            os.close(fd)
-        return keep(self._maps, key, mapped[offset:].view(spec.stored).reshape(shape), self._limit)
+    def _mapped(self, field: str, shard: int) -> Array:
+        """A shard's rows in the copy-on-write map."""
+        found = self._opened.map(field, shard, writable=True)
+        if found is None:
+            said = "the kernel grants no map of it (`ulimit -v`, vm.max_map_count); open the dataset with engine='pread'"
+            raise OSError(errno.ENOMEM, said, str(self.path(field, shard)))
+        return found
 
     def _pread(self, field: str, shard: int, local: int, out: Array) -> None:
-        file = self._file(field, shard)
+        file = self._opened.file(field, shard)
         read_into(file.fd, out, file.offset + local * self._fields[field].row_bytes, self.path(field, shard))
-
-    def _file(self, field: str, shard: int) -> _File:
-        file = self._files.get((field, shard))
-        return file if file is not None else keep(self._files, (field, shard), _File(*self._open_file(field, shard)), self._limit)
 
     def close(self) -> None:
         """Drop all maps and descriptors; views that are still held stay valid, and the Reader can be used on."""
-        self._maps.clear()
-        self._files.clear()
-
-
-class _File:
-    """An open file that closes when its last user lets go of it."""
-
-    def __init__(self, fd: int, offset: int) -> None:
-        self.fd, self.offset = fd, offset
-
-    def __del__(self) -> None:
-        os.close(self.fd)
-
-
-def keep(held: dict[Any, _T], key: Any, value: _T, limit: int) -> _T:
-    """Remember what was opened and drop the oldest beyond the limit.  Needs no lock (which a fork could leave locked): each step is atomic."""
-    value = held.setdefault(key, value)
-    while len(held) > limit:
-        try:
-            held.pop(next(iter(held)), None)
-        except (StopIteration, RuntimeError):  # another thread was faster
-            break
-    return value
+        self._regions.clear()
+        self._opened.clear()
 
 
 def _reopen(root: str, generation: str, engine: str) -> Reader:

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from mmcompile.format.index import Field
-from mmcompile.format.reader import Reader, keep
+from mmcompile.format.opened import keep
+from mmcompile.format.reader import Reader
 
 __all__ = ["ClassColumn", "ImageColumn"]
 

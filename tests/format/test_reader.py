@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmcompile.errors import CorruptShardError, GenerationError, NotADatasetError
-from mmcompile.format import reader as reader_module
+from mmcompile.format import opened
 from mmcompile.format.index import DTYPES, load_index
 from mmcompile.format.npy import ALIGN
 from mmcompile.format.reader import Reader
@@ -89,10 +89,10 @@ def test_no_descriptor_is_held_by_maps(pristine: Path) -> None:
 
 
 def test_views_stay_valid_after_their_map_was_evicted(pristine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader_module, "_MAPS", 1)
+    monkeypatch.setattr(opened, "_MAPS", 1)
     reader = Reader(pristine, engine="mmap")
     views = [reader.row("image", i) for i in range(12)]
-    assert len(reader._maps) == 1
+    assert len(reader._opened.maps) == 1
     reader.close()
     del reader
     gc.collect()
@@ -102,7 +102,7 @@ def test_views_stay_valid_after_their_map_was_evicted(pristine: Path, monkeypatc
 def test_descriptors_are_few_and_go_with_the_reader(pristine: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     reader = Reader(pristine, engine="pread")
-    reader._limit = 2
+    reader._opened.most_files = 2
     reader.gather("image", np.arange(12))
     reader.gather("label", np.arange(12))
     assert len(os.listdir("/proc/self/fd")) == before + 2
@@ -148,7 +148,7 @@ def test_it_works_on_after_a_fork(reader: Reader) -> None:
 def test_threads_may_share_it(pristine: Path) -> None:
     for engine in ENGINES:
         reader = Reader(pristine, engine=engine)
-        reader._limit = 2
+        reader._opened.most_files = 2
         faults: list[Any] = []
 
         def work(seed: int, reader: Reader = reader, faults: list[Any] = faults) -> None:

@@ -72,14 +72,14 @@ def test_more_shards_than_can_be_held_open_read_the_same(tmp_path: Path, engine:
     make_dataset(tmp_path, IMAGES, LABELS, shards=(1,) * 23)
     monkeypatch.setattr("mmcompile.runtime.column._HELD", 2)
     ds = MMapShardDataset(tmp_path, engine=engine)
-    ds._reader._limit = 3
+    ds._reader._opened.most_maps = ds._reader._opened.most_files = 3
     held = [ds[i] for i in range(23)]
     for _ in range(2):
         assert all((x.numpy() == IMAGES[i]).all() and y == LABELS[i] for i, (x, y) in enumerate(held))
         assert (ds[::-1][0].numpy() == IMAGES[::-1]).all()
         held = [ds[i] for i in range(23)]
-    assert len(ds._reader._maps) <= 3
-    assert len(ds._reader._files) <= 3
+    assert len(ds._reader._opened.maps) <= 3
+    assert len(ds._reader._opened.files) <= 3
 
 
 def test_subsets_splits_and_concatenations_of_torch(root: Path) -> None:
