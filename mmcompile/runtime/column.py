@@ -1,13 +1,15 @@
-"""Hides how a stored row becomes the value of a sample: zero-copy view or copy, crop, (C, H, W) whatever the layout, cast, normalise.
+"""Hides how a stored row becomes the value of a sample: zero-copy view or copy, crop, (C, H, W) whatever the layout.
 
-The numbers are those of ToTensor and Normalize bit for bit: value = (x / scale - mean) / std, each step in float32 (in float64 where float64 is
-asked for), then rounded once if the dtype asked for is another.
+What the values are is `numbers`'s matter.  Batches are gathered and converted piece by piece, so that what was gathered is still in the cache when it
+is converted, by the calling thread alone: several threads can fill batches of one column at once.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,115 +19,155 @@ from torch import Tensor
 from mmcompile.format.index import Field
 from mmcompile.format.opened import keep
 from mmcompile.format.reader import Reader
+from mmcompile.runtime.numbers import FLOATS, Numbers, as_array, scratch
+
+if TYPE_CHECKING:
+    from mmcompile.runtime.cut import Cut
 
 __all__ = ["ClassColumn", "ImageColumn"]
 
+Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
+Memory = Callable[[int], Tensor]
 
-#: What `dtype=` may ask for, beside the dtype on disk.
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 #: Shards whose tensor is kept at hand; together with the maps of the Reader (30,000) well below the kernel's 65,530 for a process.
 _HELD = 8192
-#: Bytes of floats computed at a time: four passes over them stay in a core's second-level cache (1-2 MiB on machines of today).
-_CACHED = 1 << 20
+#: Stored bytes gathered before they are converted: a quarter of a core's second-level cache (2 MiB on machines of today).
+_CACHED = 1 << 19
 
 
 class ImageColumn:
     """An image field, read as (C, H, W) samples and (N, C, H, W) batches of one shape and dtype.
 
-    `dtype`: the dtype on disk (the raw values), a float dtype (the numbers), or None: the numbers where the dataset was built to be normalised when
-    read, else what lies on disk.  Raises TypeError or ValueError for a dtype or a crop that cannot be given.
+    `dtype`: the dtype on disk (the raw values), a float dtype (the numbers), either as torch's or by its name, or None: the numbers where the dataset
+    was built to be normalised when read, else what lies on disk.  Raises TypeError or ValueError for a dtype or a crop that cannot be given.
+    `shape` is (C, H, W) of a sample after the centre crop, `stored` the dtype on disk.
     """
 
-    def __init__(self, reader: Reader, field: Field, dtype: torch.dtype | None, crop: int | tuple[int, int] | None) -> None:
+    def __init__(self, reader: Reader, field: Field, dtype: torch.dtype | str | None, crop: int | tuple[int, int] | None) -> None:
         self._reader, self.name = reader, field.name
-        self._hwc = field.layout == "hwc"
-        self._brain = field.dtype == "bfloat16"
-        stored: torch.dtype = getattr(torch, field.dtype)
-        if dtype is not None and not isinstance(dtype, torch.dtype):
-            raise TypeError(f"dtype must be a torch.dtype such as torch.float32, not {dtype!r}")
-        if dtype not in (None, stored, *_FLOATS):
-            raise ValueError(
-                f"dtype {dtype}: field {field.name!r} is stored as {field.dtype} and can be given as {stored} or as one of {list(map(str, _FLOATS))}"
-            )
-        pending = field.normalize is not None or (stored.is_floating_point and field.scale != 1)
-        if dtype is None:
-            dtype = stored if stored.is_floating_point or not pending else torch.float32
-        self.dtype: torch.dtype = dtype
-        self._raw = dtype == stored and not (pending and stored.is_floating_point)
-        self._work = torch.float64 if torch.float64 in (dtype, stored) else torch.float32
-        self._scale = field.scale
-        self._normalize = None if field.normalize is None else [torch.tensor(v, dtype=self._work).view(-1, 1, 1) for v in field.normalize]
+        self._hwc, self._kind = field.layout == "hwc", field.stored
+        self._numbers = Numbers(field, _dtype(dtype, field))
+        self.stored, self.dtype = self._numbers.stored, self._numbers.dtype
         channels, height, width = field.sample_shape
-        self._cut: tuple[slice, ...] = ()
+        self._centre: tuple[slice, ...] = ()
         if crop is not None:
             down, across = _centre(crop, height, width, field.name)
-            self._cut = () if (down, across) == (slice(0, height), slice(0, width)) else (slice(0, channels), down, across)
+            self._centre = () if (down, across) == (slice(0, height), slice(0, width)) else (slice(0, channels), down, across)
             height, width = down.stop - down.start, across.stop - across.start
-        self._region = (*self._cut[1:], *self._cut[:1]) if self._hwc else self._cut
+        self._region = (*self._centre[1:], *self._centre[:1]) if self._hwc else self._centre
         self.shape = (channels, height, width)
         self._held: dict[int, Tensor] = {}
         self._mapped = reader.engine == "mmap"
 
     def sample(self, row: int, shard: int, local: int) -> Tensor:
         """The image of a row: raw values from a map are a view of the copy-on-write map, all else is a fresh tensor."""
-        if not self._mapped:
+        if not self._mapped or not self._numbers.given:
             return self.own(row)
         rows = self._held.get(shard)
         if rows is None:
             rows = self._hold(shard)
-        return rows[local] if self._raw else self._numbers(rows[local : local + 1])[0]
+        return rows[local]
 
     def own(self, row: int) -> Tensor:
         """The image of a row as the file holds it, in memory of its own."""
         return self.batch(np.array([row], np.int64))[0]
 
-    def batch(self, rows: Rows) -> Tensor:
-        """(N, C, H, W) as the file holds it, in memory of its own; channels_last where rows lie so on disk."""
-        if self._raw:
-            return self._tensor(self._reader.gather(self.name, rows, region=self._region))
+    def empty(self, n: int, memory: Memory | None = None, *, size: tuple[int, int] | None = None, raw: bool = False) -> Tensor:
+        """A batch to be filled: (n, C, h, w), channels_last where rows lie so on disk, of undefined content.
+
+        `memory` lends its bytes, uint8 (nbytes,); by default they are numpy's, which asks the kernel for huge pages: fresh pages of 4 KiB cost more
+        than computing what fills them.  `size` (h, w) where a cut gives another than the sample's, `raw` for stored values.
+        """
+        channels, height, width = (self.shape[0], *(size or self.shape[1:]))
+        dtype = self.stored if raw else self.dtype
+        nbytes = n * channels * height * width * dtype.itemsize
+        lent = _fresh(nbytes) if memory is None else memory(nbytes)
+        if self._hwc:
+            return lent.view(dtype).view(n, height, width, channels).permute(0, 3, 1, 2)
+        return lent.view(dtype).view(n, channels, height, width)
+
+    def batch(self, rows: Rows, out: Tensor | None = None, *, cut: Cut | None = None, raw: bool = False, times: Any = None) -> Tensor:
+        """The images of rows as the files hold them, into `out` (made by `empty`; fresh memory when None), which is returned: (N, C, h, w).
+
+        `cut` augments them, `raw` gives stored values instead of numbers.  Seconds spent are added to `times.gathered_s` and `times.converted_s`.
+        """
+        raw = raw or self._numbers.given
+        size = None if cut is None else cut.size
         if len(rows):
             self._reader.ready(self.name, int(rows[0]))
-        out = _empty((len(rows), *self.shape), self.dtype, self._hwc)
-        step = max(1, _CACHED // (4 * math.prod(self.shape)))
+        if out is None:
+            out = self.empty(len(rows), size=size, raw=raw)
+        target = self._memory(out, len(rows), size or self.shape[1:], raw)
+        began = time.perf_counter()
+        if raw:
+            self._gather(rows, cut, target)
+            if times is not None:
+                times.gathered_s += time.perf_counter() - began
+            return out
+        row_bytes = math.prod(target.shape[1:]) * self._kind.itemsize
+        step = max(1, _CACHED // row_bytes)
         for at in range(0, len(rows), step):
-            part = self._tensor(self._reader.gather(self.name, rows[at : at + step], region=self._region))
-            self._numbers(part, out[at : at + step])
+            piece = slice(at, min(at + step, len(rows)))
+            part = scratch("rows", (piece.stop - at) * row_bytes).view(self._kind).reshape(-1, *target.shape[1:])
+            self._gather(rows[piece], None if cut is None else cut[piece], part)
+            gathered = time.perf_counter()
+            self._numbers.fill(part, target[piece])
+            converted = time.perf_counter()
+            if times is not None:
+                times.gathered_s += gathered - began
+                times.converted_s += converted - gathered
+            began = converted
         return out
 
+    def numbers(self, raw: Tensor) -> Tensor:
+        """The settings' values of stored ones (N, C, H, W), on the device where they are: the same bits on each."""
+        return self._numbers.of(raw)
+
+    def _gather(self, rows: Rows, cut: Cut | None, out: Array) -> None:
+        """Stored rows as they lie on disk, cut, into `out`."""
+        if cut is None:
+            self._reader.gather(self.name, rows, out=out, region=self._region)
+            return
+        from mmcompile.runtime.cut import cut_rows  # reading alone does not load it
+
+        channels, height, width = self.shape
+        whole = (height, width, channels) if self._hwc else (channels, height, width)
+        row_bytes = math.prod(whole) * self._kind.itemsize
+        step = max(1, _CACHED // row_bytes)
+        for at in range(0, len(rows), step):
+            piece = slice(at, min(at + step, len(rows)))
+            count = piece.stop - at
+            images = scratch("whole", count * row_bytes).view(self._kind).reshape(count, *whole)
+            self._reader.gather(self.name, rows[piece], out=images, region=self._region)
+            cut_rows(images, np.arange(count), cut[piece], out[piece], self.stored, self._hwc)
+
+    def _memory(self, out: Tensor, n: int, size: tuple[int, ...], raw: bool) -> Array:
+        """`out` as an array of rows as they lie on disk.  Raises ValueError where it is not what `empty` makes."""
+        wanted, dtype = (n, self.shape[0], *size), self.stored if raw else self.dtype
+        rows = out.permute(0, 2, 3, 1) if self._hwc and out.dim() == 4 else out
+        if out.shape != wanted or out.dtype != dtype or not rows.is_contiguous() or out.device.type != "cpu":
+            raise ValueError(
+                f"out is {tuple(out.shape)} of {out.dtype}, strides {out.stride()}, on {out.device}; field {self.name!r} fills {wanted} of {dtype}, "
+                f"{'channels_last' if self._hwc else 'contiguous'}, in memory of the CPU: make it with empty()"
+            )
+        return as_array(rows)
+
     def _hold(self, shard: int) -> Tensor:
-        rows = self._tensor(self._reader.view(self.name, shard))
-        if self._cut:
-            rows = rows[(slice(None), *self._cut)]
+        rows = torch.from_numpy(self._reader.view(self.name, shard))
+        if self.stored == torch.bfloat16:
+            rows = rows.view(torch.bfloat16)
+        if self._hwc:
+            rows = rows.permute(0, 3, 1, 2)
+        if self._centre:
+            rows = rows[(slice(None), *self._centre)]
         return keep(self._held, shard, rows, _HELD)
-
-    def _tensor(self, rows: npt.NDArray[Any]) -> Tensor:
-        """Stored rows as (N, C, H, W); shares their memory."""
-        out = torch.from_numpy(rows)
-        if self._brain:
-            out = out.view(torch.bfloat16)
-        return out.permute(0, 3, 1, 2) if self._hwc else out
-
-    def _numbers(self, raw: Tensor, out: Tensor | None = None) -> Tensor:
-        """The settings' values of stored rows, both (N, C, H, W)."""
-        if out is None:
-            out = torch.empty_like(raw, dtype=self.dtype)
-        if self._normalize is None and self._scale == 1:
-            return out.copy_(raw)
-        work = out if self.dtype == self._work else torch.empty_like(raw, dtype=self._work)
-        work.copy_(raw)
-        if self._scale != 1:
-            work.div_(self._scale)
-        if self._normalize is not None:
-            mean, std = self._normalize
-            work.sub_(mean).div_(std)
-        return out if work is out else out.copy_(work)
 
 
 class ClassColumn:
     """A field of one integer a row, read as Python ints and int64 batches (N,)."""
 
-    dtype = torch.int64
+    dtype = stored = torch.int64
     shape: tuple[int, ...] = ()
 
     def __init__(self, reader: Reader, field: Field) -> None:
@@ -144,8 +186,42 @@ class ClassColumn:
     def own(self, row: int) -> int:
         return self.sample(row, *self._reader.locate(row))
 
-    def batch(self, rows: Rows) -> Tensor:
-        return torch.from_numpy(self._reader.gather(self.name, rows))
+    def empty(self, n: int, memory: Memory | None = None, *, size: tuple[int, int] | None = None, raw: bool = False) -> Tensor:
+        """A batch to be filled: int64 (n,), in what `memory` lends.  `size` and `raw` say nothing of a class."""
+        return torch.empty(n, dtype=torch.int64) if memory is None else memory(8 * n).view(torch.int64)
+
+    def batch(self, rows: Rows, out: Tensor | None = None, *, cut: Cut | None = None, raw: bool = False, times: Any = None) -> Tensor:
+        """The classes of rows, into `out` (made by `empty`), which is returned."""
+        began = time.perf_counter()
+        if len(rows):
+            self._reader.ready(self.name, int(rows[0]))
+        out = self.empty(len(rows)) if out is None else out
+        self._reader.gather(self.name, rows, out=out.numpy())
+        if times is not None:
+            times.gathered_s += time.perf_counter() - began
+        return out
+
+    def numbers(self, raw: Tensor) -> Tensor:
+        return raw
+
+
+def _fresh(nbytes: int) -> Tensor:
+    return torch.from_numpy(np.empty(nbytes + 1, np.uint8)[:nbytes])  # an empty array has strides that torch cannot view
+
+
+def _dtype(dtype: Any, field: Field) -> torch.dtype | None:
+    """What was asked for, as a dtype of torch's that the field can be given as."""
+    stored = getattr(torch, field.dtype)
+    choices = (stored, *(d for d in FLOATS if d != stored))
+    if isinstance(dtype, str):
+        found = next((d for d in choices if str(d) == f"torch.{dtype}"), None)
+    elif dtype is None or isinstance(dtype, torch.dtype):
+        found = dtype
+    else:
+        raise TypeError(f"dtype must be a torch.dtype such as torch.float32, or its name, not {dtype!r}")
+    if dtype is not None and found not in choices:
+        raise ValueError(f"dtype {dtype}: field {field.name!r} is stored as {field.dtype} and can be given as one of {list(map(str, choices))}")
+    return found
 
 
 def _centre(crop: Any, height: int, width: int, name: str) -> tuple[slice, slice]:
@@ -160,10 +236,3 @@ def _centre(crop: Any, height: int, width: int, name: str) -> tuple[slice, slice
         )
     top, left = (round((n - part) / 2) for n, part in zip((height, width), map(int, size), strict=True))
     return slice(top, top + int(size[0])), slice(left, left + int(size[1]))
-
-
-def _empty(shape: tuple[int, ...], dtype: torch.dtype, hwc: bool) -> Tensor:
-    """A new batch in memory of numpy's, which asks the kernel for huge pages: fresh pages of 4 KiB cost more than computing what fills them."""
-    memory = torch.from_numpy(np.empty(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype)
-    n, c, h, w = shape
-    return memory.view(n, h, w, c).permute(0, 3, 1, 2) if hwc else memory.view(shape)

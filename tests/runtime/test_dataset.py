@@ -277,7 +277,7 @@ def test_arguments_that_make_no_sense_are_refused(root: Path) -> None:
     ):
         with pytest.raises(ValueError, match=r"."):
             MMapShardDataset(root, **wrong)
-    for wrong in ({"fields": "label"}, {"dtype": "float32"}, {"dtype": np.float32}):
+    for wrong in ({"fields": "label"}, {"dtype": 32}, {"dtype": np.float32}):
         with pytest.raises(TypeError):
             MMapShardDataset(root, **wrong)
 
@@ -441,7 +441,8 @@ def test_importing_the_dataset_pulls_in_no_loader_no_compiler_and_no_pillow() ->
 import sys
 from mmcompile.runtime.dataset import MMapShardDataset
 ours = sorted(m for m in sys.modules if m.startswith("mmcompile.") and not m.startswith("mmcompile.format"))
-assert ours == ["mmcompile.errors", "mmcompile.runtime", "mmcompile.runtime.column", "mmcompile.runtime.dataset", "mmcompile.runtime.seeding"], ours
+known = ["column", "dataset", "numbers", "seeding"]
+assert ours == ["mmcompile.errors", "mmcompile.runtime", *(f"mmcompile.runtime.{name}" for name in known)], ours
 assert not {"PIL", "torchvision", "click"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True)

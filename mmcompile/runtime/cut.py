@@ -1,0 +1,195 @@
+"""Hides how a box is cut from an image, mirrored and scaled: row by row in the memory of the CPU, or a whole batch at once on any device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from mmcompile.runtime.numbers import as_array, scratch
+
+__all__ = ["Cut", "apply", "cut_rows"]
+
+Array = npt.NDArray[Any]
+Rows = npt.NDArray[np.int64]
+
+#: Unsigned integers that torch only copies on some devices, and what moves their bits.
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+#: Pixels of so many bytes are moved as one number.
+_WORDS = {2: np.dtype(np.uint16), 4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """What is cut from each of N images: the box [top, top + height) x [left, left + width), scaled to `size` (h, w), then mirrored where `flip`.
+
+    int64 (N,), and bool (N,) for `flip`.  A box as large as `size` is not scaled, and what of it lies beyond the image is 0; a box that is scaled
+    lies within the image.  `cut[a:b]` is that of a part of the images.
+    """
+
+    top: Rows
+    left: Rows
+    height: Rows
+    width: Rows
+    flip: npt.NDArray[np.bool_]
+    size: tuple[int, int]
+
+    def __len__(self) -> int:
+        return len(self.top)
+
+    def __getitem__(self, part: slice) -> Cut:
+        return Cut(self.top[part], self.left[part], self.height[part], self.width[part], self.flip[part], self.size)
+
+
+def cut_rows(images: Array, at: Rows, cut: Cut, out: Array, stored: torch.dtype, hwc: bool) -> None:
+    """The cuts of images[at] into `out`, C-contiguous, both as rows lie on disk: (N, H, W, C) or (N, C, H, W), bfloat16 as uint16.
+
+    Scaled 8-bit values are those of torchvision's antialiased resize; others are computed in float32 (in float64 where they have more than 24 bits)
+    and rounded once, half to even.
+    """
+    height, width = images.shape[1:3] if hwc else images.shape[2:]
+    boxes = zip(*(v.tolist() for v in (at, cut.top, cut.left, cut.height, cut.width, cut.flip)), strict=True)
+    for target, (row, top, left, tall, wide, flip) in zip(out, boxes, strict=True):
+        y, x = _inside(top, tall, height), _inside(left, wide, width)
+        box = images[row, y, x] if hwc else images[row, :, y, x]
+        if (tall, wide) != cut.size:
+            box = _scaled(box, cut.size, stored, hwc)
+        elif (y.stop - y.start, x.stop - x.start) != cut.size:
+            framed = np.zeros(target.shape, target.dtype)
+            part = slice(y.start - top, y.stop - top), slice(x.start - left, x.stop - left)
+            framed[part if hwc else (slice(None), *part)] = box
+            box = framed
+        if flip:
+            _mirror(box, target, hwc)
+        else:
+            target[...] = box
+
+
+def apply(raw: Tensor, cut: Cut) -> Tensor:
+    """The cuts of stored images (N, C, H, W) on one device, there: (N, C, h, w), channels_last where the images are.
+
+    The values of the CPU's row by row path; where a box is scaled, integers are within one of them, floats within their rounding.
+    """
+    (h, w), device, (height, width) = cut.size, raw.device, raw.shape[2:]
+    top, left, tall, wide, flip = (torch.from_numpy(v).to(device)[:, None] for v in (cut.top, cut.left, cut.height, cut.width, cut.flip))
+    if ((cut.height != h) | (cut.width != w)).any():
+        down = _weights(top, tall, torch.zeros_like(flip), h, height, _precise(raw.dtype))
+        return _scaled_batch(raw, down, _weights(left, wide, flip, w, width, _precise(raw.dtype)))
+    y, x = top + torch.arange(h, device=device), torch.arange(w, device=device)
+    x = left + torch.where(flip, w - 1 - x, x)
+    down, across = y.clamp(0, height - 1), x.clamp(0, width - 1)
+    bits = raw.view(_SIGNED.get(raw.dtype, raw.dtype))
+    n = torch.arange(len(raw), device=device)
+    if _is_hwc(raw):
+        out = bits.permute(0, 2, 3, 1)[n[:, None, None], down[:, :, None], across[:, None]].permute(0, 3, 1, 2)
+    else:
+        c = torch.arange(raw.shape[1], device=device)[:, None, None]
+        out = bits[n[:, None, None, None], c, down[:, None, :, None], across[:, None, None]]
+    beyond = (cut.top < 0) | (cut.left < 0) | (cut.top + h > height) | (cut.left + w > width)
+    if beyond.any():
+        out = out.masked_fill(((y != down)[:, :, None] | (x != across)[:, None])[:, None], 0)
+    return out.view(raw.dtype)
+
+
+def _inside(start: int, size: int, end: int) -> slice:
+    first = min(max(start, 0), end)
+    return slice(first, max(first, min(start + size, end)))
+
+
+def _mirror(box: Array, out: Array, hwc: bool) -> None:
+    """`box`, mirrored, into `out`, which is contiguous."""
+    pixel = out.itemsize * (out.shape[2] if hwc else 1)
+    if pixel in (1, 3):
+        _turn(box[::-1] if hwc else box[::-1, ::-1], out.view(np.uint8), pixel)
+    elif hwc and (word := _WORDS.get(pixel)) is not None:
+        out.view(word)[...] = box.view(word)[:, ::-1]
+    elif hwc:
+        for c in range(out.shape[2]):
+            out[:, :, c] = box[:, ::-1, c]
+    else:
+        out[...] = box[:, :, ::-1]
+
+
+def _turn(box: Array, out: Array, pixel: int) -> None:
+    """The pixels (of 1 or 3 bytes) of `box` in reversed order into `out`: an image whose lines come in reversed order is mirrored line by line.
+
+    numpy walks backwards one element at a time.  Bytes are turned round three times as fast, 8 at a time, by copying them from big-endian numbers.
+    """
+    size = out.size
+    words = -(-size // 8)
+    memory = scratch("turned", 16 * words).reshape(2, 8 * words)
+    memory[0, :size].reshape(box.shape)[...] = box.view(np.uint8)
+    memory[1].view("<u8")[...] = memory[0].view(">u8")[::-1]
+    turned, flat = memory[1, 8 * words - size :], out.reshape(-1)
+    if pixel == 1:
+        flat[...] = turned
+        return
+    # The first and the third byte of each pixel change places: `a ^ b`, kept where the first ones are, turns each of them into the other.
+    other = memory[0, : size - 2]
+    np.bitwise_xor(turned[:-2], turned[2:], out=other)
+    np.bitwise_and(other, _first_bytes(size)[:-2], out=other)
+    np.bitwise_xor(turned[:-2], other, out=flat[:-2])
+    flat[-2:] = turned[-2:]
+    np.bitwise_xor(flat[2:], other, out=flat[2:])
+
+
+@lru_cache(8)
+def _first_bytes(size: int) -> Array:
+    """All bits of the first byte of each pixel of 3 bytes."""
+    out = np.zeros(size, np.uint8)
+    out[::3] = 255
+    return out
+
+
+def _scaled(box: Array, size: tuple[int, int], stored: torch.dtype, hwc: bool) -> Array:
+    """`box` scaled to `size`, both as they lie on disk."""
+    image = torch.from_numpy(box).view(stored)
+    image = (image.permute(2, 0, 1) if hwc else image)[None]
+    values = image if stored == torch.uint8 else image.to(_precise(stored))
+    values = torch.nn.functional.interpolate(values, size=size, mode="bilinear", antialias=True)
+    made = _narrowed(values, stored)[0]
+    return as_array(made.permute(1, 2, 0) if hwc else made)
+
+
+def _precise(dtype: torch.dtype) -> torch.dtype:
+    """The float dtype that holds more than the values of a dtype."""
+    return torch.float64 if dtype.itemsize > 4 or (dtype.itemsize == 4 and not dtype.is_floating_point) else torch.float32
+
+
+def _narrowed(values: Tensor, dtype: torch.dtype) -> Tensor:
+    return values if values.dtype == dtype else (values if dtype.is_floating_point else values.round()).to(dtype)
+
+
+def _scaled_batch(raw: Tensor, down: Tensor, across: Tensor) -> Tensor:
+    """raw (N, C, H, W) by the weights (N, h, H) and (N, w, W): two matrix products, the first rounded too where torch's 8-bit kernel rounds."""
+    values = raw.to(down.dtype)
+    rounded = raw.dtype == torch.uint8
+    if _is_hwc(raw):
+        lines = across[:, None] @ values.permute(0, 2, 3, 1)  # (N, H, w, C)
+        made = down @ (lines.round_() if rounded else lines).flatten(2)
+        return _narrowed(made, raw.dtype).view(len(raw), down.shape[1], -1, raw.shape[1]).permute(0, 3, 1, 2)
+    lines = values @ across[:, None].mT  # (N, C, H, w)
+    return _narrowed(down[:, None] @ (lines.round_() if rounded else lines), raw.dtype)
+
+
+def _weights(start: Tensor, size: Tensor, flip: Tensor, made: int, pixels: int, dtype: torch.dtype) -> Tensor:
+    """How much of each pixel along an axis goes into each that is made of the boxes [start, start + size): (N, made, pixels).
+
+    The triangle of an antialiased bilinear resize: it reaches as far as a pixel of the coarser image, and its weights sum to 1.
+    """
+    scale = size.to(dtype) / made
+    place = torch.arange(made, device=start.device)
+    centre = start + scale * (torch.where(flip, made - 1 - place, place) + 0.5)
+    pixel = torch.arange(pixels, device=start.device)
+    far = (pixel + 0.5 - centre[:, :, None]).abs_().div_(scale.clamp(min=1)[:, :, None])
+    weights = (1 - far).clamp_(min=0).mul_(((pixel >= start) & (pixel < start + size))[:, None])
+    return weights.div_(weights.sum(2, keepdim=True))
+
+
+def _is_hwc(raw: Tensor) -> bool:
+    return raw.is_contiguous(memory_format=torch.channels_last) and not raw.is_contiguous()
