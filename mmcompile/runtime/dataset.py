@@ -6,13 +6,11 @@ open the generation that this one had open, or fail saying so.
 
 from __future__ import annotations
 
-import functools
-import inspect
 import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,14 +19,23 @@ from torch.utils.data import Dataset, default_collate
 
 from mmcompile.format.canonical import as_bytes, as_text
 from mmcompile.format.reader import Reader
+from mmcompile.runtime.buffers import Pool
 from mmcompile.runtime.column import ClassColumn, ImageColumn
-from mmcompile.runtime.seeding import stream_key
+from mmcompile.runtime.gathered import gathered, in_worker, shared_memory
+from mmcompile.runtime.hooks import Hooks, unbound, warn_of_one_epoch, with_valid
+from mmcompile.runtime.seeding import SampleIndex, stream_keys
+from mmcompile.runtime.selection import divide, integer, integers, said_valid, stream_keys_of
 
 __all__ = ["MMapShardDataset"]
 
+Rows = npt.NDArray[np.int64]
+
 #: What is opened again after unpickling instead of travelling.
-_OPENED = ("_columns", "_image", "_label", "_first", "_length", "_targets", "_seeded")
-_MASK = "samples are asked for by number; turn a mask into numbers with torch.nonzero or numpy.flatnonzero"
+_OPENED = ("_columns", "_pools", "_image", "_label", "_first", "_stop", "_length", "_targets", "_order")
+#: Batches of memory that wait for the next use: one is being filled while the one before is let go of.
+_SPARE = 2
+#: Samples looked at for whether hooks draw random numbers: looking costs more than seeding.
+_WATCHED = 16
 
 
 class MMapShardDataset(Dataset[Any]):
@@ -74,17 +81,16 @@ class MMapShardDataset(Dataset[Any]):
     ) -> None:
         if output not in ("tuple", "dict"):
             raise ValueError(f"output must be 'tuple' or 'dict', not {output!r}")
-        if transforms is not None and (transform is not None or target_transform is not None):
-            raise ValueError("transforms (of all fields together) takes the place of transform and target_transform: give one or the other")
-        for function in (transform, transforms):
-            _refuse_to_tensor(function)
+        self._hooks = Hooks(transform, target_transform, transforms)
         self._reader = Reader(os.fspath(root), generation=generation, engine=engine)
         self._split = split
         self._fields = fields if fields is None else _names(fields)
-        self._transform, self._target_transform, self._transforms = transform, target_transform, transforms
         self._dtype, self._crop = dtype, crop
         self._copy = bool(copy)
         self._output = output
+        self._hooked = bool(self._hooks)
+        self._epoch, self._watch = 0, _WATCHED if self._hooked else 0
+        self._chosen: Rows | None = None  # the rows of a subset
         self._open()
 
     def _open(self) -> None:
@@ -97,7 +103,8 @@ class MMapShardDataset(Dataset[Any]):
         if wanted not in ranges and wanted != "all":
             raise ValueError(f"{self.root}: no split {wanted!r}; it has {list(ranges)}, and 'all' joins them")
         start, stop = ranges.get(wanted, (0, index.samples))
-        self._first, self._length = start, stop - start
+        self._first, self._stop = start, stop
+        self._length = stop - start if self._chosen is None else len(self._chosen)
         known = {f.name: f for f in index.fields}
         names = tuple(known) if self._fields is None else self._fields
         for name in names:
@@ -109,15 +116,15 @@ class MMapShardDataset(Dataset[Any]):
             else ClassColumn(self._reader, known[name])
             for name in names
         ]
+        self._pools = [Pool(_SPARE) for _ in names]
         self._image = next((i for i, c in enumerate(self._columns) if isinstance(c, ImageColumn)), None)
         self._label = next((i for i, c in enumerate(self._columns) if isinstance(c, ClassColumn)), None)
-        if self._transform is not None and self._image is None:
+        if self._hooks.transform is not None and self._image is None:
             raise ValueError(f"{self.root}: transform needs an image, the fields are {list(names)}")
-        if self._target_transform is not None and self._label is None:
+        if self._hooks.target_transform is not None and self._label is None:
             raise ValueError(f"{self.root}: target_transform needs a label, the fields are {list(names)}")
-        self._targets: npt.NDArray[np.int64] | None = None
-        hooks = (self._transform, self._target_transform, self._transforms)
-        self._seeded = frozenset(id(hook) for hook in hooks if hook is not None and _wants_generator(hook))
+        self._targets: Rows | None = None
+        self._order: Rows | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in _OPENED}
@@ -138,88 +145,153 @@ class MMapShardDataset(Dataset[Any]):
     def __getitem__(self, key: Any) -> Any:
         """A sample for an integer, a batch for a slice or a list, array or tensor of integers.  Raises IndexError beyond the end, TypeError."""
         if type(key) is int:
-            return self._sample(self._row(key))
+            return self._sample(key)
         if isinstance(key, slice):
-            wanted = range(*key.indices(self._length))
-            for end in {*wanted[:1], *wanted[-1:]}:  # before numbers are made for as many rows as the index claims
-                self._reader.ready(self._columns[0].name, end + self._first)
-            return self._batch(np.arange(wanted.start, wanted.stop, wanted.step, dtype=np.int64) + self._first)
+            return self._batch(self._where(self._ranged(range(*key.indices(self._length)))), ())
         if isinstance(key, list | range) or (isinstance(key, np.ndarray | torch.Tensor) and key.ndim):
-            return self._batch(self._rows(key))
-        return self._sample(self._row(_integer(key)))
+            return self._batch(self._where(integers(key, self._length)), key)
+        return self._sample(integer(key))
 
-    def __getitems__(self, keys: list[int]) -> list[Any]:
+    def __getitems__(self, keys: Sequence[int]) -> Sequence[Any]:
         """The samples of a batch, as DataLoader asks for them: gathered in one go, so that they are what the file holds."""
-        rows = self._rows(keys)
-        if self._transform is not None or self._target_transform is not None or self._transforms is not None:
-            return [self._sample(row, own=True) for row in rows.tolist()]
-        parts = [c.batch(rows) for c in self._columns]
-        values = [part.unbind(0) if part.ndim > 1 else part.tolist() for part in parts]
-        return [self._packed(list(sample)) for sample in zip(*values, strict=True)]
+        rows, valid = self._where(integers(keys, self._length)), said_valid(keys)
+        if self._hooked:
+            return self._hooked_samples(rows, keys, valid)
+        bare = self._output == "tuple" and valid is None and len(self._columns) == 1 and self._image is not None
+        return gathered(lambda: self._gather(rows, valid), len(rows), self._packed, bare)
 
-    def _row(self, key: int) -> int:
+    def _sample(self, key: int) -> Any:
         at = key + self._length if key < 0 else key
         if not 0 <= at < self._length:
-            raise IndexError(f"sample {key} is out of range: the dataset has {self._length:,}")
-        return at + self._first
-
-    def _rows(self, keys: Any) -> npt.NDArray[np.int64]:
-        """Rows of the dataset for a one-dimensional list, range, array or tensor of samples, each checked."""
-        if isinstance(keys, torch.Tensor):
-            keys = keys.detach().cpu().numpy()
-        if not isinstance(keys, np.ndarray):
-            kinds = set(map(type, keys))
-            if bool in kinds:
-                raise TypeError(_MASK)
-            try:
-                keys = np.array(keys if kinds <= {int} else [_integer(key) for key in keys], np.int64)
-            except OverflowError:
-                raise IndexError(f"a sample in the list is out of range: the dataset has {self._length:,}") from None
-        if keys.dtype == np.bool_:
-            raise TypeError(_MASK)
-        if keys.ndim != 1 or keys.dtype.kind not in "iu":
-            raise TypeError(f"a batch takes one axis of integers, not {keys.dtype} of shape {keys.shape}")
-        bad = (keys >= self._length) | (keys < -self._length)
-        if bad.any():
-            raise IndexError(f"sample {keys[bad][0]} is out of range: the dataset has {self._length:,}")
-        rows = keys.astype(np.int64)
-        rows[rows < 0] += self._length
-        return cast("npt.NDArray[np.int64]", rows + self._first)
-
-    def _sample(self, row: int, own: bool = False) -> Any:
-        if own or self._copy or self._transform is not None or self._transforms is not None:
+            raise IndexError(f"sample {int(key)} is out of range: the dataset has {self._length:,}")
+        row = at + self._first if self._chosen is None else int(self._chosen[at])
+        hooks = self._hooks
+        if self._copy or hooks.transform is not None or hooks.transforms is not None:
             values = [column.own(row) for column in self._columns]
         else:
             shard, local = self._reader.locate(row)
             values = [column.sample(row, shard, local) for column in self._columns]
-        if self._transforms is not None:
-            out = self._call(self._transforms, values, row)
-            if self._output == "tuple" or isinstance(out, dict):
-                return out
-            values = list(out) if len(self._columns) > 1 else [out]
-        if self._transform is not None and self._image is not None:
-            values[self._image] = self._call(self._transform, [values[self._image]], row)
-        if self._target_transform is not None and self._label is not None:
-            values[self._label] = self._call(self._target_transform, [values[self._label]], row)
+        if self._hooked:
+            return self._called([values], np.array([row], np.int64), (key,), said_valid((key,)))[0]
+        if type(key) is SampleIndex and key.valid is not None:
+            values.append(key.valid)
         return self._packed(values)
 
-    def _call(self, hook: Callable[..., Any], values: list[Any], row: int) -> Any:
-        if id(hook) in self._seeded:
-            return hook(*values, generator=torch.Generator().manual_seed(stream_key(0, 0, row)))
-        return hook(*values)
-
-    def _batch(self, rows: npt.NDArray[np.int64]) -> Any:
-        if self._transform is None and self._target_transform is None and self._transforms is None:
-            return self._packed([column.batch(rows) for column in self._columns])
+    def _batch(self, rows: Rows, keys: Any) -> Any:
+        valid = said_valid(keys)
+        if not self._hooked:
+            return self._packed(self._gather(rows, valid))
         if not len(rows):
             raise ValueError("an empty batch has no shape once there is a transform")
-        out = default_collate([self._sample(row, own=True) for row in rows.tolist()])
+        out = default_collate(self._hooked_samples(rows, keys, valid))
         return tuple(out) if isinstance(out, list) else out
 
+    def _gather(self, rows: Rows, valid: list[bool] | None = None) -> list[torch.Tensor]:
+        """A tensor for each column, one copy into recycled memory, or in a worker process into shared memory."""
+        shared = in_worker() and not self._hooked
+        parts = []
+        for column, pool in zip(self._columns, self._pools, strict=True):
+            if len(rows):  # before memory is asked for
+                self._reader.ready(column.name, int(rows[0]))
+            parts.append(column.batch(rows, column.empty(len(rows), shared_memory if shared else pool.lend)))
+        return parts if valid is None else [*parts, torch.tensor(valid)]
+
+    def _hooked_samples(self, rows: Rows, keys: Any, valid: list[bool] | None) -> list[Any]:
+        return self._called(unbound(self._gather(rows)), rows, keys, valid)
+
+    def _called(self, samples: list[list[Any]], rows: Rows, keys: Any, valid: list[bool] | None) -> list[Any]:
+        """The samples after the hooks, each keyed by what its index carries, else by the epoch of the dataset."""
+        streams, told = stream_keys_of(keys, rows, self._epoch)
+        watch = 0 if told else self._watch
+        out, drawn = self._hooks.run(streams, samples, self._image, self._label, watch)
+        self._watch -= min(watch, len(out))
+        if drawn:
+            self._watch = 0
+            warn_of_one_epoch()
+        made = [self._finished(sample) for sample in out]
+        return made if valid is None else [with_valid(*pair) for pair in zip(made, valid, strict=True)]
+
+    def _samples(self, rows: Rows, seed: int, epoch: int, parts: list[torch.Tensor]) -> list[Any]:
+        """The samples of rows after the hooks; `parts` holds their values, a tensor for each column, and is the hooks' to write to."""
+        out, _ = self._hooks.run(stream_keys(seed, epoch, rows).tolist(), unbound(parts), self._image, self._label)
+        return [self._finished(sample) for sample in out]
+
+    def _finished(self, out: Any) -> Any:
+        """A sample of what the hooks returned: what `transforms` makes of a tuple is up to it."""
+        if self._hooks.transforms is None:
+            return self._packed(out)
+        if self._output == "tuple" or isinstance(out, dict):
+            return out
+        return self._packed(list(out) if len(self._columns) > 1 else [out])
+
     def _packed(self, values: list[Any]) -> Any:
+        """A sample or batch of one value for each column, and perhaps of `valid`."""
         if self._output == "dict":
-            return {column.name: value for column, value in zip(self._columns, values, strict=True)}
+            return dict(zip((*(column.name for column in self._columns), "valid"), values, strict=False))
         return tuple(values) if len(values) > 1 else values[0]
+
+    def _where(self, samples: Rows) -> Rows:
+        """The rows of the folder that these samples are."""
+        return samples + self._first if self._chosen is None else self._chosen[samples]
+
+    def _ranged(self, wanted: range) -> Rows:
+        for end in {*wanted[:1], *wanted[-1:]} if self._chosen is None else ():  # before numbers are made for as many rows as the index claims
+            self._reader.ready(self._columns[0].name, end + self._first)
+        return np.arange(wanted.start, wanted.stop, wanted.step, dtype=np.int64)
+
+    # -- the epoch
+
+    @property
+    def epoch(self) -> int:
+        """What keys random transforms, besides the row, where an index carries no epoch of its own: 0 until `set_epoch`."""
+        return self._epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Give random transforms other numbers.  Before iteration begins: workers that are running have a dataset of their own."""
+        self._epoch, self._watch = operator.index(epoch), 0
+
+    # -- parts
+
+    def subset(self, samples: Any) -> MMapShardDataset:
+        """A dataset of these samples, in this order, also more than once; no pixel is copied, and each keeps its randomness.
+
+        `samples`: a list, range, array or tensor of numbers.  Raises IndexError beyond the end, TypeError for masks and what is no number.
+        """
+        rows = self._where(integers(samples, self._length))
+        rows.flags.writeable = False
+        out = type(self).__new__(type(self))
+        out.__dict__.update(self.__dict__, _chosen=rows, _length=len(rows), _targets=None, _order=None)
+        return out
+
+    def random_split(self, lengths: Sequence[float], seed: int = 0, stratify: bool = False) -> list[MMapShardDataset]:
+        """Subsets of `lengths` samples, or fractions of all, that share none and together are all; each in the order of this dataset.
+
+        stratify: divide each class for itself.  Which sample goes where is a hash of (seed, row), the same everywhere.
+        Fractions sum up to 1: each part gets the whole number below its share, and the rest goes round from the first (stratified: each share of a
+        class is rounded up or down).
+        Raises ValueError for lengths that do not fit, or when there are no labels to stratify by.
+        """
+        labels = self.targets if stratify else None
+        if stratify and labels is None:
+            raise ValueError(f"{self.root}: stratify=True needs labels, and there are none; split without it")
+        rows = self._where(np.arange(self._length, dtype=np.int64))
+        return [self.subset(part) for part in divide(rows, lengths, seed, labels)]
+
+    def blocks(self) -> Rows:
+        """The first sample of each shard, then the number of samples: int64 (shards + 1,); of a subset only shards that it has samples of.
+
+        Raises ValueError for a subset whose rows do not ascend.
+        """
+        starts = self._reader.starts
+        if self._chosen is None:
+            cuts = np.clip(starts - self._first, 0, self._length)
+        elif (np.diff(self._chosen) < 0).any():
+            raise ValueError(
+                "block order needs ascending rows, and those of this subset are not: sort the numbers given to subset(), or use shuffle=True"
+            )
+        else:
+            cuts = np.searchsorted(self._chosen, starts)
+        return np.unique(np.concatenate([[0], cuts, [self._length]])).astype(np.int64)
 
     # -- what is in there
 
@@ -244,15 +316,15 @@ class MMapShardDataset(Dataset[Any]):
 
     @property
     def transform(self) -> Callable[..., Any] | None:
-        return self._transform
+        return self._hooks.transform
 
     @property
     def target_transform(self) -> Callable[..., Any] | None:
-        return self._target_transform
+        return self._hooks.target_transform
 
     @property
     def transforms(self) -> Callable[..., Any] | None:
-        return self._transforms
+        return self._hooks.transforms
 
     @property
     def classes(self) -> list[str] | None:
@@ -267,14 +339,17 @@ class MMapShardDataset(Dataset[Any]):
         return None if names is None else {name: i for i, name in enumerate(names)}
 
     @property
-    def targets(self) -> npt.NDArray[np.int64] | None:
-        """The labels of all samples, int64 (N,), read in one go and kept; None for a dataset without labels."""
+    def targets(self) -> Rows | None:
+        """The labels of all samples, int64 (N,), read-only, read in one go and kept; None for a dataset without labels."""
         if self._targets is None:
             name = next((f.name for f in self._reader.index.fields if f.meaning == "class"), None)
             if name is None:
                 return None
-            self._targets = self._reader.column(name)[self._first : self._first + self._length].copy()
-        return self._targets
+            column = self._reader.column(name)
+            targets = column[self._first : self._stop].copy() if self._chosen is None else column[self._chosen]
+            targets.flags.writeable = False
+            self._targets = targets
+        return self._targets.view()
 
     @property
     def stats(self) -> dict[str, tuple[float, ...]] | None:
@@ -285,7 +360,7 @@ class MMapShardDataset(Dataset[Any]):
             return None
         parts = []  # the index was checked when it was read
         for split in index.splits:
-            if not self._first <= split.start < split.stop <= self._first + self._length:
+            if not self._first <= split.start < split.stop <= self._stop:
                 continue
             entry = index.statistics.get(split.name, {}).get(field.name)
             if entry is None:
@@ -295,20 +370,27 @@ class MMapShardDataset(Dataset[Any]):
 
     def source(self, i: int) -> str:
         """The key of a sample: its source's path in RAW, as text by `os.fsdecode`."""
-        return as_text(self._reader.key(self._row(_integer(i))))
+        return as_text(self._reader.key(int(self._where(integers([i], self._length))[0])))
 
     def find(self, key: str | bytes) -> int:
-        """The number of the sample made from this source.  Raises KeyError.  The first call reads all keys; 16 bytes a sample stay in memory."""
-        row = self._reader.find(as_bytes(key)) - self._first
-        if not 0 <= row < self._length:
+        """The number of the (first) sample made from this source.  Raises KeyError.  The first call reads all keys; 16 bytes a row stay in memory."""
+        row = self._reader.find(as_bytes(key))
+        if self._chosen is None:
+            at = row - self._first
+        else:
+            if self._order is None:
+                self._order = np.argsort(self._chosen, kind="stable")
+            place = int(np.searchsorted(self._chosen, row, sorter=self._order))
+            at = int(self._order[place]) if place < self._length and self._chosen[self._order[place]] == row else -1
+        if not 0 <= at < self._length:
             raise KeyError(as_text(key))
-        return row
+        return at
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{c.name} {str(c.dtype).removeprefix('torch.')} {c.shape}" for c in self._columns)
         names = self._reader.classes
         classes = "" if names is None else f", {len(names):,} classes"
-        split = "" if self._split is None else f", split={self._split!r}"
+        split = ("" if self._split is None else f", split={self._split!r}") + ("" if self._chosen is None else ", a subset")
         return f"{type(self).__name__}({str(self.root)!r}{split}): {self._length:,} samples of {fields}{classes}; generation {self.generation}"
 
 
@@ -324,17 +406,6 @@ def _pooled(parts: list[Any]) -> dict[str, tuple[float, ...]] | None:
     return {"mean": tuple(mean.tolist()), "std": tuple(std.tolist())}
 
 
-def _integer(key: Any) -> int:
-    """An index as an int: Python's and numpy's integers, 0-d integer arrays and tensors.  Raises TypeError for anything else, booleans too."""
-    dtype = getattr(key, "dtype", None)
-    if isinstance(key, bool) or dtype in (torch.bool, np.bool_):
-        raise TypeError("samples are asked for by number, not by a boolean")
-    try:
-        return operator.index(key)
-    except TypeError:
-        raise TypeError(f"samples are asked for by an integer, a slice, or a list, array or tensor of integers, not {type(key).__name__}") from None
-
-
 def _names(fields: Sequence[str]) -> tuple[str, ...]:
     if isinstance(fields, str):
         raise TypeError(f"fields is a sequence of names: ({fields!r},), not {fields!r}")
@@ -342,34 +413,3 @@ def _names(fields: Sequence[str]) -> tuple[str, ...]:
     if not names or len(set(names)) != len(names):
         raise ValueError(f"fields must be at least one name, each once, not {names}")
     return names
-
-
-def _wants_generator(function: Callable[..., Any]) -> bool:
-    """Has it a parameter named `generator` that its owner left free?"""
-    if isinstance(function, functools.partial) and "generator" in function.keywords:
-        return False
-    target = function.forward if isinstance(function, torch.nn.Module) else function
-    try:
-        found = inspect.signature(target).parameters.get("generator")
-    except (TypeError, ValueError):  # some builtins have no signature
-        return False
-    return found is not None and found.kind in (found.POSITIONAL_OR_KEYWORD, found.KEYWORD_ONLY)
-
-
-def _refuse_to_tensor(function: Any) -> None:
-    """TypeError for a torchvision transform that makes tensors of PIL images; found by name, so torchvision is not imported."""
-    waiting, seen = [function], set()
-    while waiting:
-        item = waiting.pop()
-        if item is None or id(item) in seen:
-            continue
-        seen.add(id(item))
-        kind = type(item)
-        home, name = kind.__module__, kind.__name__
-        if home.startswith("torchvision.transforms") and (name == "ToTensor" or (name == "PILToTensor" and ".v2" not in home)):
-            raise TypeError(f"{home}.{name} does not apply: samples are tensors already; use v2.ToDtype(torch.float32, scale=True) in its place")
-        inner = getattr(item, "transforms", None)
-        if isinstance(inner, list | tuple | torch.nn.ModuleList):
-            waiting.extend(inner)
-        if isinstance(item, torch.nn.Module):
-            waiting.extend(item.children())

@@ -1,0 +1,194 @@
+"""Hides how the functions that a user hangs on samples are called: what they get, and that chance is the same wherever and whenever they run.
+
+Before each sample the global generators of torch, numpy and random are seeded from the sample's key, once for all its hooks, and put back as the user
+had them after the last one, also when a hook raises.  The key says (seed, epoch, row) in 64 bits, and all of them count.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import random
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+
+from mmcompile.runtime.seeding import mt19937_words
+
+__all__ = ["Hooks", "unbound", "warn_of_one_epoch", "with_valid"]
+
+Hook = Callable[..., Any] | None
+
+#: Keeps the global generator of torch from giving the numbers of the one that a hook asks for by name.
+_GLOBAL = 0xA5A5A5A5A5A5A5A5
+#: Where torch keeps the 624 words of its Mersenne Twister in a generator's state: one in each 8 bytes, after the seed and two counters.
+_WORDS = slice(24, 24 + 624 * 8)
+
+
+class Hooks:
+    """transform, target_transform and transforms of a dataset.  False where there are none.
+
+    Raises TypeError for what cannot be called or makes tensors of PIL images, ValueError for functions that take each other's place.
+    """
+
+    def __init__(self, transform: Hook, target_transform: Hook, transforms: Hook) -> None:
+        self.transform, self.target_transform, self.transforms = transform, target_transform, transforms
+        if transforms is not None and (transform is not None or target_transform is not None):
+            raise ValueError("transforms (of all fields together) takes the place of transform and target_transform: give one or the other")
+        named = {"transform": transform, "target_transform": target_transform, "transforms": transforms}
+        for name, hook in named.items():
+            if hook is not None and not callable(hook):
+                raise TypeError(f"{name} must be a function or another callable, not {hook!r}")
+            if name != "target_transform":
+                _refuse_to_tensor(hook)
+        self._wanting = frozenset(name for name, hook in named.items() if hook is not None and _wants_generator(hook))
+
+    def __bool__(self) -> bool:
+        return not self.transform is self.target_transform is self.transforms is None
+
+    def run(self, keys: Iterable[int], samples: Iterable[list[Any]], image: int | None, label: int | None, watch: int = 0) -> tuple[list[Any], bool]:
+        """What the hooks make of each sample, and whether one of the first `watch` used random numbers.
+
+        A sample is the list of its values, of which `image` and `label` say the places; what `transforms` returns stands there as it is.
+        """
+        out: list[Any] = []
+        drawn = watch > 0 and bool(self._wanting)
+        with _Globals() as chance:
+            for key, values in zip(keys, samples, strict=True):
+                chance.seed(key)
+                out.append(self._apply(values, image, label, _generator(key) if self._wanting else None))
+                if not drawn and len(out) <= watch:
+                    drawn = chance.drawn()
+        return out, drawn
+
+    def _apply(self, values: list[Any], image: int | None, label: int | None, generator: torch.Generator | None) -> Any:
+        if self.transforms is not None:
+            return self._call("transforms", self.transforms, values, generator)
+        if self.transform is not None and image is not None:
+            values[image] = self._call("transform", self.transform, [values[image]], generator)
+        if self.target_transform is not None and label is not None:
+            values[label] = self._call("target_transform", self.target_transform, [values[label]], generator)
+        return values
+
+    def _call(self, name: str, hook: Callable[..., Any], values: list[Any], generator: torch.Generator | None) -> Any:
+        return hook(*values, generator=generator) if name in self._wanting else hook(*values)
+
+
+class _Globals:
+    """The global generators on loan: as they were once the block ends."""
+
+    def __enter__(self) -> _Globals:
+        self._before = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        ours, numpys, pythons = self._before
+        torch.default_generator.set_state(ours)
+        np.random.set_state(numpys)
+        random.setstate(pythons)
+
+    def seed(self, key: int) -> None:
+        self._key = key
+        _set(torch.default_generator, key ^ _GLOBAL)
+        np.random.seed([key & 0xFFFFFFFF, key >> 32, 1])  # the 1, as `random` makes the same twister of the two words alone
+        random.seed(key)
+
+    def drawn(self) -> bool:
+        """Has anything been drawn since `seed`?  (Seeds once more, which whoever asks need not mind.)"""
+        after = _states()
+        self.seed(self._key)
+        return after != _states()
+
+
+def _states() -> tuple[Any, ...]:
+    numpys: Any = np.random.get_state()
+    return torch.default_generator.get_state().numpy().tobytes(), numpys[1].tobytes(), numpys[2:], random.getstate()
+
+
+def _generator(key: int) -> torch.Generator:
+    generator = torch.Generator()
+    _set(generator, key)
+    return generator
+
+
+def _set(generator: torch.Generator, key: int) -> None:
+    """Start the stream of a key.  `manual_seed` looks at 32 bits of it only, by which some of 10^5 rows would share their numbers."""
+    template = _template()
+    if template is None:
+        generator.manual_seed(key)
+        return
+    state = template.clone()
+    array = state.numpy()
+    array[:8].view(np.uint64)[0] = key
+    array[_WORDS].view(np.uint64)[:] = mt19937_words(key)
+    generator.set_state(state)
+
+
+@functools.cache
+def _template() -> torch.Tensor | None:
+    """A state just seeded, whose words can be replaced; None where this torch keeps them otherwise than known here."""
+    state = torch.Generator().manual_seed(5).get_state()
+    known: Any = np.random.RandomState(5).get_state()  # the same twister from the same seed
+    array = state.numpy()
+    if array.size < _WORDS.stop or array[:8].view(np.uint64)[0] != 5 or not np.array_equal(array[_WORDS].view(np.uint64), known[1]):
+        return None
+    return state
+
+
+def unbound(parts: list[torch.Tensor]) -> list[list[Any]]:
+    """The values of each sample, views of the parts."""
+    columns = [part.unbind(0) if part.ndim > 1 else part.tolist() for part in parts]
+    return [list(values) for values in zip(*columns, strict=True)]
+
+
+def with_valid(sample: Any, valid: bool) -> Any:
+    """A sample whose last element, or item of a dict, says whether a metric may count it."""
+    if isinstance(sample, dict):
+        return {**sample, "valid": valid}
+    return (*sample, valid) if isinstance(sample, tuple) else (sample, valid)
+
+
+def warn_of_one_epoch() -> None:
+    """Tell whoever iterates, in one of all processes, that random transforms would repeat themselves."""
+    info = torch.utils.data.get_worker_info()
+    if info is None or info.id == 0:
+        warnings.warn(
+            "a transform draws random numbers, and nothing says which epoch it is: every epoch would see the same augmentations; "
+            "use DataLoader(ds, sampler=ShardSampler(ds, ...)) or ShardLoader, or call ds.set_epoch(epoch) before each epoch",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+def _wants_generator(function: Callable[..., Any]) -> bool:
+    """Has it a parameter named `generator` that its owner left free?"""
+    if isinstance(function, functools.partial) and "generator" in function.keywords:
+        return False
+    target = function.forward if isinstance(function, torch.nn.Module) else function
+    try:
+        found = inspect.signature(target).parameters.get("generator")
+    except (TypeError, ValueError):  # some builtins have no signature
+        return False
+    return found is not None and found.kind in (found.POSITIONAL_OR_KEYWORD, found.KEYWORD_ONLY)
+
+
+def _refuse_to_tensor(function: Any) -> None:
+    """TypeError for a torchvision transform that makes tensors of PIL images; found by name, so torchvision is not imported."""
+    waiting, seen = [function], set()
+    while waiting:
+        item = waiting.pop()
+        if item is None or id(item) in seen:
+            continue
+        seen.add(id(item))
+        kind = type(item)
+        home, name = kind.__module__, kind.__name__
+        if home.startswith("torchvision.transforms") and (name == "ToTensor" or (name == "PILToTensor" and ".v2" not in home)):
+            raise TypeError(f"{home}.{name} does not apply: samples are tensors already; use v2.ToDtype(torch.float32, scale=True) in its place")
+        inner = getattr(item, "transforms", None)
+        if isinstance(inner, list | tuple | torch.nn.ModuleList):
+            waiting.extend(inner)
+        if isinstance(item, torch.nn.Module):
+            waiting.extend(item.children())

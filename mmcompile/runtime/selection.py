@@ -1,0 +1,147 @@
+"""Hides which samples are meant: what counts as the number of one, and how a dataset is divided at random.
+
+Whoever divides the same samples with the same seed gets the same parts, on every machine and with every version of torch and numpy.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mmcompile.runtime.seeding import SampleIndex, stream_key, stream_keys
+
+__all__ = ["divide", "integer", "integers", "said_valid", "stream_keys_of"]
+
+Numbers = npt.NDArray[np.int64]
+
+_MASK = "samples are asked for by number; turn a mask into numbers with torch.nonzero or numpy.flatnonzero"
+#: Takes the place of an epoch, so that how a dataset is divided and how its samples are augmented have nothing in common.
+_DIVIDE = 0x73706C6974
+#: Shares closer to a whole number than this are whole: 100 * 0.29 is one in floating point.
+_WHOLE = 1e-9
+
+
+def integer(key: Any) -> int:
+    """A number as an int: Python's and numpy's integers, 0-d integer arrays and tensors.  Raises TypeError for anything else, booleans too."""
+    dtype = getattr(key, "dtype", None)
+    if isinstance(key, bool) or dtype in (torch.bool, np.bool_):
+        raise TypeError("samples are asked for by number, not by a boolean")
+    try:
+        return operator.index(key)
+    except TypeError:
+        raise TypeError(f"samples are asked for by an integer, a slice, or a list, array or tensor of integers, not {type(key).__name__}") from None
+
+
+def integers(keys: Any, n: int) -> Numbers:
+    """The numbers of a one-dimensional list, range, array or tensor, each in [0, n) once negative ones are counted from the end: int64 (k,).
+
+    Raises TypeError for masks and what is no integer, IndexError beyond the end.
+    """
+    if isinstance(keys, torch.Tensor):
+        keys = keys.detach().cpu().numpy()
+    if not isinstance(keys, np.ndarray):
+        kinds = set(map(type, keys))
+        if bool in kinds:
+            raise TypeError(_MASK)
+        try:
+            keys = np.array(keys if all(issubclass(kind, int) for kind in kinds) else [integer(key) for key in keys], np.int64)
+        except OverflowError:
+            raise IndexError(f"a sample in the list is out of range: the dataset has {n:,}") from None
+    if keys.dtype == np.bool_:
+        raise TypeError(_MASK)
+    if keys.ndim != 1 or keys.dtype.kind not in "iu":
+        raise TypeError(f"a batch takes one axis of integers, not {keys.dtype} of shape {keys.shape}")
+    bad = (keys >= n) | (keys < -n)
+    if bad.any():
+        raise IndexError(f"sample {keys[bad][0]} is out of range: the dataset has {n:,}")
+    out = keys.astype(np.int64)
+    out[out < 0] += n
+    return cast("Numbers", out)
+
+
+def said_valid(keys: Any) -> list[bool] | None:
+    """What the indices say of whether a metric may count their samples; None where they say nothing."""
+    said = [key.valid for key in keys if type(key) is SampleIndex] if isinstance(keys, list | tuple) else []
+    known = [valid for valid in said if valid is not None]
+    if known and len(known) < len(keys):
+        raise ValueError(f"{len(known)} of the {len(keys)} indices of a batch say whether the sample is valid: all must, or none")
+    return known or None
+
+
+def stream_keys_of(keys: Any, rows: Numbers, epoch: int) -> tuple[list[int], bool]:
+    """The random stream of each row, for the seed and epoch that its index carries, else seed 0 and this epoch; and whether all carried theirs."""
+    said = [(key.seed, key.epoch) if type(key) is SampleIndex else None for key in keys] if isinstance(keys, list | tuple) else []
+    pairs = set(said) or {None}
+    if len(pairs) == 1:
+        seed, at = pairs.pop() or (0, epoch)
+        return stream_keys(seed, at, rows).tolist(), None not in said and bool(said)
+    return [stream_key(*(pair or (0, epoch)), row) for pair, row in zip(said, rows.tolist(), strict=True)], None not in said
+
+
+def divide(rows: Numbers, lengths: Sequence[float], seed: int, labels: Numbers | None = None) -> list[Numbers]:
+    """Which samples go into each part: their numbers in [0, n), ascending; together all of them, each once.
+
+    `lengths` are numbers of samples that sum up to n, or fractions that sum up to 1: then each part gets the whole number below its share, and what
+    is left goes round the parts from the first (torch's rule).  With `labels` every class is divided for itself: each part gets its share of a class
+    rounded up or down, up where most is missing, counting what earlier classes left it short of.  A sample's place is a hash of (seed, row).
+    """
+    n = len(rows)
+    counts, shares = _counts(lengths, n)
+    keys = stream_keys(seed, _DIVIDE, rows)
+    if labels is None:
+        order = np.argsort(keys, kind="stable")
+        return [np.sort(part) for part in np.split(order, np.cumsum(counts)[:-1])]
+    order = np.lexsort((keys, labels))
+    sizes = np.unique(labels, return_counts=True)[1]
+    table = _stratify(sizes, shares, counts if _are_counts(lengths) else None)
+    part = np.empty(n, np.int64)
+    part[order] = np.repeat(np.tile(np.arange(len(counts)), len(sizes)), table.reshape(-1))
+    return [np.flatnonzero(part == i).astype(np.int64) for i in range(len(counts))]
+
+
+def _are_counts(lengths: Sequence[float]) -> bool:
+    return all(isinstance(x, int | np.integer) for x in lengths)
+
+
+def _counts(lengths: Sequence[float], n: int) -> tuple[Numbers, npt.NDArray[np.float64]]:
+    """The number of samples of each part, and each part's share of the whole."""
+    given = list(lengths)
+    if not given or not all(isinstance(x, int | float | np.integer | np.floating) and not isinstance(x, bool) and x >= 0 for x in given):
+        raise ValueError(f"lengths must be numbers of samples or fractions, none below 0, not {lengths!r}")
+    total = sum(given)
+    if not _are_counts(given):
+        if not math.isclose(total, 1):
+            raise ValueError(f"fractions must sum up to 1, these sum up to {total}: {given}")
+        counts = np.array([math.floor(n * x) for x in given], np.int64)
+        left = n - int(counts.sum())
+        for i in range(left):
+            counts[i % len(given)] += 1
+        return counts, np.array(given, np.float64)
+    if total != n:
+        raise ValueError(f"lengths must sum up to the number of samples, {n:,}, or be fractions; these sum up to {total:,}: {given}")
+    return np.array(given, np.int64), np.array(given, np.float64) / max(1, n)
+
+
+def _stratify(sizes: Numbers, shares: npt.NDArray[np.float64], counts: Numbers | None) -> Numbers:
+    """How many samples of each class go to each part, (classes, parts); with `counts` the sums of the parts are these."""
+    exact = sizes[:, None] * shares
+    table = np.floor(exact + _WHOLE).astype(np.int64)
+    short = np.zeros(len(shares))
+    for wanted, row, size in zip(exact, table, sizes.tolist(), strict=True):
+        rest = wanted - row
+        first = np.argsort(np.where(rest > _WHOLE, -(rest + short), np.inf), kind="stable")
+        row[first[: size - int(row.sum())]] += 1
+        short += wanted - row
+    while counts is not None and not np.array_equal(table.sum(0), counts):
+        over, under = np.argmax(table.sum(0) - counts), np.argmin(table.sum(0) - counts)
+        gain = (table - exact)[:, over] - (table - exact)[:, under]
+        best = np.argmax(np.where(table[:, over] > 0, gain, -np.inf))
+        table[best, over] -= 1
+        table[best, under] += 1
+    return table
