@@ -21,7 +21,7 @@ Rows = npt.NDArray[np.int64]
 #: Unsigned integers that torch only copies on some devices, and what moves their bits.
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 #: Pixels of so many bytes are moved as one number.
-_WORDS = {2: np.dtype(np.uint16), 4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
+_WORDS: dict[int, np.dtype[Any]] = {2: np.dtype(np.uint16), 4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
 
 
 @dataclass(frozen=True, eq=False)
