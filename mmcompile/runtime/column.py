@@ -57,6 +57,8 @@ class ImageColumn:
             height, width = down.stop - down.start, across.stop - across.start
         self._region = (*self._centre[1:], *self._centre[:1]) if self._hwc else self._centre
         self.shape = (channels, height, width)
+        #: Bytes of a stored row after the centre crop.
+        self.row_bytes = math.prod(self.shape) * self.stored.itemsize
         self._held: dict[int, Tensor] = {}
         self._mapped = reader.engine == "mmap"
 
@@ -169,6 +171,7 @@ class ClassColumn:
 
     dtype = stored = torch.int64
     shape: tuple[int, ...] = ()
+    row_bytes = 8
 
     def __init__(self, reader: Reader, field: Field) -> None:
         self._reader, self.name = reader, field.name

@@ -10,7 +10,7 @@ import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,12 +26,16 @@ from mmcompile.runtime.hooks import Hooks, unbound, warn_of_one_epoch, with_vali
 from mmcompile.runtime.seeding import SampleIndex, stream_keys
 from mmcompile.runtime.selection import divide, integer, integers, said_valid, stream_keys_of
 
+if TYPE_CHECKING:
+    from mmcompile.runtime.device import Resident
+    from mmcompile.runtime.warming import Warming
+
 __all__ = ["MMapShardDataset"]
 
 Rows = npt.NDArray[np.int64]
 
 #: What is opened again after unpickling instead of travelling.
-_OPENED = ("_columns", "_pools", "_image", "_label", "_first", "_stop", "_length", "_targets", "_order")
+_OPENED = ("_columns", "_pools", "_image", "_label", "_first", "_stop", "_length", "_targets", "_order", "_resident")
 #: Batches of memory that wait for the next use: one is being filled while the one before is let go of.
 _SPARE = 2
 #: Samples looked at for whether hooks draw random numbers: looking costs more than seeding.
@@ -125,6 +129,7 @@ class MMapShardDataset(Dataset[Any]):
             raise ValueError(f"{self.root}: target_transform needs a label, the fields are {list(names)}")
         self._targets: Rows | None = None
         self._order: Rows | None = None
+        self._resident: Resident | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in _OPENED}
@@ -166,7 +171,9 @@ class MMapShardDataset(Dataset[Any]):
             raise IndexError(f"sample {int(key)} is out of range: the dataset has {self._length:,}")
         row = at + self._first if self._chosen is None else int(self._chosen[at])
         hooks = self._hooks
-        if self._copy or hooks.transform is not None or hooks.transforms is not None:
+        if self._resident is not None:
+            values = [part[0] if part.ndim > 1 else int(part[0]) for part in self._gather(np.array([row], np.int64))]
+        elif self._copy or hooks.transform is not None or hooks.transforms is not None:
             values = [column.own(row) for column in self._columns]
         else:
             shard, local = self._reader.locate(row)
@@ -189,8 +196,8 @@ class MMapShardDataset(Dataset[Any]):
     def _gather(self, rows: Rows, valid: list[bool] | None = None) -> list[torch.Tensor]:
         """A tensor for each column, one copy into recycled memory, or in a worker process into shared memory."""
         shared = in_worker() and not self._hooked
-        parts = []
-        for column, pool in zip(self._columns, self._pools, strict=True):
+        parts = [] if self._resident is None else self._resident.parts(self._columns, rows)
+        for column, pool in zip(self._columns, self._pools, strict=True) if self._resident is None else ():
             if len(rows):  # before memory is asked for
                 self._reader.ready(column.name, int(rows[0]))
             parts.append(column.batch(rows, column.empty(len(rows), shared_memory if shared else pool.lend)))
@@ -292,6 +299,33 @@ class MMapShardDataset(Dataset[Any]):
         else:
             cuts = np.searchsorted(self._chosen, starts)
         return np.unique(np.concatenate([[0], cuts, [self._length]])).astype(np.int64)
+
+    def to_device(self, device: str | torch.device, budget: int | None = None) -> MMapShardDataset:
+        """This dataset with its rows on a device, or as many whole shards of them as `budget` bytes hold, the rest coming from the files as before.
+
+        Batches by index are on the device then; order, seeds and batches are those without.  Without a budget at most 60 % of the free memory is
+        taken.  "cpu" means in RAM: the page cache, of which all processes of a host share one copy, locked there as far as the user's limit
+        (`ulimit -l`) allows.  Raises MemoryError with the numbers and the budget that fits.  A pickle of it is not resident.
+        """
+        from mmcompile.runtime.device import to_device  # reading alone does not load it
+
+        out = type(self).__new__(type(self))
+        out.__setstate__({**self.__getstate__(), "_reader": self._reader.reopened()})
+        out._resident = to_device(out, torch.device(device), budget)[1]
+        return out
+
+    def warm(self, progress: Callable[[int, int], None] | None = None) -> Warming:
+        """Read the files of the fields in use into the page cache, in the background; see Warming.  progress: called with (bytes done, bytes in all)."""
+        from mmcompile.runtime.warming import Warming
+
+        return Warming(self, progress)
+
+    def _extent(self) -> tuple[int, Rows | None, Rows]:
+        """(first row, the rows of a subset ascending and each once, and where in them or the split each shard begins, then their number)."""
+        if self._chosen is None:
+            return self._first, None, self.blocks()
+        rows = np.unique(self._chosen)
+        return 0, rows, np.unique(np.append(np.searchsorted(rows, self._reader.starts), [0, len(rows)])).astype(np.int64)
 
     # -- what is in there
 

@@ -53,7 +53,7 @@ class Mover:
 
     def __post_init__(self) -> None:
         if self.device.type == "cuda":
-            self._stream = torch.cuda.Stream(self.device)
+            self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
     @property
     def memory(self) -> Memory | None:
@@ -65,7 +65,7 @@ class Mover:
         if self._stream is None:
             return Sent(finish([part.to(self.device, non_blocking=True) for part in parts]))
         with torch.cuda.stream(self._stream):
-            begun, ready = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begun, ready = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             begun.record(self._stream)
             moved = finish([part.to(self.device, non_blocking=True) for part in parts])  # torch keeps pinned memory until the copy has been made
             ready.record(self._stream)
@@ -117,6 +117,15 @@ class Resident:
             out[self._at(np.flatnonzero(here))] = self.store[k].index_select(0, self._at(places[here]))
         return out
 
+    def parts(self, columns: list[Any], rows: Rows) -> list[Tensor]:
+        """A batch of the numbers of all columns, on the device."""
+        places, here = self.split(rows)
+        out = []
+        for k, column in enumerate(columns):
+            rest = column.batch(rows[~here], raw=True)
+            out.append(column.numbers(self.join(k, places, here, rest.to(self.device))))
+        return out
+
     def _at(self, numbers: Rows) -> Tensor:
         found = torch.from_numpy(np.ascontiguousarray(numbers))
         return found.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else found.to(self.device)
@@ -139,45 +148,59 @@ def free_bytes(device: torch.device) -> int:
     return max(0, free)
 
 
-def fit(dataset: MMapShardDataset, device: torch.device, budget: int | None) -> int:
-    """How many of the dataset's samples, in its order and by whole shards, are to be resident.  Raises MemoryError with the numbers."""
+def to_device(dataset: MMapShardDataset, device: torch.device, budget: int | None) -> tuple[int, Resident | None]:
+    """Bring as many shards of a dataset as fit to a device, in its order: how many of its rows, and where they are.
+
+    On the CPU they are in the page cache, which all processes of a host share (None for where), and stay there, locked, as far as this user may
+    lock memory.  Raises MemoryError with the numbers where they don't fit, ValueError for a budget that is none.
+    """
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    first, chosen, bounds = dataset._extent()
+    count = _fit(dataset, device, budget, bounds)
+    if device.type == "cpu":
+        _into_memory(dataset, first, chosen, count)
+        return count, None
+    store = []
+    for column in dataset._columns:
+        like = column.empty(0, raw=True)
+        held = torch.empty((count, *like.shape[1:]), dtype=like.dtype, device=device, memory_format=_format(like))
+        step = max(1, _PIECE // column.row_bytes)
+        for at in range(0, count, step):
+            rows = np.arange(first + at, first + min(at + step, count)) if chosen is None else chosen[at : min(at + step, count)]
+            held[at : at + step] = column.batch(rows, raw=True)
+        store.append(held)
+    return count, Resident(device, store, first, None if chosen is None else chosen[:count])
+
+
+def _fit(dataset: MMapShardDataset, device: torch.device, budget: int | None, bounds: Rows) -> int:
+    """How many rows are to be resident, whole shards of them; `bounds` are the first rows of the shards, then their number."""
     if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 0):
         raise ValueError(f"budget is a number of bytes, at least 0, not {budget!r}")
-    row = sum(column.row_bytes for column in dataset._columns)
-    need = row * len(dataset)
+    width, total = sum(column.row_bytes for column in dataset._columns), int(bounds[-1])
+    need = width * total
     if budget is None:
         free = free_bytes(device)
         if need > _SHARE * free:
             raise MemoryError(
-                f"{dataset.root}: {len(dataset):,} samples take {need:,} bytes, more than {_SHARE:.0%} of the {free:,} that are free on {device}; "
+                f"{dataset.root}: {total:,} samples take {need:,} bytes, more than {_SHARE:.0%} of the {free:,} that are free on {device}; "
                 f"pass budget={int(_SHARE * free)} to keep what fits there and stream the rest"
             )
-        return len(dataset)
+        return total
     if device.type in ("cpu", "cuda") and min(budget, need) > (free := free_bytes(device)):
         raise MemoryError(f"{dataset.root}: a budget of {budget:,} bytes is more than the {free:,} that are free on {device}")
-    if need <= budget:
-        return len(dataset)
-    bounds = dataset.blocks()
-    return int(bounds[np.searchsorted(bounds, budget // max(1, row), side="right") - 1])
+    return int(bounds[np.searchsorted(bounds, budget // width, side="right") - 1])
 
 
-def to_device(dataset: MMapShardDataset, device: torch.device, budget: int | None) -> Resident:
-    """Load as many shards of a dataset as fit, in its order.  Raises MemoryError with the numbers."""
-    count = fit(dataset, device, budget)
-    ascending, first = dataset._span(count)
-    store = [column.empty(0, raw=True).new_empty(0) for column in dataset._columns]
-    for k, column in enumerate(dataset._columns):
-        store[k] = _on(device, column.empty(0, raw=True), count)
-        step = max(1, _PIECE // column.row_bytes)
-        for at in range(0, count, step):
-            rows = np.arange(first + at, first + min(at + step, count)) if ascending is None else ascending[at : at + step]
-            store[k][at : at + step] = column.batch(rows, raw=True)
-    return Resident(device, store, first, ascending)
-
-
-def _on(device: torch.device, like: Tensor, rows: int) -> Tensor:
-    """Memory on a device for rows such as those of `like` (N, …)."""
-    return torch.empty((rows, *like.shape[1:]), dtype=like.dtype, device=device, memory_format=_format(like))
+def _into_memory(dataset: MMapShardDataset, first: int, chosen: Rows | None, count: int) -> None:
+    reader = dataset._reader
+    rows = np.arange(first, first + count) if chosen is None else chosen[:count]
+    runs = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1) if count else []
+    for run in runs:
+        part = range(int(run[0]), int(run[-1]) + 1)
+        for column in dataset._columns:
+            reader.warm([column.name], part, lambda: False, lambda n: None)
+            reader.lock(column.name, part)
 
 
 def _format(batch: Tensor) -> torch.memory_format:
