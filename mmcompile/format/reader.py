@@ -23,7 +23,7 @@ from mmcompile.format.canonical import as_text
 from mmcompile.format.index import Index, load_classes, load_index
 from mmcompile.format.npy import ALIGN, file_name, read_into
 from mmcompile.format.opened import Opened
-from mmcompile.format.region import Region, is_resident, page_runs, will_need
+from mmcompile.format.region import Region, lock, is_resident, page_runs, will_need
 from mmcompile.format.samples import KEY_LIMIT, check_stops, key_hash, keys_of, sample_dtype
 
 __all__ = ["Reader", "shard_starts"]
@@ -257,6 +257,30 @@ class Reader:
                     at += len(piece)
                     seen(len(piece))
                 row += count
+
+    def lock(self, field: str, rows: range) -> bool:
+        """Keep these rows (a range of step 1) in memory as long as this reader lives; False where the kernel does not let this user.
+
+        What is locked is the page cache itself, of which all processes share one copy.
+        """
+        shards = range(self.locate(rows.start)[0], self.locate(rows.stop - 1)[0] + 1) if len(rows) else ()
+        width = self._fields[field].row_bytes
+        for shard in shards:
+            start, stop = max(rows.start, int(self.starts[shard])), min(rows.stop, int(self.starts[shard + 1]))
+            try:
+                addresses, _held = self._addresses(field, np.array([start], np.int64))
+            except OSError:
+                return False
+            if not lock(int(addresses[0]), (stop - start) * width):
+                return False
+        return True
+
+    def reopened(self) -> Reader:
+        """Another reader of the same generation, with maps of its own."""
+        return _reopen(str(self.root), self.generation, self._asked)
+
+    def row_bytes(self, field: str) -> int:
+        return self._fields[field].row_bytes
 
     def _addresses(self, field: str, rows: Rows) -> tuple[Rows, object]:
         """Where in memory each row begins, and what keeps it mapped.  Raises OSError where a shard cannot be mapped."""

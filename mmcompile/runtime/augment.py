@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcompile.runtime.cut import Cut, apply
+from mmcompile.runtime.rowrandom import RowRandom
 from mmcompile.runtime.seeding import draw_uniform, stream_keys
 
-__all__ = ["Augment", "Cut", "apply"]
+__all__ = ["Augment", "Cut", "RowRandom", "apply"]
 
 Rows = npt.NDArray[np.int64]
 

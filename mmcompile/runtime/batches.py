@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from mmcompile.runtime.ahead import Stage
-from mmcompile.runtime.augment import Augment, Cut
+from mmcompile.runtime.augment import Augment, Cut, apply
 from mmcompile.runtime.buffers import Pool, pinned
 from mmcompile.runtime.column import ClassColumn, ImageColumn
 from mmcompile.runtime.dataset import MMapShardDataset
@@ -76,9 +76,9 @@ class Maker:
         if resident is not None and device is None:
             self.device = device = resident.device
         self.mover = Mover(device) if device is not None and (device.type != "cpu" or resident is not None) else None
-        self.there = self.mover is not None and not dataset._hooked
+        self.there = self.mover is not None and (resident is not None or not dataset._hooked)
         pools = [Pool(ahead + 2) for _ in self.columns]
-        self.memory = [pinned if pin and torch.cuda.is_available() else pool.lend for pool in pools]
+        self.memory: list[Callable[[int], Tensor]] = [pinned if pin and torch.cuda.is_available() else pool.lend for pool in pools]
         if self.there and self.mover is not None and self.mover.memory is not None:
             self.memory = [self.mover.memory for _ in self.columns]
 
@@ -127,8 +127,8 @@ class Maker:
             done = []
             for k, (column, cut) in enumerate(zip(self.columns, cuts, strict=True)):
                 raw = moved[k] if resident is None else resident.join(k, places, here, moved[k])
-                if late and cut is not None and self.augment is not None:
-                    raw = self.augment.apply(raw, cut)
+                if late and cut is not None:
+                    raw = apply(raw, cut)
                 done.append(column.numbers(raw))
             return done
 

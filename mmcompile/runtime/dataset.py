@@ -24,7 +24,7 @@ from mmcompile.runtime.column import ClassColumn, ImageColumn
 from mmcompile.runtime.gathered import gathered, in_worker, shared_memory
 from mmcompile.runtime.hooks import Hooks, unbound, warn_of_one_epoch, with_valid
 from mmcompile.runtime.seeding import SampleIndex, stream_keys
-from mmcompile.runtime.selection import divide, integer, integers, said_valid, stream_keys_of
+from mmcompile.runtime.selection import Selection, divide, integer, integers, said_valid, stream_keys_of
 
 if TYPE_CHECKING:
     from mmcompile.runtime.device import Resident
@@ -35,7 +35,7 @@ __all__ = ["MMapShardDataset"]
 Rows = npt.NDArray[np.int64]
 
 #: What is opened again after unpickling instead of travelling.
-_OPENED = ("_columns", "_pools", "_image", "_label", "_first", "_stop", "_length", "_targets", "_order", "_resident")
+_OPENED = ("_columns", "_pools", "_image", "_label", "_range", "_rows", "_targets", "_resident")
 #: Batches of memory that wait for the next use: one is being filled while the one before is let go of.
 _SPARE = 2
 #: Samples looked at for whether hooks draw random numbers: looking costs more than seeding.
@@ -52,10 +52,17 @@ class MMapShardDataset(Dataset[Any]):
     in this process; `.clone()` it, or pass `copy=True`.  Batches, samples that are computed, and what a transform gets are always copies of what the
     file holds.
 
-    split: the name of a split, or "all"; needed where there are several.
+    `DataLoader(ds, batch_size=256)` copies each batch once, like `ds[list]`: hwc rows come as channels_last.  A custom `collate_fn` gets samples that
+    view one batch; what `default_collate` makes of them all is that batch.  A batch is yours until its last view is gone; then its memory is reused.
+
+    An index may be a `SampleIndex`: it carries a seed and an epoch, and perhaps `valid`, which becomes the sample's last element (of a dict: "valid").
+    Other indices mean seed 0 and the epoch of `set_epoch`.
+
+    split: the name of a split, or "all" for all of them; needed where there are several.
     fields: names of the fields to read, in the order wanted (others are never touched); a single one comes bare, not in a tuple.
     transform: called with the image (a tensor of its own).  target_transform: called with the label.  transforms: called with all fields, in place
-        of the two.  One with a parameter named `generator` gets a torch.Generator there, seeded from the row alone (so the same in every epoch).
+        of the two.  One with a parameter named `generator` gets a torch.Generator there; it and the global generators of torch, numpy and random
+        are seeded by (seed, epoch, row) once for all hooks of a sample, in whatever process; the global ones are left as the user had them.
     dtype: the dtype on disk for raw values, or a float dtype for the numbers: x / 255 (16 bit: x / 65535), normalised if built so.  By default the
         numbers in float32 where the dataset was built with normalisation, else what lies on disk.
     crop: an int or (height, width): the centre of each image, equal to torchvision's CenterCrop.
@@ -106,9 +113,9 @@ class MMapShardDataset(Dataset[Any]):
         wanted = next(iter(ranges)) if self._split is None else self._split
         if wanted not in ranges and wanted != "all":
             raise ValueError(f"{self.root}: no split {wanted!r}; it has {list(ranges)}, and 'all' joins them")
-        start, stop = ranges.get(wanted, (0, index.samples))
-        self._first, self._stop = start, stop
-        self._length = stop - start if self._chosen is None else len(self._chosen)
+        whole = (0, index.samples)
+        self._range = start, stop = whole if wanted == "all" and len(ranges) > 1 else ranges.get(wanted, whole)
+        self._rows = Selection(start, stop - start, self._chosen)
         known = {f.name: f for f in index.fields}
         names = tuple(known) if self._fields is None else self._fields
         for name in names:
@@ -128,7 +135,6 @@ class MMapShardDataset(Dataset[Any]):
         if self._hooks.target_transform is not None and self._label is None:
             raise ValueError(f"{self.root}: target_transform needs a label, the fields are {list(names)}")
         self._targets: Rows | None = None
-        self._order: Rows | None = None
         self._resident: Resident | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -141,10 +147,10 @@ class MMapShardDataset(Dataset[Any]):
     # -- samples and batches
 
     def __len__(self) -> int:
-        return self._length
+        return len(self._rows)
 
     def __iter__(self) -> Iterator[Any]:
-        for i in range(self._length):  # not the sequence protocol, which would take an IndexError in a transform for the end
+        for i in range(len(self._rows)):  # not the sequence protocol, which would take an IndexError in a transform for the end
             yield self[i]
 
     def __getitem__(self, key: Any) -> Any:
@@ -152,24 +158,21 @@ class MMapShardDataset(Dataset[Any]):
         if type(key) is int:
             return self._sample(key)
         if isinstance(key, slice):
-            return self._batch(self._where(self._ranged(range(*key.indices(self._length)))), ())
+            return self._batch(self._where(self._ranged(range(*key.indices(len(self._rows))))), ())
         if isinstance(key, list | range) or (isinstance(key, np.ndarray | torch.Tensor) and key.ndim):
-            return self._batch(self._where(integers(key, self._length)), key)
+            return self._batch(self._where(integers(key, len(self._rows))), key)
         return self._sample(integer(key))
 
     def __getitems__(self, keys: Sequence[int]) -> Sequence[Any]:
         """The samples of a batch, as DataLoader asks for them: gathered in one go, so that they are what the file holds."""
-        rows, valid = self._where(integers(keys, self._length)), said_valid(keys)
+        rows, valid = self._where(integers(keys, len(self._rows))), said_valid(keys)
         if self._hooked:
             return self._hooked_samples(rows, keys, valid)
         bare = self._output == "tuple" and valid is None and len(self._columns) == 1 and self._image is not None
         return gathered(lambda: self._gather(rows, valid), len(rows), self._packed, bare)
 
     def _sample(self, key: int) -> Any:
-        at = key + self._length if key < 0 else key
-        if not 0 <= at < self._length:
-            raise IndexError(f"sample {int(key)} is out of range: the dataset has {self._length:,}")
-        row = at + self._first if self._chosen is None else int(self._chosen[at])
+        row = self._rows.row(key)
         hooks = self._hooks
         if self._resident is not None:
             values = [part[0] if part.ndim > 1 else int(part[0]) for part in self._gather(np.array([row], np.int64))]
@@ -239,11 +242,11 @@ class MMapShardDataset(Dataset[Any]):
 
     def _where(self, samples: Rows) -> Rows:
         """The rows of the folder that these samples are."""
-        return samples + self._first if self._chosen is None else self._chosen[samples]
+        return self._rows.rows(samples)
 
     def _ranged(self, wanted: range) -> Rows:
         for end in {*wanted[:1], *wanted[-1:]} if self._chosen is None else ():  # before numbers are made for as many rows as the index claims
-            self._reader.ready(self._columns[0].name, end + self._first)
+            self._reader.ready(self._columns[0].name, self._rows.row(end))
         return np.arange(wanted.start, wanted.stop, wanted.step, dtype=np.int64)
 
     # -- the epoch
@@ -264,10 +267,10 @@ class MMapShardDataset(Dataset[Any]):
 
         `samples`: a list, range, array or tensor of numbers.  Raises IndexError beyond the end, TypeError for masks and what is no number.
         """
-        rows = self._where(integers(samples, self._length))
+        rows = self._where(integers(samples, len(self._rows)))
         rows.flags.writeable = False
         out = type(self).__new__(type(self))
-        out.__dict__.update(self.__dict__, _chosen=rows, _length=len(rows), _targets=None, _order=None)
+        out.__dict__.update(self.__dict__, _chosen=rows, _rows=Selection(0, 0, rows), _targets=None)
         return out
 
     def random_split(self, lengths: Sequence[float], seed: int = 0, stratify: bool = False) -> list[MMapShardDataset]:
@@ -281,7 +284,7 @@ class MMapShardDataset(Dataset[Any]):
         labels = self.targets if stratify else None
         if stratify and labels is None:
             raise ValueError(f"{self.root}: stratify=True needs labels, and there are none; split without it")
-        rows = self._where(np.arange(self._length, dtype=np.int64))
+        rows = self._where(np.arange(len(self._rows), dtype=np.int64))
         return [self.subset(part) for part in divide(rows, lengths, seed, labels)]
 
     def blocks(self) -> Rows:
@@ -289,16 +292,7 @@ class MMapShardDataset(Dataset[Any]):
 
         Raises ValueError for a subset whose rows do not ascend.
         """
-        starts = self._reader.starts
-        if self._chosen is None:
-            cuts = np.clip(starts - self._first, 0, self._length)
-        elif (np.diff(self._chosen) < 0).any():
-            raise ValueError(
-                "block order needs ascending rows, and those of this subset are not: sort the numbers given to subset(), or use shuffle=True"
-            )
-        else:
-            cuts = np.searchsorted(self._chosen, starts)
-        return np.unique(np.concatenate([[0], cuts, [self._length]])).astype(np.int64)
+        return self._rows.blocks(self._reader.starts)
 
     def to_device(self, device: str | torch.device, budget: int | None = None) -> MMapShardDataset:
         """This dataset with its rows on a device, or as many whole shards of them as `budget` bytes hold, the rest coming from the files as before.
@@ -311,7 +305,7 @@ class MMapShardDataset(Dataset[Any]):
 
         out = type(self).__new__(type(self))
         out.__setstate__({**self.__getstate__(), "_reader": self._reader.reopened()})
-        out._resident = to_device(out, torch.device(device), budget)[1]
+        out._resident = to_device(out, torch.device(device), budget)
         return out
 
     def warm(self, progress: Callable[[int, int], None] | None = None) -> Warming:
@@ -319,13 +313,6 @@ class MMapShardDataset(Dataset[Any]):
         from mmcompile.runtime.warming import Warming
 
         return Warming(self, progress)
-
-    def _extent(self) -> tuple[int, Rows | None, Rows]:
-        """(first row, the rows of a subset ascending and each once, and where in them or the split each shard begins, then their number)."""
-        if self._chosen is None:
-            return self._first, None, self.blocks()
-        rows = np.unique(self._chosen)
-        return 0, rows, np.unique(np.append(np.searchsorted(rows, self._reader.starts), [0, len(rows)])).astype(np.int64)
 
     # -- what is in there
 
@@ -380,7 +367,7 @@ class MMapShardDataset(Dataset[Any]):
             if name is None:
                 return None
             column = self._reader.column(name)
-            targets = column[self._first : self._stop].copy() if self._chosen is None else column[self._chosen]
+            targets = column[slice(*self._range)].copy() if self._chosen is None else column[self._chosen]
             targets.flags.writeable = False
             self._targets = targets
         return self._targets.view()
@@ -394,7 +381,7 @@ class MMapShardDataset(Dataset[Any]):
             return None
         parts = []  # the index was checked when it was read
         for split in index.splits:
-            if not self._first <= split.start < split.stop <= self._stop:
+            if not self._range[0] <= split.start < split.stop <= self._range[1]:
                 continue
             entry = index.statistics.get(split.name, {}).get(field.name)
             if entry is None:
@@ -404,19 +391,12 @@ class MMapShardDataset(Dataset[Any]):
 
     def source(self, i: int) -> str:
         """The key of a sample: its source's path in RAW, as text by `os.fsdecode`."""
-        return as_text(self._reader.key(int(self._where(integers([i], self._length))[0])))
+        return as_text(self._reader.key(self._rows.row(integer(i))))
 
     def find(self, key: str | bytes) -> int:
         """The number of the (first) sample made from this source.  Raises KeyError.  The first call reads all keys; 16 bytes a row stay in memory."""
-        row = self._reader.find(as_bytes(key))
-        if self._chosen is None:
-            at = row - self._first
-        else:
-            if self._order is None:
-                self._order = np.argsort(self._chosen, kind="stable")
-            place = int(np.searchsorted(self._chosen, row, sorter=self._order))
-            at = int(self._order[place]) if place < self._length and self._chosen[self._order[place]] == row else -1
-        if not 0 <= at < self._length:
+        at = self._rows.find(self._reader.find(as_bytes(key)))
+        if at < 0:
             raise KeyError(as_text(key))
         return at
 
@@ -425,7 +405,7 @@ class MMapShardDataset(Dataset[Any]):
         names = self._reader.classes
         classes = "" if names is None else f", {len(names):,} classes"
         split = ("" if self._split is None else f", split={self._split!r}") + ("" if self._chosen is None else ", a subset")
-        return f"{type(self).__name__}({str(self.root)!r}{split}): {self._length:,} samples of {fields}{classes}; generation {self.generation}"
+        return f"{type(self).__name__}({str(self.root)!r}{split}): {len(self._rows):,} samples of {fields}{classes}; generation {self.generation}"
 
 
 def _pooled(parts: list[Any]) -> dict[str, tuple[float, ...]] | None:

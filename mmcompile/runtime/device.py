@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from mmcompile.runtime.buffers import pinned
+from mmcompile.runtime.selection import Selection
 
 if TYPE_CHECKING:
     from mmcompile.runtime.dataset import MMapShardDataset
@@ -29,6 +30,8 @@ Finish = Callable[[list[Tensor]], list[Tensor]]
 
 #: Share of the free memory of a device that a dataset may take without being told so: the model, its gradients and activations want the rest.
 _SHARE = 0.6
+#: Bytes between two rows of a subset that are read rather than skipped: a disk that seeks reads so much meanwhile.
+_GAP = 1 << 20
 #: Bytes copied to a device at a time while a dataset is loaded.
 _PIECE = 64 << 20
 
@@ -90,20 +93,15 @@ class Mover:
 
 
 class Resident:
-    """The stored rows of whole shards of a dataset, on a device: `store[k]` is (rows, C, H, W), or (rows,), of column k."""
+    """The stored rows of whole shards of a dataset, on a device: `store[k]` is (rows, C, H, W), or (rows,), of column k, and `held` says which."""
 
-    def __init__(self, device: torch.device, store: list[Tensor], first: int, rows: Rows | None) -> None:
-        self.device, self.store = device, store
-        self._first, self._rows = first, rows
-        self.samples = len(store[0]) if store else 0
+    def __init__(self, device: torch.device, store: list[Tensor], held: Selection) -> None:
+        self.device, self.store, self._held = device, store, held
 
     def split(self, rows: Rows) -> tuple[Rows, npt.NDArray[np.bool_]]:
         """(place in the store, is it there?) of rows of the dataset: int64 (N,), bool (N,)."""
-        if self._rows is None:
-            places = rows - self._first
-            return places, (places >= 0) & (places < self.samples)
-        places = np.searchsorted(self._rows, rows).clip(0, max(0, len(self._rows) - 1))
-        return places, (self._rows[places] == rows) if len(self._rows) else np.zeros(len(rows), np.bool_)
+        places = self._held.places(rows)
+        return places, (places >= 0) & (places < len(self.store[0]))
 
     def join(self, k: int, places: Rows, here: npt.NDArray[np.bool_], rest: Tensor) -> Tensor:
         """Column k of a batch on the device: the resident rows, and the others from `rest`, which holds them in order."""
@@ -148,29 +146,31 @@ def free_bytes(device: torch.device) -> int:
     return max(0, free)
 
 
-def to_device(dataset: MMapShardDataset, device: torch.device, budget: int | None) -> tuple[int, Resident | None]:
-    """Bring as many shards of a dataset as fit to a device, in its order: how many of its rows, and where they are.
+def to_device(dataset: MMapShardDataset, device: torch.device, budget: int | None) -> Resident | None:
+    """Bring as many shards of a dataset as fit to a device, in its order.
 
-    On the CPU they are in the page cache, which all processes of a host share (None for where), and stay there, locked, as far as this user may
-    lock memory.  Raises MemoryError with the numbers where they don't fit, ValueError for a budget that is none.
+    On the CPU that is the page cache, which all processes of a host share (then None), where they stay, locked, as far as this user may lock memory.
+     Raises MemoryError with the numbers where they don't fit, ValueError for a budget that is none.
     """
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
-    first, chosen, bounds = dataset._extent()
-    count = _fit(dataset, device, budget, bounds)
+    held = dataset._rows.ascending()
+    count = _fit(dataset, device, budget, held.blocks(dataset._reader.starts))
     if device.type == "cpu":
-        _into_memory(dataset, first, chosen, count)
-        return count, None
+        for rows in held.ranges(count, _GAP // sum(column.row_bytes for column in dataset._columns)):
+            for column in dataset._columns:
+                dataset._reader.warm([column.name], rows, lambda: False, lambda nbytes: None)
+                dataset._reader.lock(column.name, rows)
+        return None
     store = []
     for column in dataset._columns:
         like = column.empty(0, raw=True)
-        held = torch.empty((count, *like.shape[1:]), dtype=like.dtype, device=device, memory_format=_format(like))
+        memory = torch.empty((count, *like.shape[1:]), dtype=like.dtype, device=device, memory_format=_format(like))
         step = max(1, _PIECE // column.row_bytes)
         for at in range(0, count, step):
-            rows = np.arange(first + at, first + min(at + step, count)) if chosen is None else chosen[at : min(at + step, count)]
-            held[at : at + step] = column.batch(rows, raw=True)
-        store.append(held)
-    return count, Resident(device, store, first, None if chosen is None else chosen[:count])
+            memory[at : at + step] = column.batch(held.rows(np.arange(at, min(at + step, count))), raw=True)
+        store.append(memory)
+    return Resident(device, store, held)
 
 
 def _fit(dataset: MMapShardDataset, device: torch.device, budget: int | None, bounds: Rows) -> int:
@@ -190,17 +190,6 @@ def _fit(dataset: MMapShardDataset, device: torch.device, budget: int | None, bo
     if device.type in ("cpu", "cuda") and min(budget, need) > (free := free_bytes(device)):
         raise MemoryError(f"{dataset.root}: a budget of {budget:,} bytes is more than the {free:,} that are free on {device}")
     return int(bounds[np.searchsorted(bounds, budget // width, side="right") - 1])
-
-
-def _into_memory(dataset: MMapShardDataset, first: int, chosen: Rows | None, count: int) -> None:
-    reader = dataset._reader
-    rows = np.arange(first, first + count) if chosen is None else chosen[:count]
-    runs = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1) if count else []
-    for run in runs:
-        part = range(int(run[0]), int(run[-1]) + 1)
-        for column in dataset._columns:
-            reader.warm([column.name], part, lambda: False, lambda n: None)
-            reader.lock(column.name, part)
 
 
 def _format(batch: Tensor) -> torch.memory_format:

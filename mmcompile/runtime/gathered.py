@@ -54,6 +54,7 @@ class Gathered(Sequence[Any]):
         self._gather, self._n, self._pack = gather, n, pack
         self._made: _Made | None = None
         self._first: Any = None
+        self._looks = 0
 
     def __len__(self) -> int:
         return self._n
@@ -67,6 +68,7 @@ class Gathered(Sequence[Any]):
         if isinstance(at, range):
             return [self[i] for i in at]
         made, first = self._start()
+        self._looks += 1 if at == 0 else 2
         return first if at == 0 else made.unpack()[at - 1]  # a collate function looks at the first alone
 
     def __iter__(self) -> Iterator[Any]:
@@ -88,11 +90,11 @@ class Gathered(Sequence[Any]):
         return self._made, self._first
 
     def _take(self) -> Any:
-        """The batch if the samples are still what was gathered, else None.  Where none but the first was looked at, who asks again gets another."""
+        """The batch if the samples are still what was gathered, else None.  Where torch's look at the first was the only one, a new one each time."""
         made, first = self._start()
         found = made.give([first, *made.others])
-        if found is not None and not made.others:
-            self._made = self._first = None
+        if self._looks <= 1:
+            self._made, self._first, self._looks = None, None, 0
         return found
 
 
@@ -211,15 +213,20 @@ def _is_default(functions: Any) -> bool:
 
 
 def _register() -> bool:
-    """Tell torch's collate function of our types; False where it cannot be told."""
+    """Tell torch's collate function of our types, and its tree functions what lies in them; False where they cannot be told."""
     try:
+        from torch.utils._pytree import register_pytree_node
+
         known = _torchs().default_collate_fn_map
-        usable = _is_default(known) and callable(_torchs().collate)
-    except (ImportError, AttributeError):
-        return False
-    if usable:
+        if not _is_default(known) or not callable(_torchs().collate):
+            return False
         known.update(dict.fromkeys(_KINDS.values(), _collate))
-    return usable
+        # transforms of torchvision find the tensors of a sample by these
+        register_pytree_node(_Tuple, lambda sample: (list(sample), None), lambda values, _: tuple(values))
+        register_pytree_node(_Dict, lambda sample: (list(sample.values()), list(sample)), lambda values, names: dict(zip(names, values, strict=True)))
+    except (ImportError, AttributeError, TypeError):
+        return False
+    return True
 
 
 _REGISTERED = _register()

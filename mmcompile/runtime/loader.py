@@ -23,6 +23,7 @@ from mmcompile.runtime.dataset import MMapShardDataset
 from mmcompile.runtime.device import Mover
 from mmcompile.runtime.sampler import Course, Pass, ShardSampler
 from mmcompile.runtime.seeding import SampleIndex
+from mmcompile.runtime.selection import integers
 
 __all__ = ["ShardLoader"]
 
@@ -150,8 +151,9 @@ class ShardLoader:
         """The epoch of the next iteration."""
         self._course.set_epoch(epoch)
         for given in (self._given, getattr(self._given, "sampler", None)):
-            if hasattr(given, "set_epoch"):
-                given.set_epoch(epoch)
+            tell = getattr(given, "set_epoch", None)
+            if tell is not None:
+                tell(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loop stands, by what it has received: {"generation", "seed", "epoch", "position"}, the same on all ranks."""
@@ -297,7 +299,7 @@ def _given_jobs(loader: ShardLoader, run: Pass) -> Iterator[Job]:
         following = next(batches, None)
         seen += 1 if whole else len(keys)
         if seen > run.steps.start:
-            samples = loader.dataset._checked(keys)
+            samples = integers(keys, len(loader.dataset))
             first = keys[0] if len(keys) and isinstance(keys[0], SampleIndex) else SampleIndex(0, run.seed, run.epoch)
             valid = None if first.valid is None else np.array([key.valid for key in keys], np.bool_)
             after = seen if following is not None else run.steps.n

@@ -16,7 +16,7 @@ import torch
 
 from mmcompile.runtime.seeding import SampleIndex, stream_key, stream_keys
 
-__all__ = ["divide", "integer", "integers", "said_valid", "stream_keys_of"]
+__all__ = ["Selection", "divide", "integer", "integers", "said_valid", "stream_keys_of"]
 
 Numbers = npt.NDArray[np.int64]
 
@@ -25,6 +25,69 @@ _MASK = "samples are asked for by number; turn a mask into numbers with torch.no
 _DIVIDE = 0x73706C6974
 #: Shares closer to a whole number than this are whole: 100 * 0.29 is one in floating point.
 _WHOLE = 1e-9
+
+
+class Selection:
+    """The rows that are the samples of a dataset: those from `first` on, or `chosen` ones in any order."""
+
+    def __init__(self, first: int, n: int, chosen: Numbers | None = None) -> None:
+        self._first, self._chosen = first, chosen
+        self._n = n if chosen is None else len(chosen)
+        self._order: Numbers | None = None
+
+    def __len__(self) -> int:
+        return self._n
+
+    def row(self, sample: int) -> int:
+        """The row of a sample, counted from the end where negative.  Raises IndexError."""
+        at = sample + self._n if sample < 0 else sample
+        if not 0 <= at < self._n:
+            raise IndexError(f"sample {int(sample)} is out of range: the dataset has {self._n:,}")
+        return at + self._first if self._chosen is None else int(self._chosen[at])
+
+    def rows(self, samples: Numbers) -> Numbers:
+        """The rows of samples in [0, n): int64 (k,)."""
+        return samples + self._first if self._chosen is None else self._chosen[samples]
+
+    def places(self, rows: Numbers) -> Numbers:
+        """Where these rows are among rising ones: the sample, -1 where it is none: int64 (k,)."""
+        if self._chosen is None:
+            return np.where((rows >= self._first) & (rows < self._first + self._n), rows - self._first, -1)
+        at = np.searchsorted(self._chosen, rows).clip(0, max(0, self._n - 1))
+        return np.where(self._chosen[at] == rows, at, -1) if self._n else np.full(len(rows), -1, np.int64)
+
+    def find(self, row: int) -> int:
+        """The first sample that is this row, -1 where there is none."""
+        if self._chosen is None:
+            return row - self._first if 0 <= row - self._first < self._n else -1
+        if self._order is None:
+            self._order = np.argsort(self._chosen, kind="stable")
+        place = int(np.searchsorted(self._chosen, row, sorter=self._order))
+        at = int(self._order[place]) if place < self._n else -1
+        return at if at >= 0 and self._chosen[at] == row else -1
+
+    def blocks(self, starts: Numbers) -> Numbers:
+        """The first sample of each shard, then n, from the shards' first rows; only shards that have samples.  ValueError unless rows ascend."""
+        if self._chosen is None:
+            cuts = np.clip(starts - self._first, 0, self._n)
+        elif (np.diff(self._chosen) < 0).any():
+            raise ValueError("block order needs ascending rows, and those of this subset are not: sort the numbers given to subset(), or shuffle all")
+        else:
+            cuts = np.searchsorted(self._chosen, starts)
+        return np.unique(np.concatenate([[0], cuts, [self._n]])).astype(np.int64)
+
+    def ascending(self) -> Selection:
+        """The same rows in rising order, each once."""
+        return self if self._chosen is None else Selection(0, 0, np.unique(self._chosen))
+
+    def ranges(self, count: int, gap: int) -> list[range]:
+        """The first `count` of rising rows as ranges of step 1, over at most `gap` rows between two that are none of these."""
+        if self._chosen is None or not count:
+            return [range(self._first, self._first + count)] if count else []
+        rows = self._chosen[:count]
+        cuts = np.flatnonzero(np.diff(rows) > gap + 1) + 1
+        firsts, lasts = rows[np.append(0, cuts)], rows[np.append(cuts, len(rows)) - 1]
+        return [range(first, last + 1) for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True)]
 
 
 def integer(key: Any) -> int:

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Warming"]
 
+#: Bytes between two rows of a subset that are read rather than skipped: a disk that seeks reads so much meanwhile.
+_GAP = 1 << 20
+
 
 class Warming:
     """A dataset on its way into the page cache.  `done_bytes` of `total_bytes` are read; dropping this object ends it, what was read stays.
@@ -20,16 +23,12 @@ class Warming:
     """
 
     def __init__(self, dataset: MMapShardDataset, progress: Callable[[int, int], None] | None = None) -> None:
-        first, chosen, bounds = dataset._extent()
         self._state = state = _State(progress)
-        if chosen is None:
-            parts = [range(first, first + int(bounds[-1]))]
-        else:  # whole runs of rows
-            ends = [at + 1 for at in range(len(chosen)) if at + 1 == len(chosen) or chosen[at + 1] != chosen[at] + 1]
-            parts = [range(int(chosen[a]), int(chosen[b - 1]) + 1) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
+        rows = dataset._rows.ascending()
         fields = [column.name for column in dataset._columns]
-        widths = sum(dataset._reader.row_bytes(name) for name in fields)
-        state.total = widths * sum(map(len, parts))
+        width = sum(dataset._reader.row_bytes(name) for name in fields)
+        parts = rows.ranges(len(rows), _GAP // width)
+        state.total = width * sum(map(len, parts))
         reader = dataset._reader
 
         def read() -> None:
