@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import pickle
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmcompile.errors import CorruptShardError, GenerationError, NotADatasetError
-from mmcompile.format import opened
+from mmcompile.format import opened, region
+from mmcompile.format import reader as reader_module
 from mmcompile.format.index import DTYPES, load_index
 from mmcompile.format.npy import ALIGN
 from mmcompile.format.reader import Reader
@@ -263,3 +265,72 @@ def test_keys_are_told_and_found(tmp_path: Path, engine: str) -> None:
     assert [reader.find(key) for key in keys] == list(range(6))
     with pytest.raises(KeyError):
         reader.find(b"absent")
+
+
+# --- cold data ---
+
+
+def evict(root: Path) -> None:
+    """Drop the images from the page cache; skips where the file system keeps them there."""
+    for path in (root / "shards").glob("image-*"):
+        with open(path, "rb+") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            try:
+                os.preadv(file.fileno(), [bytearray(1)], path.stat().st_size // 2, os.RWF_NOWAIT)
+            except BlockingIOError:
+                continue
+            except OSError:
+                pass
+            pytest.skip("this file system keeps its files in memory")
+
+
+@pytest.fixture
+def cold_root(tmp_path: Path) -> Path:
+    make_dataset(tmp_path / "out", pixels(40, shape=(3, 100, 120)), shards=(13, 7, 20))
+    evict(tmp_path / "out")
+    return tmp_path / "out"
+
+
+@pytest.mark.parametrize("single", [False, True])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_cold_rows_are_told_and_read_ahead_by_advice(cold_root: Path, engine: str, single: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if single:
+        monkeypatch.setattr(region, "_SHARDS", 0)
+    reader = Reader(cold_root, engine=engine)
+    rows = np.array([3, 39, 14, 30, 3, 21, 0, 17, 25, 8])
+    assert reader.cold("image", rows)
+    assert reader.cold("image", rows[:1], sample=1)
+    reader.advise("image", rows)
+    end = time.monotonic() + 60
+    while reader.cold("image", rows, sample=len(rows)):
+        assert time.monotonic() < end
+    assert not reader.cold("image", rows[:0])
+    reader.advise("image", rows[:0])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_warming_reads_just_the_rows_and_tells_their_bytes(cold_root: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_module, "_PIECE", 100_000)
+    reader = Reader(cold_root, engine=engine)
+    seen: list[int] = []
+    reader.warm(["image"], range(5, 25), lambda: False, seen.append)
+    assert sum(seen) == 20 * 36_000
+    assert max(seen) <= 100_000
+    assert not reader.cold("image", np.arange(5, 25), sample=20)
+    seen.clear()
+    reader.warm(["image"], range(40), lambda: len(seen) == 2, seen.append)
+    assert len(seen) == 2
+    reader.warm(["image"], range(3, 3), lambda: False, seen.append)
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_advice_about_a_damaged_file_is_silent_and_warming_is_not(root: Path, engine: str) -> None:
+    os.truncate(file_of(root, "image", 1), ALIGN)
+    reader = Reader(root, engine=engine)
+    rows = np.arange(12)
+    reader.advise("image", rows)
+    assert not reader.cold("image", rows)
+    with pytest.raises(CorruptShardError, match=file_of(root, "image", 1).name):
+        reader.warm(["image"], range(12), lambda: False, lambda n: None)
