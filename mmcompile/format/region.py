@@ -6,7 +6,6 @@ placed, never before.  No lock (which a fork could leave locked): placing a shar
 
 from __future__ import annotations
 
-import ctypes
 import math
 import mmap
 import resource
@@ -136,5 +135,5 @@ def is_resident(address: int, nbytes: int) -> bool:
     """
     begin = address & -mmap.PAGESIZE
     length = address + nbytes - begin
-    pages = (ctypes.c_ubyte * -(-length // mmap.PAGESIZE))()
-    return libc().mincore(begin, length, pages) != 0 or all(page & 1 for page in pages)
+    pages = np.empty(-(-length // mmap.PAGESIZE), np.uint8)
+    return libc().mincore(begin, length, pages.ctypes.data) != 0 or bool((pages & 1).all())
