@@ -99,7 +99,7 @@ class Reader:
     def view(self, field: str, shard: int) -> Array:
         """A shard's rows of a field, (rows, *shape) as they lie on disk: a copy-on-write map (with engine "pread" a copy in memory).
 
-        A write to it stays in this process and is seen by its later views.
+        A write to it stays in this process and is seen by its later views.  Raises OSError where the kernel grants no map.
         """
         if self.engine == "pread":
             spec = self._fields[field]
@@ -130,9 +130,7 @@ class Reader:
         No other row of the array may be touched: where no shard is mapped, that is a signal and not an exception.  None with engine "pread", and
         where the kernel grants no map or the shards are too many.
         """
-        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(self):
-            raise IndexError(f"rows from {rows.min():,} to {rows.max():,} of a dataset of {len(self):,}")
-        region = self._region(field)
+        rows, region = self._checked(rows), self._region(field)
         if region is None:
             return None
         at, missing = region.find(rows)
@@ -196,7 +194,7 @@ class Reader:
 
         Says nothing of a file that cannot be opened: `gather` will.
         """
-        spec = self._fields[field]
+        spec, rows = self._fields[field], self._checked(rows)
         with suppress(FormatError, OSError):
             if self.engine == "mmap":
                 addresses, _held = self._addresses(field, rows)
@@ -215,7 +213,7 @@ class Reader:
         False also where the kernel does not tell: the file is another user's and may not be written (mmap), the file system cannot say (pread), or
         it cannot be opened.
         """
-        spec = self._fields[field]
+        spec, rows = self._fields[field], self._checked(rows)
         if len(rows) > sample:
             rows = rows[np.arange(sample) * len(rows) // sample]
         with suppress(FormatError, OSError):
@@ -281,6 +279,13 @@ class Reader:
 
     def row_bytes(self, field: str) -> int:
         return self._fields[field].row_bytes
+
+    def _checked(self, rows: Rows) -> Rows:
+        """These rows as int64.  Raises IndexError for one outside [0, n)."""
+        rows = np.asarray(rows, np.int64)
+        if len(rows) and int(rows.view(np.uint64).max()) >= len(self):  # a negative number is a large one there
+            raise IndexError(f"rows from {rows.min():,} to {rows.max():,} of a dataset of {len(self):,}")
+        return rows
 
     def _addresses(self, field: str, rows: Rows) -> tuple[Rows, object]:
         """Where in memory each row begins, and what keeps it mapped.  Raises OSError where a shard cannot be mapped."""

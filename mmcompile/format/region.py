@@ -44,15 +44,16 @@ class Region:
         self._row_bytes = dtype.itemsize * math.prod(shape)
         unit = ALIGN // math.gcd(ALIGN, self._row_bytes)  # a multiple of so many rows begins a page
         shards = len(starts) - 1
-        rows = np.diff(starts)
-        self.first = np.zeros(shards, np.int64)
         room = (int(starts[-1]) + shards * unit) * self._row_bytes
         limit = resource.getrlimit(resource.RLIMIT_AS)[0]  # reserved addresses count there as if they were used
         most = _BYTES if limit == resource.RLIM_INFINITY else min(_BYTES, limit // 4)
         if sys.platform != "linux" or ALIGN % mmap.PAGESIZE or shards > _SHARDS or room > most:
             raise OSError(f"no region of {shards:,} shards and {room:,} bytes")
+        rows = np.diff(starts)
+        self.first = np.zeros(shards, np.int64)
         np.cumsum(-(-rows[:-1] // unit) * unit, out=self.first[1:])
-        length = -(-(int(self.first[-1]) + int(rows[-1])) * self._row_bytes // ALIGN) * ALIGN
+        count = int(self.first[-1] + rows[-1])
+        length = -(-count * self._row_bytes // ALIGN) * ALIGN
         token = object()
         _living[token] = shards, length
         living = list(_living.values())
@@ -63,7 +64,6 @@ class Region:
         except BaseException:
             _living.pop(token, None)
             raise
-        count = int(self.first[-1]) + int(rows[-1])
         self.flat: Array = self._space.array[: count * self._row_bytes].view(dtype).reshape((count, *shape))
         self._starts, self._rows, self._shift = starts, rows, self.first - starts[:-1]
         self._placed = np.zeros(shards, np.bool_)
@@ -78,10 +78,9 @@ class Region:
                 return rows, ()
             found = np.take(self._buckets, rows >> self._bits, mode="clip")
             found += rows
-            for_search = np.flatnonzero(found < 0)
-            if len(for_search):
-                apart = rows[for_search]
-                found[for_search] = apart + self._shift[self._shards_of(apart)]
+            unsure = np.flatnonzero(found < 0)
+            if len(unsure):
+                found[unsure] = rows[unsure] + self._shift[self._shards_of(rows[unsure])]
             return found, ()
         shards = self._shards_of(rows)
         return rows + self._shift[shards], dict.fromkeys(shards[~self._placed[shards]].tolist())
@@ -90,15 +89,17 @@ class Region:
         return np.searchsorted(self._starts, rows, side="right") - 1
 
     def _make_buckets(self) -> Rows:
-        """For each 2^bits rows what to add to a row's number: a search for each row would cost more than to copy a small one.  Negative where they
-        lie in several shards."""
+        """For each 2^bits rows what to add to a row's number, as a search for each row would cost more than to copy a small one.
+
+        Far below 0 where they lie in several shards.
+        """
         n = int(self._starts[-1])
         begin = np.arange(0, n, 1 << self._bits)
         first, last = self._shards_of(begin), self._shards_of(np.minimum(begin + (1 << self._bits), n) - 1)
         return np.where(first == last, self._shift[first], np.int64(-1 << 62))
 
     def place(self, shard: int, fd: int, offset: int) -> bool:
-        """Map the rows of a shard from an open file, checked before, in which they begin at `offset`.  False where the kernel has no map left."""
+        """Map the rows of a shard from an open, checked file in which they begin at `offset`.  False where the kernel has no map left, and ever after."""
         if self._failed:
             return False
         try:

@@ -100,8 +100,9 @@ def test_a_row_outside_the_dataset_is_no_row(tmp_path: Path) -> None:
     for engine in ("mmap", "pread"):
         reader = Reader(tmp_path, engine=engine)
         for rows in ([0, 12], [-1], [1 << 62, 0]):
-            with pytest.raises(IndexError, match="of a dataset of 12"):
-                reader.gather("image", np.array(rows))
+            for use in (reader.gather, reader.flat, reader.advise, reader.cold):
+                with pytest.raises(IndexError, match="of a dataset of 12"):
+                    use("image", np.array(rows))
 
 
 def test_shards_of_equal_content_share_a_file(tmp_path: Path) -> None:
