@@ -55,8 +55,8 @@ class MMapShardDataset(Dataset[Any]):
     `DataLoader(ds, batch_size=256)` copies each batch once, like `ds[list]`: hwc rows come as channels_last.  A custom `collate_fn` gets samples that
     view one batch; what `default_collate` makes of them all is that batch.  A batch is yours until its last view is gone; then its memory is reused.
 
-    An index may be a `SampleIndex`: it carries a seed and an epoch, and perhaps `valid`, which becomes the sample's last element (of a dict: "valid").
-    Other indices mean seed 0 and the epoch of `set_epoch`.
+    An index may be a `SampleIndex`: it carries a seed and an epoch, and perhaps `valid`, which becomes the sample's last element (in a dict:
+    "valid").  Other indices mean seed 0 and the epoch of `set_epoch`.
 
     split: the name of a split, or "all" for all of them; needed where there are several.
     fields: names of the fields to read, in the order wanted (others are never touched); a single one comes bare, not in a tuple.
@@ -155,7 +155,7 @@ class MMapShardDataset(Dataset[Any]):
 
     def __getitem__(self, key: Any) -> Any:
         """A sample for an integer, a batch for a slice or a list, array or tensor of integers.  Raises IndexError beyond the end, TypeError."""
-        if type(key) is int:
+        if type(key) is int or type(key) is SampleIndex:
             return self._sample(key)
         if isinstance(key, slice):
             return self._batch(self._where(self._ranged(range(*key.indices(len(self._rows))))), ())
