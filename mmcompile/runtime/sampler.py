@@ -211,9 +211,9 @@ class Course:
         seed, epoch = (_whole(f"the {name} in a state", state[name], 0, _WORD) for name in ("seed", "epoch"))
         position = _whole("the position in a state", state["position"], 0)
         if generation != self._generation:
-            other = "" if generation is None else f"open that one (MMapShardDataset(root, generation={generation!r})), or "
-            message = f"the state was taken over generation {generation}, this dataset is of generation {self._generation}: {other}start anew without this state"
-            raise GenerationError(message, expected=generation, found=self._generation)
+            remedy = "" if generation is None else f"open that one (MMapShardDataset(root, generation={generation!r})), or "
+            message = f"the state was taken over generation {generation}, this dataset is of generation {self._generation}"
+            raise GenerationError(f"{message}: {remedy}start anew without this state", expected=generation, found=self._generation)
         if position > self._n:
             raise ValueError(f"the state stands at position {position:,}, but the dataset has {self._n:,} samples: it was taken over another dataset")
         self._seed, self._epoch, self._position, self._used, self._latest = seed, epoch, position, False, None

@@ -401,7 +401,7 @@ def test_a_state_of_another_generation_names_both_and_the_remedy() -> None:
     assert caught.value.details == {"expected": "a" * 32, "found": "b" * 32}
     with pytest.raises(GenerationError, match="generation None"):
         ShardSampler(range(10), 2).load_state_dict(state)
-    with pytest.raises(GenerationError, match="generation None, .* generation b+: start anew"):
+    with pytest.raises(GenerationError, match=r"generation None, .* generation b+: start anew"):
         ShardSampler(Numbers(10, "b" * 32), 2).load_state_dict(state | {"generation": None})
 
 
