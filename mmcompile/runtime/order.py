@@ -69,15 +69,16 @@ class Order:
             raise ValueError(f"shuffle must be True, False or 'block', not {shuffle!r}")
         if weights is not None and shuffle == "block":
             raise ValueError("weights draw from all samples, so they cannot be kept within a few shards: use shuffle=True with weights")
-        key = stream_key(operator.index(seed), operator.index(epoch), _ORDER)
-        self._draws = None if weights is None else _Draws(self.n, weights, stream_key(key, _DRAWS, 0))
-        self._shuffled: _Permutation | _Windows | None = None
-        if shuffle == "block":
+        key = stream_key(_integer("seed", seed), _integer("epoch", epoch), _ORDER)
+        self._source: _Permutation | _Windows | _Draws | None = None
+        if weights is not None:
+            self._source = _Draws(self.n, weights, stream_key(key, _DRAWS, 0))
+        elif shuffle == "block":
             if blocks is None:
                 raise ValueError("shuffle='block' needs blocks: the first sample of each shard, then the number of samples")
-            self._shuffled = _Windows(self.n, blocks, _integer("block_shards", block_shards, 1), key)
-        elif shuffle and weights is None:
-            self._shuffled = _Permutation(self.n, stream_key(key, _WHOLE, 0))
+            self._source = _Windows(self.n, blocks, _integer("block_shards", block_shards, 1), key)
+        elif shuffle:
+            self._source = _Permutation(self.n, stream_key(key, _WHOLE, 0))
 
     def __len__(self) -> int:
         return self.n
@@ -94,12 +95,11 @@ class Order:
             bad = at[(at < 0) | (at >= self.n)][0]
             raise IndexError(f"position {bad} is outside [0, {self.n})")
         at = at.astype(np.int64, copy=False)
-        source = self._draws or self._shuffled
-        if source is None:
+        if self._source is None:
             out[:] = at
             return out
         for start in range(0, len(at), _CHUNK):
-            out[start : start + _CHUNK] = source.rows(at[start : start + _CHUNK])
+            out[start : start + _CHUNK] = self._source.rows(at[start : start + _CHUNK])
         return out
 
 
@@ -337,11 +337,12 @@ class _Draws:
         return rows
 
 
-def _integer(name: str, value: Any, lowest: int) -> int:
+def _integer(name: str, value: Any, lowest: int | None = None) -> int:
+    """A Python int; with `lowest`, one in [lowest, 2^63)."""
     try:
         number = operator.index(value)
     except TypeError:
         raise ValueError(f"{name} must be an integer, found {value!r}") from None
-    if not lowest <= number < 1 << 63:
+    if lowest is not None and not lowest <= number < 1 << 63:
         raise ValueError(f"{name} must be in [{lowest}, 2^63), found {number}")
     return number

@@ -169,6 +169,8 @@ def test_a_position_outside_is_an_index_error_that_names_it(options: dict[str, A
     [
         ({"shuffle": "blocks"}, "shuffle must be True, False or 'block', not 'blocks'"),
         ({"shuffle": None}, "shuffle must be True, False or 'block', not None"),
+        ({"seed": 0.5}, "seed must be an integer, found 0.5"),
+        ({"epoch": None}, "epoch must be an integer, found None"),
         ({"shuffle": "block"}, "needs blocks"),
         ({"shuffle": "block", "blocks": np.array([0, 5])}, "blocks must rise from 0 to the number of samples, 10, found 0 to 5"),
         ({"shuffle": "block", "blocks": np.array([1, 10])}, "found 1 to 10"),
@@ -242,6 +244,14 @@ def test_no_two_seeds_and_epochs_share_an_order(n: int) -> None:
     head = np.arange(50)
     orders = {Order(n, seed=s, epoch=e, shuffle=True).rows(head).tobytes() for s in parts for e in parts}
     assert len(orders) == 81
+
+
+def test_epochs_and_seeds_change_the_shards_of_a_window_and_the_rows_within() -> None:
+    blocks = np.arange(0, 2001, 100)
+    first, *others = [whole(2000, seed=s, epoch=e, shuffle="block", blocks=blocks, block_shards=2) for s, e in ((0, 0), (0, 1), (1, 0))]
+    for rows in others:
+        assert (rows[::200] // 100).tolist() != (first[::200] // 100).tolist()
+        assert (rows == first).sum() < 20
 
 
 def test_windows_and_shards_are_shuffled_by_keys_of_their_own() -> None:
