@@ -107,7 +107,7 @@ class Course:
     """The course of the epochs over a dataset: which comes next, how it is ordered and divided among ranks, and what of it was received.
 
     The dataset is anything with a length.  `shuffle="block"` asks it for `blocks()`, `weights="balanced"` for `targets`; its `generation`, if it has
-    one, is kept in the state.  See ShardSampler for the arguments.  One thread at a time.
+    one, is kept in the state.  See ShardSampler for the arguments.  `batch_size` can be read.  One thread at a time.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Course:
             ranks(rank, world_size)
         _warn_of_subset(dataset)
         self._n = len(dataset)
-        self._batch_size = _whole("batch_size", batch_size, 1)
+        self.batch_size = _whole("batch_size", batch_size, 1)
         self._block_shards = _whole("block_shards", block_shards, 1)
         self._shuffle: bool | Literal["block"] = "block" if shuffle == "block" else bool(shuffle)
         self._drop_last, self._uneven = bool(drop_last), uneven
@@ -232,9 +232,9 @@ class Course:
             uneven = "wrap"
         epoch, start = (self._epoch + 1, 0) if self._used or self._position >= self._n > 0 else (self._epoch, self._position)
         settings: dict[str, Any] = {"rank": rank, "world_size": size, "uneven": uneven, "drop_last": self._drop_last}
-        steps = Steps(self._n, self._batch_size, start=start, **settings)
+        steps = Steps(self._n, self.batch_size, start=start, **settings)
         if start and not len(steps):  # loaded under another batch size: what is left would all be dropped
-            epoch, steps = epoch + 1, Steps(self._n, self._batch_size, **settings)
+            epoch, steps = epoch + 1, Steps(self._n, self.batch_size, **settings)
         return epoch, steps
 
 
