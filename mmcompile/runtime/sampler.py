@@ -107,7 +107,7 @@ class Course:
     """The course of the epochs over a dataset: which comes next, how it is ordered and divided among ranks, and what of it was received.
 
     The dataset is anything with a length.  `shuffle="block"` asks it for `blocks()`, `weights="balanced"` for `targets`; its `generation`, if it has
-    one, is kept in the state.  See ShardSampler for the arguments.  One thread at a time.
+    one, is kept in the state.  See ShardSampler for the arguments.  `batch_size` can be read.  One thread at a time.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Course:
             ranks(rank, world_size)
         _warn_of_subset(dataset)
         self._n = len(dataset)
-        self._batch_size = _whole("batch_size", batch_size, 1)
+        self.batch_size = _whole("batch_size", batch_size, 1)
         self._block_shards = _whole("block_shards", block_shards, 1)
         self._shuffle: bool | Literal["block"] = "block" if shuffle == "block" else bool(shuffle)
         self._drop_last, self._uneven = bool(drop_last), uneven
@@ -211,9 +211,9 @@ class Course:
         seed, epoch = (_whole(f"the {name} in a state", state[name], 0, _WORD) for name in ("seed", "epoch"))
         position = _whole("the position in a state", state["position"], 0)
         if generation != self._generation:
-            other = "" if generation is None else f"open that one (MMapShardDataset(root, generation={generation!r})), or "
-            message = f"the state was taken over generation {generation}, this dataset is of generation {self._generation}: {other}start anew without this state"
-            raise GenerationError(message, expected=generation, found=self._generation)
+            remedy = "" if generation is None else f"open that one (MMapShardDataset(root, generation={generation!r})), or "
+            message = f"the state was taken over generation {generation}, this dataset is of generation {self._generation}"
+            raise GenerationError(f"{message}: {remedy}start anew without this state", expected=generation, found=self._generation)
         if position > self._n:
             raise ValueError(f"the state stands at position {position:,}, but the dataset has {self._n:,} samples: it was taken over another dataset")
         self._seed, self._epoch, self._position, self._used, self._latest = seed, epoch, position, False, None
@@ -232,9 +232,9 @@ class Course:
             uneven = "wrap"
         epoch, start = (self._epoch + 1, 0) if self._used or self._position >= self._n > 0 else (self._epoch, self._position)
         settings: dict[str, Any] = {"rank": rank, "world_size": size, "uneven": uneven, "drop_last": self._drop_last}
-        steps = Steps(self._n, self._batch_size, start=start, **settings)
+        steps = Steps(self._n, self.batch_size, start=start, **settings)
         if start and not len(steps):  # loaded under another batch size: what is left would all be dropped
-            epoch, steps = epoch + 1, Steps(self._n, self._batch_size, **settings)
+            epoch, steps = epoch + 1, Steps(self._n, self.batch_size, **settings)
         return epoch, steps
 
 

@@ -144,6 +144,18 @@ def test_the_order_does_not_depend_on_the_batch_size(size: int) -> None:
     assert list(ShardSampler(range(9001), size, shuffle=True, seed=1)) == expected
 
 
+@pytest.mark.parametrize(("n", "size"), [(0, 2), (23, 2), (9001, 7), (9001, 5000)])
+@pytest.mark.parametrize("uneven", ["wrap", "drop", "mask"])
+def test_ranks_are_handed_the_steps_of_the_course(n: int, size: int, uneven: str) -> None:
+    settings: dict[str, Any] = {"shuffle": True, "uneven": uneven, "rank": 1, "world_size": 3}
+    run = Course(range(n), size, **settings).begin()
+    expected = []
+    for step in range(len(run.steps)):
+        samples, valid = run.samples(step)
+        expected += list(zip(samples.tolist(), [None] * len(samples) if valid is None else valid.tolist(), strict=True))
+    assert [(int(i), i.valid) for i in ShardSampler(range(n), size, **settings)] == expected
+
+
 def test_an_iteration_that_hands_out_nothing_leaves_its_epoch() -> None:
     sampler = ShardSampler(range(10), 4)
     iter(sampler)
@@ -324,8 +336,9 @@ def test_set_epoch_keeps_a_loaded_position_in_that_epoch_alone() -> None:
     sampler.load_state_dict(state)
     sampler.set_epoch(3)
     assert list(sampler) == [4, 5]
-    sampler.set_epoch(3)  # used up: from its beginning
-    assert list(sampler) == [0, 1, 2, 3, 4, 5]
+    for stop in (3, 6):  # used, in part or whole: from its beginning
+        sampler.set_epoch(3)
+        assert [(int(i), i.epoch) for i in itertools.islice(sampler, stop)] == [(i, 3) for i in range(stop)]
     sampler.load_state_dict(state)
     sampler.set_epoch(4)
     assert [(int(i), i.epoch) for i in sampler] == [(i, 4) for i in range(6)]
@@ -401,7 +414,7 @@ def test_a_state_of_another_generation_names_both_and_the_remedy() -> None:
     assert caught.value.details == {"expected": "a" * 32, "found": "b" * 32}
     with pytest.raises(GenerationError, match="generation None"):
         ShardSampler(range(10), 2).load_state_dict(state)
-    with pytest.raises(GenerationError, match="generation None, .* generation b+: start anew"):
+    with pytest.raises(GenerationError, match=r"generation None, .* generation b+: start anew"):
         ShardSampler(Numbers(10, "b" * 32), 2).load_state_dict(state | {"generation": None})
 
 
