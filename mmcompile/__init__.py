@@ -27,11 +27,15 @@ if TYPE_CHECKING:
     from mmcompile.compiler.outcome import BuildReport
     from mmcompile.compiler.preprocess import Normalize, Preprocess
     from mmcompile.format.verify import verify
+    from mmcompile.runtime.augment import Augment
     from mmcompile.runtime.dataset import MMapShardDataset
+    from mmcompile.runtime.loader import ShardLoader
+    from mmcompile.runtime.sampler import ShardSampler
 
     __version__: str
 
 __all__ = [
+    "Augment",
     "BuildError",
     "BuildOptions",
     "BuildReport",
@@ -48,6 +52,8 @@ __all__ = [
     "OutputExistsError",
     "Preprocess",
     "ResumeError",
+    "ShardLoader",
+    "ShardSampler",
     "SourceError",
     "VersionError",
     "__version__",
@@ -56,11 +62,14 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Augment": "mmcompile.runtime.augment",
     "BuildOptions": "mmcompile.compiler.options",
     "BuildReport": "mmcompile.compiler.outcome",
     "MMapShardDataset": "mmcompile.runtime.dataset",
     "Normalize": "mmcompile.compiler.preprocess",
     "Preprocess": "mmcompile.compiler.preprocess",
+    "ShardLoader": "mmcompile.runtime.loader",
+    "ShardSampler": "mmcompile.runtime.sampler",
     "build": "mmcompile.compiler.driver",
     "verify": "mmcompile.format.verify",
 }

@@ -23,7 +23,7 @@ from mmcompile.format.canonical import as_text
 from mmcompile.format.index import Index, load_classes, load_index
 from mmcompile.format.npy import ALIGN, file_name, read_into
 from mmcompile.format.opened import Opened
-from mmcompile.format.region import Region, lock, is_resident, page_runs, will_need
+from mmcompile.format.region import Region, is_resident, lock, page_runs, will_need
 from mmcompile.format.samples import KEY_LIMIT, check_stops, key_hash, keys_of, sample_dtype
 
 __all__ = ["Reader", "shard_starts"]

@@ -309,7 +309,7 @@ class MMapShardDataset(Dataset[Any]):
         return out
 
     def warm(self, progress: Callable[[int, int], None] | None = None) -> Warming:
-        """Read the files of the fields in use into the page cache, in the background; see Warming.  progress: called with (bytes done, bytes in all)."""
+        """Read the files of the fields in use into the page cache, in the background; see Warming.  progress: called with (bytes done, of all)."""
         from mmcompile.runtime.warming import Warming
 
         return Warming(self, progress)

@@ -177,10 +177,13 @@ class _Clock:
 
     def __init__(self) -> None:
         self.begun = self.last = time.perf_counter()
-        self.waited_s = self.disk_s = 0.0
+        self.waited_s = self.disk_s = self._moved_before = 0.0
         self.batches = 0
         self.sum = Times()
-        self.moved_before = 0.0
+
+    def start(self, mover: Mover | None) -> None:
+        self.begun = time.perf_counter()
+        self._moved_before = 0.0 if mover is None else mover.moved_s()
 
     def add(self, waited_s: float, times: Times) -> None:
         self.waited_s += waited_s
@@ -193,7 +196,7 @@ class _Clock:
 
     def report(self, mover: Mover | None) -> dict[str, Any]:
         elapsed = self.last - self.begun
-        moved = 0.0 if mover is None else mover.moved_s() - self.moved_before
+        moved = 0.0 if mover is None else mover.moved_s() - self._moved_before
         costs = {"disk": self.disk_s, "gather": self.sum.gathered_s - self.disk_s, "convert": self.sum.converted_s, "transfer": moved}
         slow = "consumer" if self.waited_s <= _WAITING * elapsed else max(costs, key=lambda name: costs[name])
         return {
@@ -231,23 +234,16 @@ class _Iteration:
 
     def __init__(self, loader: ShardLoader) -> None:
         self._loader, self._maker, self._course = loader, loader._maker, loader._course
-        self._clock = loader._clock = _Clock()
-        mover = self._maker.mover
-        self._clock.moved_before = 0.0 if mover is None else mover.moved_s()
-        self._run = run = self._course.begin()
-        jobs = _jobs(run) if loader._given is None else _given_jobs(loader, run)
-        self._ahead: Ahead[Job, Made] = Ahead(
-            self._maker.make,
-            jobs,
-            threads=loader.num_workers,
-            ahead=loader.prefetch_factor * max(1, loader.num_workers),
-            look=self._maker.look,
-        )
+        self._clock = _Clock()
+        self._run: Pass | None = None
+        self._ahead: Ahead[Job, Made] | None = None
 
     def __iter__(self) -> _Iteration:
         return self
 
     def __next__(self) -> Any:
+        if self._ahead is None or self._run is None:
+            self._run, self._ahead = self._begin()
         begun = time.perf_counter()
         with record_function("mmcompile.wait"):
             made = self._ahead.take(self._loader.timeout)
@@ -258,7 +254,23 @@ class _Iteration:
 
     def close(self) -> None:
         """End the threads now."""
-        self._ahead.close()
+        if self._ahead is not None:
+            self._ahead.close()
+
+    def _begin(self) -> tuple[Pass, Ahead[Job, Made]]:
+        """With the first batch that is asked for: of two iterations at once the later one has the next epoch, and one never used costs nothing."""
+        loader = self._loader
+        run = self._course.begin()
+        loader._clock = self._clock
+        self._clock.start(self._maker.mover)
+        ahead: Ahead[Job, Made] = Ahead(
+            self._maker.make,
+            _jobs(run) if loader._given is None else _given_jobs(loader, run),
+            threads=loader.num_workers,
+            ahead=loader.prefetch_factor * max(1, loader.num_workers),
+            look=self._maker.look,
+        )
+        return run, ahead
 
     def _finished(self, made: Made) -> Any:
         maker, job, dataset = self._maker, made.job, self._maker.dataset
