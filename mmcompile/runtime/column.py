@@ -30,7 +30,7 @@ Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
 Memory = Callable[[int], Tensor]
 
-#: Shards whose tensor is kept at hand; together with the maps of the Reader (30,000) well below the kernel's 65,530 for a process.
+#: Shards whose tensor is kept at hand; they keep the Reader's maps, of which a process may have 65,530.
 _HELD = 8192
 #: Stored bytes gathered before they are converted: a quarter of a core's second-level cache (2 MiB on machines of today).
 _CACHED = 1 << 19
