@@ -99,7 +99,7 @@ class Region:
         return np.where(first == last, self._shift[first], np.int64(-1 << 62))
 
     def place(self, shard: int, fd: int, offset: int) -> bool:
-        """Map the rows of a shard from an open, checked file in which they begin at `offset`.  False where the kernel has no map left, and ever after."""
+        """Map the rows of a shard from an open, checked file in which they begin at `offset`.  False where no map is left, and ever after."""
         if self._failed:
             return False
         try:
