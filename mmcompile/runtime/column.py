@@ -34,6 +34,7 @@ Memory = Callable[[int], Tensor]
 _HELD = 8192
 #: Stored bytes gathered before they are converted: a quarter of a core's second-level cache (2 MiB on machines of today).
 _CACHED = 1 << 19
+_FIRST = np.zeros(1, np.int64)
 
 
 class ImageColumn:
@@ -131,16 +132,17 @@ class ImageColumn:
             return
         from mmcompile.runtime.cut import cut_rows  # reading alone does not load it
 
+        found = self._reader.flat(self.name, rows)
+        if found is not None:  # a crop is a view of the map, copied once
+            images, at = found
+            cut_rows(images[(slice(None), *self._region)], at, cut, out, self.stored, self._hwc)
+            return
         channels, height, width = self.shape
         whole = (height, width, channels) if self._hwc else (channels, height, width)
-        row_bytes = math.prod(whole) * self._kind.itemsize
-        step = max(1, _CACHED // row_bytes)
-        for at in range(0, len(rows), step):
-            piece = slice(at, min(at + step, len(rows)))
-            count = piece.stop - at
-            images = scratch("whole", count * row_bytes).view(self._kind).reshape(count, *whole)
-            self._reader.gather(self.name, rows[piece], out=images, region=self._region)
-            cut_rows(images, np.arange(count), cut[piece], out[piece], self.stored, self._hwc)
+        image = scratch("whole", math.prod(whole) * self._kind.itemsize).view(self._kind).reshape(1, *whole)
+        for i in range(len(rows)):
+            self._reader.gather(self.name, rows[i : i + 1], out=image, region=self._region)
+            cut_rows(image, _FIRST, cut[i : i + 1], out[i : i + 1], self.stored, self._hwc)
 
     def _memory(self, out: Tensor, n: int, size: tuple[int, ...], raw: bool) -> Array:
         """`out` as an array of rows as they lie on disk.  Raises ValueError where it is not what `empty` makes."""
