@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,6 +34,9 @@ Memory = Callable[[int], Tensor]
 _HELD = 8192
 #: Stored bytes gathered before they are converted: a quarter of a core's second-level cache (2 MiB on machines of today).
 _CACHED = 1 << 19
+#: Rows of which no more than this fit into it are not gathered: a call for each of them costs less than a copy.
+_FEW = 8
+_FIRST = np.zeros(1, np.int64)
 
 
 class ImageColumn:
@@ -107,12 +110,7 @@ class ImageColumn:
             if times is not None:
                 times.gathered_s += time.perf_counter() - began
             return out
-        row_bytes = math.prod(target.shape[1:]) * self._kind.itemsize
-        step = max(1, _CACHED // row_bytes)
-        for at in range(0, len(rows), step):
-            piece = slice(at, min(at + step, len(rows)))
-            part = scratch("rows", (piece.stop - at) * row_bytes).view(self._kind).reshape(-1, *target.shape[1:])
-            self._gather(rows[piece], None if cut is None else cut[piece], part)
+        for piece, part in self._pieces(rows, cut, target.shape[1:]):
             gathered = time.perf_counter()
             self._numbers.fill(part, target[piece])
             converted = time.perf_counter()
@@ -126,6 +124,21 @@ class ImageColumn:
         """The settings' values of stored ones (N, C, H, W), on the device where they are: the same bits on each."""
         return self._numbers.of(raw)
 
+    def _pieces(self, rows: Rows, cut: Cut | None, shape: tuple[int, ...]) -> Iterator[tuple[slice, Array]]:
+        """Stored rows of this shape, as many at a time as stay in the cache: which they are, and memory that the next piece may overwrite."""
+        row_bytes = math.prod(shape) * self._kind.itemsize
+        step = max(1, _CACHED // max(1, row_bytes))
+        found = self._reader.flat(self.name, rows) if step <= _FEW and cut is None and not self._region else None
+        if found is not None:  # a large row is computed straight from its map
+            for i, at in enumerate(found[1].tolist()):
+                yield slice(i, i + 1), found[0][at : at + 1]
+            return
+        for at in range(0, len(rows), step):
+            piece = slice(at, min(at + step, len(rows)))
+            part = scratch("rows", (piece.stop - at) * row_bytes).view(self._kind).reshape(-1, *shape)
+            self._gather(rows[piece], None if cut is None else cut[piece], part)
+            yield piece, part
+
     def _gather(self, rows: Rows, cut: Cut | None, out: Array) -> None:
         """Stored rows as they lie on disk, cut, into `out`."""
         if cut is None:
@@ -133,16 +146,17 @@ class ImageColumn:
             return
         from mmcompile.runtime.cut import cut_rows  # reading alone does not load it
 
+        found = self._reader.flat(self.name, rows)
+        if found is not None:  # a crop is a view of the map, copied once
+            images, at = found
+            cut_rows(images[(slice(None), *self._region)], at, cut, out, self.stored, self._hwc)
+            return
         channels, height, width = self.shape
         whole = (height, width, channels) if self._hwc else (channels, height, width)
-        row_bytes = math.prod(whole) * self._kind.itemsize
-        step = max(1, _CACHED // row_bytes)
-        for at in range(0, len(rows), step):
-            piece = slice(at, min(at + step, len(rows)))
-            count = piece.stop - at
-            images = scratch("whole", count * row_bytes).view(self._kind).reshape(count, *whole)
-            self._reader.gather(self.name, rows[piece], out=images, region=self._region)
-            cut_rows(images, np.arange(count), cut[piece], out[piece], self.stored, self._hwc)
+        image = scratch("whole", math.prod(whole) * self._kind.itemsize).view(self._kind).reshape(1, *whole)
+        for i in range(len(rows)):
+            self._reader.gather(self.name, rows[i : i + 1], out=image, region=self._region)
+            cut_rows(image, _FIRST, cut[i : i + 1], out[i : i + 1], self.stored, self._hwc)
 
     def _memory(self, out: Tensor, n: int, size: tuple[int, ...], raw: bool) -> Array:
         """`out` as an array of rows as they lie on disk.  Raises ValueError where it is not what `empty` makes."""

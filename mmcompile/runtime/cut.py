@@ -120,22 +120,24 @@ def _turn(box: Array, out: Array, pixel: int) -> None:
 
     numpy walks backwards one element at a time.  Bytes are turned round three times as fast, 8 at a time, by copying them from big-endian numbers.
     """
-    size = out.size
+    size, flat = out.size, out.reshape(-1)
     words = -(-size // 8)
     memory = scratch("turned", 16 * words).reshape(2, 8 * words)
     memory[0, :size].reshape(box.shape)[...] = box.view(np.uint8)
-    memory[1].view("<u8")[...] = memory[0].view(">u8")[::-1]
-    turned, flat = memory[1, 8 * words - size :], out.reshape(-1)
-    if pixel == 1:
-        flat[...] = turned
+    backwards = memory[0].view(">u8")[::-1]
+    if pixel == 1 and size == 8 * words:
+        flat.view("<u8")[...] = backwards
         return
-    # The first and the third byte of each pixel change places: `a ^ b`, kept where the first ones are, turns each of them into the other.
-    other = memory[0, : size - 2]
-    np.bitwise_xor(turned[:-2], turned[2:], out=other)
-    np.bitwise_and(other, _first_bytes(size)[:-2], out=other)
-    np.bitwise_xor(turned[:-2], other, out=flat[:-2])
-    flat[-2:] = turned[-2:]
-    np.bitwise_xor(flat[2:], other, out=flat[2:])
+    memory[1].view("<u8")[...] = backwards
+    turned = memory[1, 8 * words - size :]
+    if pixel == 3:
+        # The first and the third byte of each pixel change places: `a ^ b`, kept where the first ones are, turns each of them into the other.
+        other = memory[0, : size - 2]
+        np.bitwise_xor(turned[:-2], turned[2:], out=other)
+        np.bitwise_and(other, _first_bytes(size)[:-2], out=other)
+        np.bitwise_xor(turned[:-2], other, out=turned[:-2])
+        np.bitwise_xor(turned[2:], other, out=turned[2:])
+    flat[...] = turned
 
 
 @lru_cache(8)
@@ -148,8 +150,10 @@ def _first_bytes(size: int) -> Array:
 
 def _scaled(box: Array, size: tuple[int, int], stored: torch.dtype, hwc: bool) -> Array:
     """`box` scaled to `size`, both as they lie on disk."""
-    image = torch.from_numpy(box).view(stored)
-    image = (image.permute(2, 0, 1) if hwc else image)[None]
+    lent = scratch("box", box.nbytes).view(box.dtype).reshape(1, *box.shape)
+    lent[0] = box  # torch wants memory that it may write to, and is faster where it is contiguous (whole: its strides tell torch the layout)
+    image = torch.from_numpy(lent).view(stored)
+    image = image.permute(0, 3, 1, 2) if hwc else image
     values = image if stored == torch.uint8 else image.to(_precise(stored))
     values = torch.nn.functional.interpolate(values, size=size, mode="bilinear", antialias=True)
     made = _narrowed(values, stored)[0]
