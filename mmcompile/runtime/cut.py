@@ -50,7 +50,8 @@ def cut_rows(images: Array, at: Rows, cut: Cut, out: Array, stored: torch.dtype,
     """The cuts of images[at] into `out`, C-contiguous, both as rows lie on disk: (N, H, W, C) or (N, C, H, W), bfloat16 as uint16.
 
     Scaled 8-bit values are those of torchvision's antialiased resize; others are computed in float32 (in float64 where they have more than 24 bits)
-    and rounded once, half to even.
+    and rounded once, half to even.  All is done by the calling thread, but for scaled images that are not of 8 bits in 1 to 4 channels: torch scales
+    those with its own threads.
     """
     height, width = images.shape[1:3] if hwc else images.shape[2:]
     boxes = zip(*(v.tolist() for v in (at, cut.top, cut.left, cut.height, cut.width, cut.flip)), strict=True)

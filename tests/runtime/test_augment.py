@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmcompile.format.reader import Reader
@@ -60,6 +60,7 @@ def boxes(*box: tuple[int, int, int, int, bool], size: tuple[int, int]) -> Cut:
     return Cut(top, left, height, width, np.array([b[4] for b in box]), size)
 
 
+@settings(deadline=None)
 @given(
     dtype=st.sampled_from(DTYPES),
     hwc=st.booleans(),
