@@ -67,8 +67,15 @@ class ImageColumn:
 
     def sample(self, row: int, shard: int, local: int) -> Tensor:
         """The image of a row: raw values from a map are a view of the copy-on-write map, all else is a fresh tensor."""
-        if not self._mapped or not self._numbers.given:
+        if not self._mapped:
             return self.own(row)
+        if not self._numbers.given:
+            stored = self._reader.view(self.name, shard)[local : local + 1]
+            if self._region:
+                stored = np.ascontiguousarray(stored[(slice(None), *self._region)])
+            out = self.empty(1)
+            self._numbers.fill(stored, self._rows(out))
+            return out[0]
         rows = self._held.get(shard)
         if rows is None:
             rows = self._hold(shard)
@@ -161,13 +168,17 @@ class ImageColumn:
     def _memory(self, out: Tensor, n: int, size: tuple[int, ...], raw: bool) -> Array:
         """`out` as an array of rows as they lie on disk.  Raises ValueError where it is not what `empty` makes."""
         wanted, dtype = (n, self.shape[0], *size), self.stored if raw else self.dtype
-        rows = out.permute(0, 2, 3, 1) if self._hwc and out.dim() == 4 else out
-        if out.shape != wanted or out.dtype != dtype or not rows.is_contiguous() or out.device.type != "cpu":
+        fits = out.shape == wanted and out.dtype == dtype and out.device.type == "cpu"
+        if not fits or not (out.permute(0, 2, 3, 1) if self._hwc else out).is_contiguous():
             raise ValueError(
                 f"out is {tuple(out.shape)} of {out.dtype}, strides {out.stride()}, on {out.device}; field {self.name!r} fills {wanted} of {dtype}, "
                 f"{'channels_last' if self._hwc else 'contiguous'}, in memory of the CPU: make it with empty()"
             )
-        return as_array(rows)
+        return self._rows(out)
+
+    def _rows(self, values: Tensor) -> Array:
+        """The memory of (N, C, H, W) as rows as they lie on disk."""
+        return as_array(values.permute(0, 2, 3, 1) if self._hwc else values)
 
     def _hold(self, shard: int) -> Tensor:
         rows = torch.from_numpy(self._reader.view(self.name, shard))
