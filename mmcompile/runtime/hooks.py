@@ -10,7 +10,8 @@ import functools
 import inspect
 import random
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,20 @@ class Hooks:
 
     def __bool__(self) -> bool:
         return not self.transform is self.target_transform is self.transforms is None
+
+    @property
+    def take_images(self) -> bool:
+        """Is any of them called with an image, which it may write to?"""
+        return self.transform is not None or self.transforms is not None
+
+    def check(self, root: Path, names: Sequence[str], image: bool, label: bool) -> None:
+        """ValueError where a hook is for what is not among the fields."""
+        for name, hook, there, what in (
+            ("transform", self.transform, image, "an image"),
+            ("target_transform", self.target_transform, label, "a label"),
+        ):
+            if hook is not None and not there:
+                raise ValueError(f"{root}: {name} needs {what}, the fields are {list(names)}")
 
     def run(self, keys: Iterable[int], samples: Iterable[list[Any]], image: int | None, label: int | None, watch: int = 0) -> tuple[list[Any], bool]:
         """What the hooks make of each sample, and whether one of the first `watch` used random numbers.
@@ -144,8 +159,10 @@ def unbound(parts: list[torch.Tensor]) -> list[list[Any]]:
     return [list(values) for values in zip(*columns, strict=True)]
 
 
-def with_valid(sample: Any, valid: bool) -> Any:
-    """A sample whose last element, or item of a dict, says whether a metric may count it."""
+def with_valid(sample: Any, valid: bool | None) -> Any:
+    """A sample whose last element, or item of a dict, says whether a metric may count it; as it is where that is None."""
+    if valid is None:
+        return sample
     if isinstance(sample, dict):
         return {**sample, "valid": valid}
     return (*sample, valid) if isinstance(sample, tuple) else (sample, valid)
