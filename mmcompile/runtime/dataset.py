@@ -270,9 +270,9 @@ class MMapShardDataset(Dataset[Any]):
     def random_split(self, lengths: Sequence[float], seed: int = 0, stratify: bool = False) -> list[MMapShardDataset]:
         """Subsets of `lengths` samples, or fractions of all, that share none and together are all; each in the order of this dataset.
 
-        stratify: divide each class for itself.  Which sample goes where is a hash of (seed, row), the same everywhere.
-        Fractions sum up to 1: each part gets the whole number below its share, and the rest goes round from the first; stratified, each share of a
-        class is rounded up or down.  Raises ValueError for lengths that do not fit, or when there are no labels to stratify by.
+        stratify: divide each class for itself, each share of it rounded up or down.  Which sample goes where is a hash of (seed, row), the same
+        everywhere.  Of fractions, which sum up to 1, each part gets the whole number below its share, and the rest goes round from the first.
+        Raises ValueError for lengths that do not fit, or when there are no labels to stratify by.
         """
         labels = self.targets if stratify else None
         if stratify and labels is None:
