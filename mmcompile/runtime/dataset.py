@@ -50,8 +50,7 @@ class MMapShardDataset(Dataset[Any]):
     array or tensor of ints is a batch: (N, C, H, W) and int64 (N,), one copy into memory of its own.
 
     A sample of stored values is a view of a copy-on-write map: writing to it never changes the file, but is seen by later `ds[i]` of the same row
-    in this process; `.clone()` it, or pass `copy=True`.  Batches, samples that are computed, and what a transform gets are always copies of what the
-    file holds.
+    in this process; `.clone()` it, or pass `copy=True`.  Batches, computed samples and what a transform gets are copies of what the file holds.
 
     `DataLoader(ds, batch_size=256)` copies each batch once, like `ds[list]`: hwc rows come as channels_last.  A custom `collate_fn` gets samples that
     view one batch; what `default_collate` makes of them all is that batch.  A batch is yours until its last view is gone; then its memory is reused.
@@ -242,8 +241,6 @@ class MMapShardDataset(Dataset[Any]):
     def _where(self, samples: Rows) -> Rows:
         """The rows of the folder that these samples are."""
         return self._rows.rows(samples)
-
-    # -- the epoch
 
     @property
     def epoch(self) -> int:
