@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,8 @@ Rows = npt.NDArray[np.int64]
 
 #: Rows of a batch that are looked at for whether the disk must be told: some 10 us each, and cold data is cold nearly everywhere.
 _LOOKED_AT = 3
+#: Memory that waits, beside that of the batches ahead: of the one handed out, of the one that the loop lets go of only then, of a short last one.
+_SPARE = 3
 
 
 @dataclass
@@ -78,12 +81,16 @@ class Maker:
         resident = dataset._resident
         if resident is not None and device is None:
             self.device = device = resident.device
+        self._settings = dataset, augment, device, ahead, pin
         self.mover = Mover(device) if device is not None and (device.type != "cpu" or resident is not None) else None
         self.there = self.mover is not None and (resident is not None or not dataset._hooked)
-        pools = [Pool(ahead + 2) for _ in self.columns]
+        pools = [Pool(ahead + _SPARE) for _ in self.columns]
         self.memory: list[Callable[[int], Tensor]] = [pinned if pin and torch.cuda.is_available() else pool.lend for pool in pools]
         if self.there and self.mover is not None and self.mover.memory is not None:
             self.memory = [self.mover.memory for _ in self.columns]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Maker, self._settings
 
     def make(self, job: Job, stage: Stage) -> Made:
         rows = job.rows(self.dataset)

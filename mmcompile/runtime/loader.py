@@ -2,45 +2,38 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.profiler import record_function
-from torch.utils.data import BatchSampler, Subset, default_collate
+from torch.utils.data import Subset, default_collate
 
 from mmcompile.runtime.ahead import Ahead
 from mmcompile.runtime.augment import Augment, RowRandom
 from mmcompile.runtime.batches import Job, Made, Maker, Times
 from mmcompile.runtime.dataset import MMapShardDataset
 from mmcompile.runtime.device import Mover
+from mmcompile.runtime.hooks import with_valid
+from mmcompile.runtime.jobs import Given, ordered
 from mmcompile.runtime.sampler import Course, Pass, ShardSampler
-from mmcompile.runtime.seeding import SampleIndex
-from mmcompile.runtime.selection import integers
 
 __all__ = ["ShardLoader"]
 
-Rows = npt.NDArray[np.int64]
-
-#: Rows whose order is computed at a time: the calls of numpy then cost little for each row, and the numbers stay in the cache.
-_ORDERED = 4096
 #: Share of an iteration's time below which waiting for data is not worth a word.
 _WAITING = 0.05
-#: DataLoader's keywords that have no meaning here -> what to do in their place.
-_FOREIGN = {
-    "collate_fn": "batches are gathered, not collated; change them with batch_transform=, or use DataLoader(dataset, collate_fn=...)",
-    "worker_init_fn": "workers are threads and draw no random numbers; seed= decides about all of them",
-    "multiprocessing_context": "workers are threads; for worker processes use DataLoader(dataset, sampler=ShardSampler(...))",
-    "generator": "seed= (an int) decides about order and augmentation",
-    "pin_memory_device": "pass device=",
-    "in_order": "batches always come in order",
+#: DataLoader's keywords that have no meaning here -> the value that asks for nothing, and what to do in place of another.
+_FOREIGN: dict[str, tuple[Any, str]] = {
+    "collate_fn": (None, "batches are gathered, not collated; change them with batch_transform=, or use DataLoader(dataset, collate_fn=...)"),
+    "worker_init_fn": (None, "workers are threads and draw no random numbers; seed= decides about all of them"),
+    "multiprocessing_context": (None, "workers are threads; for worker processes use DataLoader(dataset, sampler=ShardSampler(...))"),
+    "generator": (None, "seed= (an int) decides about order and augmentation"),
+    "pin_memory_device": ("", "pass device="),
+    "in_order": (True, "batches always come in order"),
 }
 
 
@@ -53,6 +46,7 @@ class ShardLoader:
 
     batch_size, shuffle, sampler, batch_sampler, drop_last, timeout, pin_memory, prefetch_factor: as DataLoader's.  shuffle="block" touches at most
         `block_shards` shards at a time, for storage that is slower than memory.
+        After `load_state_dict` a sampler other than ShardSampler is asked anew and what it gave before is skipped: it must give the same once more.
     num_workers: threads (0: the calling thread gathers).  persistent_workers: accepted; threads start in microseconds and memory is kept anyway.
     seed: decides with the epoch about order and all random draws; the same on every rank.
     device: where batches are to be; their numbers are computed there.
@@ -94,8 +88,9 @@ class ShardLoader:
         for name, value in others.items():
             if name not in _FOREIGN:
                 raise TypeError(f"ShardLoader has no argument {name!r}")
-            if value is not None:
-                raise TypeError(f"ShardLoader takes no {name}: {_FOREIGN[name]}")
+            nothing, remedy = _FOREIGN[name]
+            if value is not None and value != nothing:
+                raise TypeError(f"ShardLoader takes no {name}: {remedy}")
         self.dataset = dataset = _ours(dataset)
         self.batch_size = _count("batch_size", batch_size, 1)
         self.num_workers = _count("num_workers", num_workers, 0)
@@ -117,32 +112,25 @@ class ShardLoader:
         self.sampler, self.batch_sampler = sampler, batch_sampler
         if batch_sampler is not None and (batch_size != 1 or shuffle or sampler is not None or drop_last):
             raise ValueError("batch_sampler is mutually exclusive with batch_size, shuffle, sampler and drop_last")
-        if (sampler is not None or batch_sampler is not None) and (shuffle or weights is not None or uneven is not None):
-            raise ValueError("a sampler decides about the order alone: shuffle, weights and uneven are for iterating without one")
-        settings: dict[str, Any] = {"shuffle": shuffle or False, "drop_last": self.drop_last, "uneven": uneven, "weights": weights}
-        settings |= {"block_shards": block_shards, "rank": rank, "world_size": world_size}
-        self._given = sampler if sampler is not None else batch_sampler
+        settings: dict[str, Any] = {"uneven": uneven, "weights": weights, "rank": rank, "world_size": world_size}
+        given = sampler if sampler is not None else batch_sampler
+        if given is not None and (shuffle or any(value is not None for value in settings.values())):
+            raise ValueError(f"a sampler decides about the order alone: shuffle, {', '.join(settings)} are for iterating without one")
+        self._given: Given | None = None
         if isinstance(sampler, ShardSampler):
-            self._given, self._course = None, sampler._course
-            if len(dataset) and self._course.steps().batch_size != self.batch_size:
-                raise ValueError(
-                    f"batch_size is {self.batch_size} here and {self._course.steps().batch_size} of the ShardSampler; give both the same"
-                )
-        elif self._given is not None:
-            self._course = Course(_Length(self._given, dataset.generation), 1, seed=seed, rank=0, world_size=1)
+            self._course = _course_of(sampler, self.batch_size, self.drop_last, seed)
+        elif given is not None:
+            self._given = Given(dataset, given, None if sampler is None else self.batch_size, self.drop_last, seed)
+            self._course = self._given.course
         else:
+            settings |= {"shuffle": shuffle or False, "drop_last": self.drop_last, "block_shards": block_shards}
             self._course = Course(dataset, self.batch_size, seed=seed, **settings)
         self._maker = Maker(dataset, augment, self.device, self.prefetch_factor * max(1, self.num_workers), self.pin_memory)
         self._clock = _Clock()
 
     def __len__(self) -> int:
         """Batches that a loop yields: the whole epoch's, or after `load_state_dict` in mid-epoch, until that epoch is over, those that are left."""
-        if self._given is None:
-            return len(self._course.steps())
-        n = len(self._given)
-        if self.batch_sampler is not None:
-            return n
-        return n // self.batch_size if self.drop_last else -(-n // self.batch_size)
+        return len(self._course.steps() if self._given is None else self._given)
 
     def __iter__(self) -> Iterator[Any]:
         return _Iteration(self)
@@ -150,10 +138,8 @@ class ShardLoader:
     def set_epoch(self, epoch: int) -> None:
         """The epoch of the next iteration."""
         self._course.set_epoch(epoch)
-        for given in (self._given, getattr(self._given, "sampler", None)):
-            tell = getattr(given, "set_epoch", None)
-            if tell is not None:
-                tell(epoch)
+        if self._given is not None:
+            self._given.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loop stands, by what it has received: {"generation", "seed", "epoch", "position"}, the same on all ranks."""
@@ -182,7 +168,7 @@ class _Clock:
         self.sum = Times()
 
     def start(self, mover: Mover | None) -> None:
-        self.begun = time.perf_counter()
+        self.begun = self.last = time.perf_counter()
         self._moved_before = 0.0 if mover is None else mover.moved_s()
 
     def add(self, waited_s: float, times: Times) -> None:
@@ -211,24 +197,6 @@ class _Clock:
         }
 
 
-class _Chunk:
-    """The samples of several steps of an epoch, computed when first asked for."""
-
-    def __init__(self, run: Pass, first: int, stop: int) -> None:
-        self._order = run.order
-        self._parts = [run.steps.positions(step) for step in range(first, stop)]
-        self._ends = np.cumsum([len(positions) for positions, _ in self._parts])
-        self._samples: Rows | None = None
-
-    def samples(self, k: int) -> Rows:
-        if self._samples is None:  # two threads at once compute the same
-            self._samples = self._order.rows(np.concatenate([positions for positions, _ in self._parts]))
-        return self._samples[self._ends[k] - len(self._parts[k][0]) : self._ends[k]]
-
-    def valid(self, k: int) -> npt.NDArray[np.bool_] | None:
-        return self._parts[k][1]
-
-
 class _Iteration:
     """One loop over the batches of an epoch.  Dropping it ends its threads."""
 
@@ -248,7 +216,11 @@ class _Iteration:
         with record_function("mmcompile.wait"):
             made = self._ahead.take(self._loader.timeout)
         self._clock.add(time.perf_counter() - begun, made.times)
-        batch = self._finished(made)
+        try:
+            batch = self._finished(made)
+        except BaseException:
+            self.close()  # whoever keeps the error keeps this, and would keep the threads
+            raise
         self._course.received(self._run, made.job.after)
         return batch
 
@@ -265,7 +237,7 @@ class _Iteration:
         self._clock.start(self._maker.mover)
         ahead: Ahead[Job, Made] = Ahead(
             self._maker.make,
-            _jobs(run) if loader._given is None else _given_jobs(loader, run),
+            ordered(run) if loader._given is None else loader._given.jobs(run),
             threads=loader.num_workers,
             ahead=loader.prefetch_factor * max(1, loader.num_workers),
             look=self._maker.look,
@@ -277,12 +249,11 @@ class _Iteration:
         parts = made.sent.parts if maker.mover is None else maker.mover.receive(made.sent)
         if dataset._hooked:
             with record_function("mmcompile.transform"):
-                batch = default_collate(dataset._samples(made.rows, job.seed, job.epoch, parts))
+                samples = dataset._samples(made.rows, job.seed, job.epoch, parts)
+                batch = default_collate(samples if job.valid is None else list(map(with_valid, samples, job.valid.tolist())))
         else:
-            packed = dataset._packed(parts)
+            packed = dataset._packed(parts if job.valid is None else [*parts, torch.from_numpy(job.valid)])
             batch = list(packed) if isinstance(packed, tuple) else packed
-        if job.valid is not None:
-            batch = _with_valid(batch, torch.from_numpy(job.valid))
         if maker.device is not None:
             batch = _to(batch, maker.device)
         if self._loader.batch_transform is not None:
@@ -292,46 +263,18 @@ class _Iteration:
         return batch
 
 
-def _jobs(run: Pass) -> Iterator[Job]:
-    """The batches of one rank in an epoch, their order computed by whichever thread first needs it."""
-    steps, count = run.steps, len(run.steps)
-    together = max(1, _ORDERED // steps.batch_size)
-    for first in range(0, count, together):
-        chunk = _Chunk(run, first, min(first + together, count))
-        for step in range(first, min(first + together, count)):
-            yield Job(functools.partial(chunk.samples, step - first), chunk.valid(step - first), run.seed, run.epoch, steps.after(step))
-
-
-def _given_jobs(loader: ShardLoader, run: Pass) -> Iterator[Job]:
-    """The batches that a sampler of the user's asks for; what was received before a resume is asked for again and skipped."""
-    whole = loader.batch_sampler is not None
-    batches = iter(loader.batch_sampler if whole else BatchSampler(loader.sampler, loader.batch_size, loader.drop_last))
-    seen, keys = 0, next(batches, None)
-    while keys is not None:
-        following = next(batches, None)
-        seen += 1 if whole else len(keys)
-        if seen > run.steps.start:
-            samples = integers(keys, len(loader.dataset))
-            first = keys[0] if len(keys) and isinstance(keys[0], SampleIndex) else SampleIndex(0, run.seed, run.epoch)
-            valid = None if first.valid is None else np.array([key.valid for key in keys], np.bool_)
-            after = seen if following is not None else run.steps.n
-            yield Job(functools.partial(_same, samples), valid, first.seed, first.epoch, after)
-        keys = following
-
-
-def _same(samples: Rows) -> Rows:
-    return samples
-
-
-class _Length:
-    """What a course of epochs needs to know of a sampler of the user's: its length, and the generation that a state is of."""
-
-    def __init__(self, sampler: Any, generation: str) -> None:
-        self.generation = generation
-        self._n = len(sampler) if hasattr(sampler, "__len__") else 1 << 62
-
-    def __len__(self) -> int:
-        return self._n
+def _course_of(sampler: ShardSampler, batch_size: int, drop_last: bool, seed: int) -> Course:
+    """The course of a ShardSampler, which decides about all that both could say.  Raises ValueError where they say different things."""
+    course = sampler._course
+    pairs = {
+        "batch_size": (batch_size, course.batch_size),
+        "drop_last": (drop_last, drop_last and course._drop_last),
+        "seed": (seed, seed and course._seed),
+    }
+    for name, (here, there) in pairs.items():
+        if here != there:
+            raise ValueError(f"{name} is {here} here and {there} of the ShardSampler, which decides; give it to the sampler (batch_size to both)")
+    return course
 
 
 def _ours(dataset: Any) -> MMapShardDataset:
@@ -353,12 +296,6 @@ def _count(name: str, value: Any, least: int) -> int:
     if number < least:
         raise ValueError(f"{name} must be an integer of at least {least}, not {value!r}")
     return number
-
-
-def _with_valid(batch: Any, valid: Tensor) -> Any:
-    if isinstance(batch, dict):
-        return {**batch, "valid": valid}
-    return [*batch, valid] if isinstance(batch, list) else [batch, valid]
 
 
 def _to(batch: Any, device: torch.device) -> Any:
