@@ -206,7 +206,7 @@ class MMapShardDataset(Dataset[Any]):
                 self._reader.ready(column.name, int(rows[0]))
                 self._sized.add(column.name)
             parts.append(column.batch(rows, column.empty(len(rows), shared_memory if shared else pool.lend)))
-        return parts if valid is None else [*parts, torch.tensor(valid)]
+        return parts if valid is None else [*parts, torch.tensor(valid, device="cpu")]
 
     def _called(self, samples: list[list[Any]], rows: Rows, keys: Any) -> list[Any]:
         """The samples after the hooks, each keyed by what its index carries, else by the epoch of the dataset."""

@@ -116,7 +116,7 @@ def integers(keys: Any, n: int) -> Numbers:
         if bool in kinds:
             raise TypeError(_MASK)
         try:
-            keys = np.array(keys if all(issubclass(kind, int) for kind in kinds) else [integer(key) for key in keys], np.int64)
+            keys = np.fromiter(keys if all(issubclass(kind, int) for kind in kinds) else map(integer, keys), np.int64, len(keys))
         except OverflowError:
             raise IndexError(f"a sample in the list is out of range: the dataset has {n:,}") from None
     if keys.dtype == np.bool_:

@@ -235,6 +235,21 @@ def test_torch_stack_is_a_collate_function(root: Path, workers: int) -> None:
     assert equal(got, [torch.from_numpy(IMAGES[ORDER[i : i + 4]]) for i in range(0, 11, 4)])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_list_of_samples_comes_out_of_a_worker_as_such(root: Path, kind: str) -> None:
+    ds = MMapShardDataset(root, **KINDS[kind])
+    got = list(DataLoader(ds, batch_size=4, sampler=ORDER, collate_fn=as_they_come, num_workers=1))
+    assert equal([sample for batch in got for sample in batch], [ds[i] for i in ORDER])
+
+
+def test_the_default_device_of_torch_changes_nothing(root: Path) -> None:
+    ds = MMapShardDataset(root)
+    keys = [SampleIndex(i, 0, 0, valid=True) for i in (3, 4)]
+    with torch.device("meta"):
+        batches = [ds[keys], default_collate(ds.__getitems__(keys)), [gathered.shared_memory(4)]]
+    assert all(part.device.type == "cpu" for batch in batches for part in batch)
+
+
 def test_a_changed_dict_is_not_taken_for_what_was_gathered(root: Path) -> None:
     ds = MMapShardDataset(root, output="dict")
 
