@@ -112,6 +112,8 @@ def integers(keys: Any, n: int) -> Numbers:
     if isinstance(keys, torch.Tensor):
         keys = keys.detach().cpu().numpy()
     if not isinstance(keys, np.ndarray):
+        if not isinstance(keys, Sequence):
+            raise TypeError(f"samples are asked for by a list, range, array or tensor of integers, not {type(keys).__name__}")
         kinds = set(map(type, keys))
         if bool in kinds:
             raise TypeError(_MASK)
