@@ -1,7 +1,7 @@
 """Hides how a compiled folder looks to training code: a map-style torch Dataset whose samples are views and whose batches are one gather.
 
-It writes nothing and holds nothing per sample.  It pickles as path, generation and arguments, so workers that start later, or on another machine,
-open the generation that this one had open, or fail saying so.
+It writes nothing and holds nothing per sample, but for a subset's row numbers.  It pickles as path, generation and arguments (a subset with its row
+numbers), so workers that start later, or on another machine, open the generation that this one had open, or fail saying so.
 """
 
 from __future__ import annotations
