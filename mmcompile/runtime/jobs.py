@@ -31,31 +31,33 @@ _ENDLESS = 1 << 62
 
 
 class _Chunk:
-    """The samples of several steps of an epoch, computed when first asked for."""
+    """The samples of steps [first, first + count) of an epoch, all as large as the first of them, computed when first asked for."""
 
-    def __init__(self, run: Pass, first: int, stop: int) -> None:
-        self._order = run.order
-        self._parts = [run.steps.positions(step) for step in range(first, stop)]
-        self._ends = np.cumsum([len(positions) for positions, _ in self._parts])
+    def __init__(self, run: Pass, first: int, count: int) -> None:
+        self._run, self._first, self._count = run, first, count
         self._samples: Rows | None = None
 
-    def samples(self, k: int) -> Rows:
+    def samples(self, step: int) -> Rows:
         if self._samples is None:  # two threads at once compute the same
-            self._samples = self._order.rows(np.concatenate([positions for positions, _ in self._parts]))
-        return self._samples[self._ends[k] - len(self._parts[k][0]) : self._ends[k]]
-
-    def valid(self, k: int) -> npt.NDArray[np.bool_] | None:
-        return self._parts[k][1]
+            steps = self._run.steps
+            apart = np.arange(self._count, dtype=np.int64) * (steps.world_size * steps.batch_size)
+            positions = steps.positions(self._first)[0] + apart[:, None]
+            self._samples = self._run.order.rows(positions.reshape(-1)).reshape(positions.shape)
+        samples: Rows = self._samples[step - self._first]
+        return samples
 
 
 def ordered(run: Pass) -> Iterator[Job]:
     """The batches of one rank in an epoch, their order computed by whichever thread first needs it."""
-    steps, count = run.steps, len(run.steps)
+    steps, last = run.steps, len(run.steps) - 1
     together = max(1, _ORDERED // steps.batch_size)
-    for first in range(0, count, together):
-        chunk = _Chunk(run, first, min(first + together, count))
-        for step in range(first, min(first + together, count)):
-            yield Job(functools.partial(chunk.samples, step - first), chunk.valid(step - first), run.seed, run.epoch, steps.after(step))
+    for first in range(0, last, together):
+        chunk = _Chunk(run, first, min(together, last - first))
+        for step in range(first, min(first + together, last)):
+            valid = np.ones(steps.batch_size, np.bool_) if steps.uneven == "mask" else None
+            yield Job(functools.partial(chunk.samples, step), valid, run.seed, run.epoch, steps.after(step))
+    if last >= 0:  # it may not be whole
+        yield Job(functools.partial(_Chunk(run, last, 1).samples, last), steps.positions(last)[1], run.seed, run.epoch, steps.after(last))
 
 
 class Given:
