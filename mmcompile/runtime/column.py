@@ -106,9 +106,9 @@ class ImageColumn:
         """
         raw = raw or self._numbers.given
         size = None if cut is None else cut.size
-        if len(rows):
-            self._reader.ready(self.name, int(rows[0]))
         if out is None:
+            if len(rows):  # before memory is asked for
+                self._reader.ready(self.name, int(rows[0]))
             out = self.empty(len(rows), size=size, raw=raw)
         target = self._memory(out, len(rows), size or self.shape[1:], raw)
         began = time.perf_counter()
@@ -221,9 +221,10 @@ class ClassColumn:
     def batch(self, rows: Rows, out: Tensor | None = None, *, cut: Cut | None = None, raw: bool = False, times: Any = None) -> Tensor:
         """The classes of rows, into `out` (made by `empty`), which is returned."""
         began = time.perf_counter()
-        if len(rows):
-            self._reader.ready(self.name, int(rows[0]))
-        out = self.empty(len(rows)) if out is None else out
+        if out is None:
+            if len(rows):
+                self._reader.ready(self.name, int(rows[0]))
+            out = self.empty(len(rows))
         self._reader.gather(self.name, rows, out=out.numpy())
         if times is not None:
             times.gathered_s += time.perf_counter() - began
