@@ -190,8 +190,9 @@ def _work(shared: _Shared) -> None:
                 shared.look(unseen)
         result = _attempt(shared.make, job, stage)
         del job, unseen
-        shared.put(number, result)
-        del result  # a thread that waits holds no batch
+        with shared.changed:
+            shared.put(number, result)
+            del result  # while nobody can have it yet: its memory is the consumer's alone, who may drop it at once
 
 
 def _stop(shared: _Shared, pid: int) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import itertools
 import pickle
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -315,3 +316,38 @@ def test_a_copy_of_a_loader_does_what_it_would_do(roots: dict[str, Path], make: 
     assert other.state_dict() == loader.state_dict()
     same([list(other), list(other)], [list(loader), list(loader)])
     assert len(pickle.dumps(loader)) < 4000
+
+
+def test_timings_say_what_was_slow(roots: dict[str, Path]) -> None:
+    loader = ShardLoader(MMapShardDataset(roots["plain"], "all", dtype=torch.float32), 4, num_workers=1)
+    assert loader.timings()["batches"] == 0
+    for images, _ in loader:
+        torch.nn.functional.conv2d(images, torch.ones(8, 3, 3, 3))
+        threading.Event().wait(0.02)
+    found = loader.timings()
+    assert found["slow"] == "consumer"
+    assert found["bytes"] == N * (3 * 6 * 5 * 4 + 8)
+    assert found["batches"] == 6
+    assert 0 < found["waited_s"] < found["elapsed_s"]
+    assert 0 < found["converted_s"] < found["elapsed_s"]
+    assert found["moved_s"] == 0
+    loader = ShardLoader(MMapShardDataset(roots["plain"], "all", dtype=torch.float32), N, num_workers=0)
+    list(loader)
+    found = loader.timings()
+    assert found["slow"] in ("convert", "gather", "disk")
+    assert found["gathered_s"] + found["converted_s"] <= found["waited_s"] <= found["elapsed_s"]
+    empty = ShardLoader(MMapShardDataset(roots["plain"], "all").subset([]), 4)
+    list(empty)
+    assert empty.timings()["elapsed_s"] >= 0
+
+
+def test_ranges_are_labelled_for_the_profiler(roots: dict[str, Path]) -> None:
+    ds = MMapShardDataset(roots["plain"], "all", transform=torch.Tensor.float)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        list(ShardLoader(ds, 20, num_workers=0, batch_transform=lambda batch, rng: batch))
+        list(ShardLoader(ds, 20, num_workers=2))
+    counts = {event.key: event.count for event in profile.key_averages() if event.key.startswith("mmcompile.")}
+    assert counts["mmcompile.transform"] == 4
+    assert counts["mmcompile.batch_transform"] == 2
+    assert counts["mmcompile.gather"] >= 2
+    assert counts["mmcompile.wait"] == 6
