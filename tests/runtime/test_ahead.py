@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -209,3 +210,30 @@ held.take()
     assert done.returncode == {"": 0, "raise KeyError": 1, "sys.exit(3)": 3}.get(how, -2), done.stderr
     assert "Fatal" not in done.stderr
     assert "mmcompile-" not in done.stderr
+
+
+def test_an_interrupt_while_threads_are_waited_for_is_not_lost() -> None:
+    dropping, release = threading.Event(), threading.Event()
+
+    def make(job: int, stage: Stage) -> int:
+        if job == 1:
+            assert dropping.wait(30)
+            os.kill(os.getpid(), signal.SIGINT)
+            assert release.wait(30)
+        return job
+
+    held = [Ahead(make, iter([0, 1]), threads=1, ahead=2)]
+    held[0].take()
+
+    def drop() -> None:
+        dropping.set()
+        held.clear()
+        threading.Event().wait(30)
+
+    with pytest.raises(KeyboardInterrupt):
+        drop()
+    release.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("mmcompile"):
+            thread.join(30)
+    assert threads() == 0
