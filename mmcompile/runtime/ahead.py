@@ -9,6 +9,7 @@ from __future__ import annotations
 import _thread
 import contextlib
 import os
+import signal
 import threading
 import time
 import weakref
@@ -211,7 +212,8 @@ def _dropped(shared: _Shared, pid: int) -> None:
         _stop(shared, pid)
     except KeyboardInterrupt:
         shared.stop()
-        _thread.start_new_thread(_thread.interrupt_main, ())  # once more, when this thread lets go of the interpreter: the finaliser is over by then
+        # Once more, when this thread lets go of the interpreter: the finaliser is over by then.
+        _thread.start_new_thread(signal.pthread_kill, (threading.get_ident(), signal.SIGINT))
 
 
 def _stop(shared: _Shared, pid: int) -> None:
