@@ -12,6 +12,7 @@ import mmcompile
 from mmcompile import errors
 
 PUBLIC = [
+    "Augment",
     "BuildError",
     "BuildOptions",
     "BuildReport",
@@ -28,6 +29,8 @@ PUBLIC = [
     "OutputExistsError",
     "Preprocess",
     "ResumeError",
+    "ShardLoader",
+    "ShardSampler",
     "SourceError",
     "VersionError",
     "__version__",

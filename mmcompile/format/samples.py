@@ -16,7 +16,7 @@ import numpy.typing as npt
 import xxhash
 
 from mmcompile.errors import CorruptShardError
-from mmcompile.format.index import Field
+from mmcompile.format.index import Field, Index
 
 __all__ = [
     "FLAGS",
@@ -28,6 +28,7 @@ __all__ = [
     "key_hash",
     "keys_of",
     "pair_hash",
+    "pooled_statistics",
     "row_hashes",
     "sample_dtype",
     "shard_sums",
@@ -168,6 +169,25 @@ def combine_statistics(shards: list[list[dict[str, Any]]], scale: bool) -> dict[
         mean.append(float(first))
         std.append(math.sqrt(max(0.0, float(second - first * first))))
     return {"pixels": total, "mean": mean, "std": std, "sums": sums}
+
+
+def pooled_statistics(index: Index, field: str, start: int, stop: int) -> dict[str, tuple[float, ...]] | None:
+    """{"mean": …, "std": …} of all pixels of the splits within rows [start, stop), of a single one exactly its own; None where one has none."""
+    parts = []  # the index was checked when it was read
+    for split in index.splits:
+        if start <= split.start < split.stop <= stop:
+            entry = index.statistics.get(split.name, {}).get(field)
+            if entry is None:
+                return None
+            parts.append((entry["pixels"], entry["mean"], entry["std"]))
+    if len(parts) <= 1:
+        return {"mean": tuple(parts[0][1]), "std": tuple(parts[0][2])} if parts else None
+    pixels, means, stds = (np.array(column, np.float64) for column in zip(*parts, strict=True))
+    with np.errstate(all="ignore"):  # numbers of a stranger may overflow
+        share = (pixels / pixels.sum())[:, None]
+        mean = (share * means).sum(0)
+        std = np.sqrt((share * (stds**2 + (means - mean) ** 2)).sum(0))
+    return {"mean": tuple(mean.tolist()), "std": tuple(std.tolist())}
 
 
 def _unit(depth: int, scale: bool) -> int:

@@ -24,6 +24,8 @@ __all__ = ["Job", "Made", "Maker", "Times"]
 
 Rows = npt.NDArray[np.int64]
 
+#: Rows of a batch that are looked at for whether the disk must be told: some 10 us each, and cold data is cold nearly everywhere.
+_LOOKED_AT = 3
 #: Memory that waits, beside that of the batches ahead: of the one handed out, of the one that the loop lets go of only then, of a short last one.
 _SPARE = 3
 
@@ -114,7 +116,7 @@ class Maker:
         for job in jobs:
             rows = job.rows(self.dataset)
             for column in self.columns:
-                if self.dataset._reader.cold(column.name, rows):
+                if self.dataset._reader.cold(column.name, rows, sample=_LOOKED_AT):
                     self.dataset._reader.advise(column.name, rows)
 
     def _send(self, job: Job, rows: Rows, stage: Stage, times: Times) -> Sent:

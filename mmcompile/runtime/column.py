@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,10 +30,13 @@ Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
 Memory = Callable[[int], Tensor]
 
-#: Shards whose tensor is kept at hand; together with the maps of the Reader (30,000) well below the kernel's 65,530 for a process.
+#: Shards whose tensor is kept at hand; they keep the Reader's maps, of which a process may have 65,530.
 _HELD = 8192
 #: Stored bytes gathered before they are converted: a quarter of a core's second-level cache (2 MiB on machines of today).
 _CACHED = 1 << 19
+#: Rows of which no more than this fit into it are not gathered: a call for each of them costs less than a copy.
+_FEW = 8
+_FIRST = np.zeros(1, np.int64)
 
 
 class ImageColumn:
@@ -64,8 +67,15 @@ class ImageColumn:
 
     def sample(self, row: int, shard: int, local: int) -> Tensor:
         """The image of a row: raw values from a map are a view of the copy-on-write map, all else is a fresh tensor."""
-        if not self._mapped or not self._numbers.given:
+        if not self._mapped:
             return self.own(row)
+        if not self._numbers.given:
+            stored = self._reader.view(self.name, shard)[local : local + 1]
+            if self._region:
+                stored = np.ascontiguousarray(stored[(slice(None), *self._region)])
+            out = self.empty(1)
+            self._numbers.fill(stored, self._rows(out))
+            return out[0]
         rows = self._held.get(shard)
         if rows is None:
             rows = self._hold(shard)
@@ -96,9 +106,9 @@ class ImageColumn:
         """
         raw = raw or self._numbers.given
         size = None if cut is None else cut.size
-        if len(rows):
-            self._reader.ready(self.name, int(rows[0]))
         if out is None:
+            if len(rows):  # before memory is asked for
+                self._reader.ready(self.name, int(rows[0]))
             out = self.empty(len(rows), size=size, raw=raw)
         target = self._memory(out, len(rows), size or self.shape[1:], raw)
         began = time.perf_counter()
@@ -107,12 +117,7 @@ class ImageColumn:
             if times is not None:
                 times.gathered_s += time.perf_counter() - began
             return out
-        row_bytes = math.prod(target.shape[1:]) * self._kind.itemsize
-        step = max(1, _CACHED // row_bytes)
-        for at in range(0, len(rows), step):
-            piece = slice(at, min(at + step, len(rows)))
-            part = scratch("rows", (piece.stop - at) * row_bytes).view(self._kind).reshape(-1, *target.shape[1:])
-            self._gather(rows[piece], None if cut is None else cut[piece], part)
+        for piece, part in self._pieces(rows, cut, target.shape[1:]):
             gathered = time.perf_counter()
             self._numbers.fill(part, target[piece])
             converted = time.perf_counter()
@@ -126,6 +131,21 @@ class ImageColumn:
         """The settings' values of stored ones (N, C, H, W), on the device where they are: the same bits on each."""
         return self._numbers.of(raw)
 
+    def _pieces(self, rows: Rows, cut: Cut | None, shape: tuple[int, ...]) -> Iterator[tuple[slice, Array]]:
+        """Stored rows of this shape, as many at a time as stay in the cache: which they are, and memory that the next piece may overwrite."""
+        row_bytes = math.prod(shape) * self._kind.itemsize
+        step = max(1, _CACHED // max(1, row_bytes))
+        found = self._reader.flat(self.name, rows) if step <= _FEW and cut is None and not self._region else None
+        if found is not None:  # a large row is computed straight from its map
+            for i, at in enumerate(found[1].tolist()):
+                yield slice(i, i + 1), found[0][at : at + 1]
+            return
+        for at in range(0, len(rows), step):
+            piece = slice(at, min(at + step, len(rows)))
+            part = scratch("rows", (piece.stop - at) * row_bytes).view(self._kind).reshape(-1, *shape)
+            self._gather(rows[piece], None if cut is None else cut[piece], part)
+            yield piece, part
+
     def _gather(self, rows: Rows, cut: Cut | None, out: Array) -> None:
         """Stored rows as they lie on disk, cut, into `out`."""
         if cut is None:
@@ -133,27 +153,32 @@ class ImageColumn:
             return
         from mmcompile.runtime.cut import cut_rows  # reading alone does not load it
 
+        found = self._reader.flat(self.name, rows)
+        if found is not None:  # a crop is a view of the map, copied once
+            images, at = found
+            cut_rows(images[(slice(None), *self._region)], at, cut, out, self.stored, self._hwc)
+            return
         channels, height, width = self.shape
         whole = (height, width, channels) if self._hwc else (channels, height, width)
-        row_bytes = math.prod(whole) * self._kind.itemsize
-        step = max(1, _CACHED // row_bytes)
-        for at in range(0, len(rows), step):
-            piece = slice(at, min(at + step, len(rows)))
-            count = piece.stop - at
-            images = scratch("whole", count * row_bytes).view(self._kind).reshape(count, *whole)
-            self._reader.gather(self.name, rows[piece], out=images, region=self._region)
-            cut_rows(images, np.arange(count), cut[piece], out[piece], self.stored, self._hwc)
+        image = scratch("whole", math.prod(whole) * self._kind.itemsize).view(self._kind).reshape(1, *whole)
+        for i in range(len(rows)):
+            self._reader.gather(self.name, rows[i : i + 1], out=image, region=self._region)
+            cut_rows(image, _FIRST, cut[i : i + 1], out[i : i + 1], self.stored, self._hwc)
 
     def _memory(self, out: Tensor, n: int, size: tuple[int, ...], raw: bool) -> Array:
         """`out` as an array of rows as they lie on disk.  Raises ValueError where it is not what `empty` makes."""
         wanted, dtype = (n, self.shape[0], *size), self.stored if raw else self.dtype
-        rows = out.permute(0, 2, 3, 1) if self._hwc and out.dim() == 4 else out
-        if out.shape != wanted or out.dtype != dtype or not rows.is_contiguous() or out.device.type != "cpu":
+        fits = out.shape == wanted and out.dtype == dtype and out.device.type == "cpu"
+        if not fits or not (out.permute(0, 2, 3, 1) if self._hwc else out).is_contiguous():
             raise ValueError(
                 f"out is {tuple(out.shape)} of {out.dtype}, strides {out.stride()}, on {out.device}; field {self.name!r} fills {wanted} of {dtype}, "
                 f"{'channels_last' if self._hwc else 'contiguous'}, in memory of the CPU: make it with empty()"
             )
-        return as_array(rows)
+        return self._rows(out)
+
+    def _rows(self, values: Tensor) -> Array:
+        """The memory of (N, C, H, W) as rows as they lie on disk."""
+        return as_array(values.permute(0, 2, 3, 1) if self._hwc else values)
 
     def _hold(self, shard: int) -> Tensor:
         rows = torch.from_numpy(self._reader.view(self.name, shard))
@@ -196,9 +221,10 @@ class ClassColumn:
     def batch(self, rows: Rows, out: Tensor | None = None, *, cut: Cut | None = None, raw: bool = False, times: Any = None) -> Tensor:
         """The classes of rows, into `out` (made by `empty`), which is returned."""
         began = time.perf_counter()
-        if len(rows):
-            self._reader.ready(self.name, int(rows[0]))
-        out = self.empty(len(rows)) if out is None else out
+        if out is None:
+            if len(rows):
+                self._reader.ready(self.name, int(rows[0]))
+            out = self.empty(len(rows))
         self._reader.gather(self.name, rows, out=out.numpy())
         if times is not None:
             times.gathered_s += time.perf_counter() - began

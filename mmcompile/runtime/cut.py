@@ -22,6 +22,10 @@ Rows = npt.NDArray[np.int64]
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 #: Pixels of so many bytes are moved as one number.
 _WORDS: dict[int, np.dtype[Any]] = {2: np.dtype(np.uint16), 4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
+#: Cuts of at most so many bytes are made many at a time: what Python does for one costs as much as copying this.
+_SMALL = 1 << 14
+#: Bytes of them at a time.
+_PIECE = 1 << 18
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,8 +54,14 @@ def cut_rows(images: Array, at: Rows, cut: Cut, out: Array, stored: torch.dtype,
     """The cuts of images[at] into `out`, C-contiguous, both as rows lie on disk: (N, H, W, C) or (N, C, H, W), bfloat16 as uint16.
 
     Scaled 8-bit values are those of torchvision's antialiased resize; others are computed in float32 (in float64 where they have more than 24 bits)
-    and rounded once, half to even.
+    and rounded once, half to even.  All is done by the calling thread, but for scaled images that are not of 8 bits in 1 to 4 channels: torch scales
+    those with its own threads.
     """
+    if out[:1].nbytes <= _SMALL and ((cut.height == cut.size[0]) & (cut.width == cut.size[1])).all():
+        step = max(1, _PIECE // max(1, images[:1].nbytes))
+        for i in range(0, len(at), step):
+            _cut_small(images[at[i : i + step]], cut[i : i + step], out[i : i + step], 1 if hwc else 2)
+        return
     height, width = images.shape[1:3] if hwc else images.shape[2:]
     boxes = zip(*(v.tolist() for v in (at, cut.top, cut.left, cut.height, cut.width, cut.flip)), strict=True)
     for target, (row, top, left, tall, wide, flip) in zip(out, boxes, strict=True):
@@ -96,6 +106,24 @@ def apply(raw: Tensor, cut: Cut) -> Tensor:
     return out.view(raw.dtype)
 
 
+def _cut_small(images: Array, cut: Cut, out: Array, axis: int) -> None:
+    """The unscaled cuts of small images, one call of numpy's for all of them; `axis` is that of their height."""
+    (h, w), (height, width) = cut.size, images.shape[axis : axis + 2]
+    above, before = max(0, -int(cut.top.min())), max(0, -int(cut.left.min()))
+    below, behind = max(0, int(cut.top.max()) + h - height), max(0, int(cut.left.max()) + w - width)
+    if above or before or below or behind:
+        shape = [*images.shape]
+        shape[axis], shape[axis + 1] = above + height + below, before + width + behind
+        framed = np.zeros(shape, images.dtype)
+        framed[(*(slice(None),) * axis, slice(above, above + height), slice(before, before + width))] = images
+        images = framed
+    windows = np.lib.stride_tricks.sliding_window_view(images, (h, w), (axis, axis + 1))
+    n, top, left = np.arange(len(images)), cut.top + above, cut.left + before
+    out[...] = windows[n, :, top, left] if axis == 2 else windows.transpose(0, 1, 2, 4, 5, 3)[n, top, left]
+    flipped = np.flatnonzero(cut.flip)
+    out[flipped] = np.flip(out[flipped], axis + 1)
+
+
 def _inside(start: int, size: int, end: int) -> slice:
     first = min(max(start, 0), end)
     return slice(first, max(first, min(start + size, end)))
@@ -120,22 +148,24 @@ def _turn(box: Array, out: Array, pixel: int) -> None:
 
     numpy walks backwards one element at a time.  Bytes are turned round three times as fast, 8 at a time, by copying them from big-endian numbers.
     """
-    size = out.size
+    size, flat = out.size, out.reshape(-1)
     words = -(-size // 8)
     memory = scratch("turned", 16 * words).reshape(2, 8 * words)
     memory[0, :size].reshape(box.shape)[...] = box.view(np.uint8)
-    memory[1].view("<u8")[...] = memory[0].view(">u8")[::-1]
-    turned, flat = memory[1, 8 * words - size :], out.reshape(-1)
-    if pixel == 1:
-        flat[...] = turned
+    backwards = memory[0].view(">u8")[::-1]
+    if pixel == 1 and size == 8 * words:
+        flat.view("<u8")[...] = backwards
         return
-    # The first and the third byte of each pixel change places: `a ^ b`, kept where the first ones are, turns each of them into the other.
-    other = memory[0, : size - 2]
-    np.bitwise_xor(turned[:-2], turned[2:], out=other)
-    np.bitwise_and(other, _first_bytes(size)[:-2], out=other)
-    np.bitwise_xor(turned[:-2], other, out=flat[:-2])
-    flat[-2:] = turned[-2:]
-    np.bitwise_xor(flat[2:], other, out=flat[2:])
+    memory[1].view("<u8")[...] = backwards
+    turned = memory[1, 8 * words - size :]
+    if pixel == 3:
+        # The first and the third byte of each pixel change places: `a ^ b`, kept where the first ones are, turns each of them into the other.
+        other = memory[0, : size - 2]
+        np.bitwise_xor(turned[:-2], turned[2:], out=other)
+        np.bitwise_and(other, _first_bytes(size)[:-2], out=other)
+        np.bitwise_xor(turned[:-2], other, out=turned[:-2])
+        np.bitwise_xor(turned[2:], other, out=turned[2:])
+    flat[...] = turned
 
 
 @lru_cache(8)
@@ -148,8 +178,10 @@ def _first_bytes(size: int) -> Array:
 
 def _scaled(box: Array, size: tuple[int, int], stored: torch.dtype, hwc: bool) -> Array:
     """`box` scaled to `size`, both as they lie on disk."""
-    image = torch.from_numpy(box).view(stored)
-    image = (image.permute(2, 0, 1) if hwc else image)[None]
+    lent = scratch("box", box.nbytes).view(box.dtype).reshape(1, *box.shape)
+    lent[0] = box  # torch wants memory that it may write to, and is faster where it is contiguous (whole: its strides tell torch the layout)
+    image = torch.from_numpy(lent).view(stored)
+    image = image.permute(0, 3, 1, 2) if hwc else image
     values = image if stored == torch.uint8 else image.to(_precise(stored))
     values = torch.nn.functional.interpolate(values, size=size, mode="bilinear", antialias=True)
     made = _narrowed(values, stored)[0]

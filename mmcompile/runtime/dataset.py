@@ -1,7 +1,7 @@
 """Hides how a compiled folder looks to training code: a map-style torch Dataset whose samples are views and whose batches are one gather.
 
-It writes nothing and holds nothing per sample.  It pickles as path, generation and arguments, so workers that start later, or on another machine,
-open the generation that this one had open, or fail saying so.
+It writes nothing and holds nothing per sample, but for a subset's row numbers.  It pickles as path, generation and arguments (a subset with its row
+numbers), so workers that start later, or on another machine, open the generation that this one had open, or fail saying so.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch.utils.data import Dataset, default_collate
 
 from mmcompile.format.canonical import as_bytes, as_text
 from mmcompile.format.reader import Reader
+from mmcompile.format.samples import pooled_statistics
 from mmcompile.runtime.buffers import Pool
 from mmcompile.runtime.column import ClassColumn, ImageColumn
 from mmcompile.runtime.gathered import gathered, in_worker, shared_memory
@@ -35,7 +36,7 @@ __all__ = ["MMapShardDataset"]
 Rows = npt.NDArray[np.int64]
 
 #: What is opened again after unpickling instead of travelling.
-_OPENED = ("_columns", "_pools", "_image", "_label", "_range", "_rows", "_targets", "_resident")
+_OPENED = ("_columns", "_pools", "_sized", "_image", "_label", "_range", "_rows", "_targets", "_resident")
 #: Batches of memory that wait for the next use: one is being filled while the one before is let go of.
 _SPARE = 2
 #: Samples looked at for whether hooks draw random numbers: looking costs more than seeding.
@@ -49,8 +50,7 @@ class MMapShardDataset(Dataset[Any]):
     array or tensor of ints is a batch: (N, C, H, W) and int64 (N,), one copy into memory of its own.
 
     A sample of stored values is a view of a copy-on-write map: writing to it never changes the file, but is seen by later `ds[i]` of the same row
-    in this process; `.clone()` it, or pass `copy=True`.  Batches, samples that are computed, and what a transform gets are always copies of what the
-    file holds.
+    in this process; `.clone()` it, or pass `copy=True`.  Batches, computed samples and what a transform gets are copies of what the file holds.
 
     `DataLoader(ds, batch_size=256)` copies each batch once, like `ds[list]`: hwc rows come as channels_last.  A custom `collate_fn` gets samples that
     view one batch; what `default_collate` makes of them all is that batch.  A batch is yours until its last view is gone; then its memory is reused.
@@ -128,12 +128,10 @@ class MMapShardDataset(Dataset[Any]):
             for name in names
         ]
         self._pools = [Pool(_SPARE) for _ in names]
+        self._sized: set[str] = set()
         self._image = next((i for i, c in enumerate(self._columns) if isinstance(c, ImageColumn)), None)
         self._label = next((i for i, c in enumerate(self._columns) if isinstance(c, ClassColumn)), None)
-        if self._hooks.transform is not None and self._image is None:
-            raise ValueError(f"{self.root}: transform needs an image, the fields are {list(names)}")
-        if self._hooks.target_transform is not None and self._label is None:
-            raise ValueError(f"{self.root}: target_transform needs a label, the fields are {list(names)}")
+        self._hooks.check(self.root, names, self._image is not None, self._label is not None)
         self._targets: Rows | None = None
         self._resident: Resident | None = None
 
@@ -158,16 +156,20 @@ class MMapShardDataset(Dataset[Any]):
         if type(key) is int or type(key) is SampleIndex:
             return self._sample(key)
         if isinstance(key, slice):
-            return self._batch(self._where(self._ranged(range(*key.indices(len(self._rows))))), ())
+            wanted = range(*key.indices(len(self._rows)))
+            for end in {*wanted[:1], *wanted[-1:]}:  # before numbers are made for as many rows as the index claims
+                self._reader.ready(self._columns[0].name, self._rows.row(end))
+            return self._batch(self._where(np.arange(wanted.start, wanted.stop, wanted.step, dtype=np.int64)), ())
         if isinstance(key, list | range) or (isinstance(key, np.ndarray | torch.Tensor) and key.ndim):
             return self._batch(self._where(integers(key, len(self._rows))), key)
         return self._sample(integer(key))
 
     def __getitems__(self, keys: Sequence[int]) -> Sequence[Any]:
         """The samples of a batch, as DataLoader asks for them: gathered in one go, so that they are what the file holds."""
-        rows, valid = self._where(integers(keys, len(self._rows))), said_valid(keys)
+        rows = self._where(integers(keys, len(self._rows)))
         if self._hooked:
-            return self._hooked_samples(rows, keys, valid)
+            return self._called(unbound(self._gather(rows)), rows, keys)
+        valid = said_valid(keys)
         bare = self._output == "tuple" and valid is None and len(self._columns) == 1 and self._image is not None
         return gathered(lambda: self._gather(rows, valid), len(rows), self._packed, bare)
 
@@ -182,18 +184,17 @@ class MMapShardDataset(Dataset[Any]):
             shard, local = self._reader.locate(row)
             values = [column.sample(row, shard, local) for column in self._columns]
         if self._hooked:
-            return self._called([values], np.array([row], np.int64), (key,), said_valid((key,)))[0]
+            return self._called([values], np.array([row], np.int64), (key,))[0]
         if type(key) is SampleIndex and key.valid is not None:
             values.append(key.valid)
         return self._packed(values)
 
     def _batch(self, rows: Rows, keys: Any) -> Any:
-        valid = said_valid(keys)
         if not self._hooked:
-            return self._packed(self._gather(rows, valid))
+            return self._packed(self._gather(rows, said_valid(keys)))
         if not len(rows):
             raise ValueError("an empty batch has no shape once there is a transform")
-        out = default_collate(self._hooked_samples(rows, keys, valid))
+        out = default_collate(self._called(unbound(self._gather(rows)), rows, keys))
         return tuple(out) if isinstance(out, list) else out
 
     def _gather(self, rows: Rows, valid: list[bool] | None = None) -> list[torch.Tensor]:
@@ -201,30 +202,27 @@ class MMapShardDataset(Dataset[Any]):
         shared = in_worker() and not self._hooked
         parts = [] if self._resident is None else self._resident.parts(self._columns, rows)
         for column, pool in zip(self._columns, self._pools, strict=True) if self._resident is None else ():
-            if len(rows):  # before memory is asked for
+            if len(rows) and column.name not in self._sized:  # before memory is asked for: does a file bear out the size of its rows?
                 self._reader.ready(column.name, int(rows[0]))
+                self._sized.add(column.name)
             parts.append(column.batch(rows, column.empty(len(rows), shared_memory if shared else pool.lend)))
-        return parts if valid is None else [*parts, torch.tensor(valid)]
+        return parts if valid is None else [*parts, torch.tensor(valid, device="cpu")]
 
-    def _hooked_samples(self, rows: Rows, keys: Any, valid: list[bool] | None) -> list[Any]:
-        return self._called(unbound(self._gather(rows)), rows, keys, valid)
-
-    def _called(self, samples: list[list[Any]], rows: Rows, keys: Any, valid: list[bool] | None) -> list[Any]:
+    def _called(self, samples: list[list[Any]], rows: Rows, keys: Any) -> list[Any]:
         """The samples after the hooks, each keyed by what its index carries, else by the epoch of the dataset."""
         streams, told = stream_keys_of(keys, rows, self._epoch)
-        watch = 0 if told else self._watch
-        out, drawn = self._hooks.run(streams, samples, self._image, self._label, watch)
-        self._watch -= min(watch, len(out))
+        made, drawn = self._hooks.run(streams, samples, self._image, self._label, 0 if told else self._watch)
+        if not told:
+            self._watch = 0 if drawn else max(0, self._watch - len(made))
         if drawn:
-            self._watch = 0
             warn_of_one_epoch()
-        made = [self._finished(sample) for sample in out]
-        return made if valid is None else [with_valid(*pair) for pair in zip(made, valid, strict=True)]
+        valid: Sequence[bool | None] = said_valid(keys) or [None] * len(made)
+        return [with_valid(self._finished(sample), said) for sample, said in zip(made, valid, strict=True)]
 
     def _samples(self, rows: Rows, seed: int, epoch: int, parts: list[torch.Tensor]) -> list[Any]:
         """The samples of rows after the hooks; `parts` holds their values, a tensor for each column, and is the hooks' to write to."""
-        out, _ = self._hooks.run(stream_keys(seed, epoch, rows).tolist(), unbound(parts), self._image, self._label)
-        return [self._finished(sample) for sample in out]
+        made, _ = self._hooks.run(stream_keys(seed, epoch, rows).tolist(), unbound(parts), self._image, self._label)
+        return [self._finished(sample) for sample in made]
 
     def _finished(self, out: Any) -> Any:
         """A sample of what the hooks returned: what `transforms` makes of a tuple is up to it."""
@@ -243,13 +241,6 @@ class MMapShardDataset(Dataset[Any]):
     def _where(self, samples: Rows) -> Rows:
         """The rows of the folder that these samples are."""
         return self._rows.rows(samples)
-
-    def _ranged(self, wanted: range) -> Rows:
-        for end in {*wanted[:1], *wanted[-1:]} if self._chosen is None else ():  # before numbers are made for as many rows as the index claims
-            self._reader.ready(self._columns[0].name, self._rows.row(end))
-        return np.arange(wanted.start, wanted.stop, wanted.step, dtype=np.int64)
-
-    # -- the epoch
 
     @property
     def epoch(self) -> int:
@@ -276,9 +267,8 @@ class MMapShardDataset(Dataset[Any]):
     def random_split(self, lengths: Sequence[float], seed: int = 0, stratify: bool = False) -> list[MMapShardDataset]:
         """Subsets of `lengths` samples, or fractions of all, that share none and together are all; each in the order of this dataset.
 
-        stratify: divide each class for itself.  Which sample goes where is a hash of (seed, row), the same everywhere.
-        Fractions sum up to 1: each part gets the whole number below its share, and the rest goes round from the first (stratified: each share of a
-        class is rounded up or down).
+        stratify: divide each class for itself, each share of it rounded up or down.  Which sample goes where is a hash of (seed, row), the same
+        everywhere.  Of fractions, which sum up to 1, each part gets the whole number below its share, and the rest goes round from the first.
         Raises ValueError for lengths that do not fit, or when there are no labels to stratify by.
         """
         labels = self.targets if stratify else None
@@ -379,15 +369,7 @@ class MMapShardDataset(Dataset[Any]):
         field = next((f for f in index.fields if f.meaning == "image"), None)
         if field is None:
             return None
-        parts = []  # the index was checked when it was read
-        for split in index.splits:
-            if not self._range[0] <= split.start < split.stop <= self._range[1]:
-                continue
-            entry = index.statistics.get(split.name, {}).get(field.name)
-            if entry is None:
-                return None
-            parts.append((entry["pixels"], entry["mean"], entry["std"]))
-        return _pooled(parts)
+        return pooled_statistics(index, field.name, *self._range)
 
     def source(self, i: int) -> str:
         """The key of a sample: its source's path in RAW, as text by `os.fsdecode`."""
@@ -406,18 +388,6 @@ class MMapShardDataset(Dataset[Any]):
         classes = "" if names is None else f", {len(names):,} classes"
         split = ("" if self._split is None else f", split={self._split!r}") + ("" if self._chosen is None else ", a subset")
         return f"{type(self).__name__}({str(self.root)!r}{split}): {len(self._rows):,} samples of {fields}{classes}; generation {self.generation}"
-
-
-def _pooled(parts: list[Any]) -> dict[str, tuple[float, ...]] | None:
-    """Mean and standard deviation of all pixels from the (pixels, means, standard deviations) of parts; of a single part exactly its own."""
-    if len(parts) <= 1:
-        return {"mean": tuple(parts[0][1]), "std": tuple(parts[0][2])} if parts else None
-    pixels, means, stds = (np.array(column, np.float64) for column in zip(*parts, strict=True))
-    with np.errstate(all="ignore"):  # numbers of a stranger may overflow
-        share = (pixels / pixels.sum())[:, None]
-        mean = (share * means).sum(0)
-        std = np.sqrt((share * (stds**2 + (means - mean) ** 2)).sum(0))
-    return {"mean": tuple(mean.tolist()), "std": tuple(std.tolist())}
 
 
 def _names(fields: Sequence[str]) -> tuple[str, ...]:

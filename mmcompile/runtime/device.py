@@ -30,8 +30,6 @@ Finish = Callable[[list[Tensor]], list[Tensor]]
 
 #: Share of the free memory of a device that a dataset may take without being told so: the model, its gradients and activations want the rest.
 _SHARE = 0.6
-#: Bytes between two rows of a subset that are read rather than skipped: a disk that seeks reads so much meanwhile.
-_GAP = 1 << 20
 #: Bytes copied to a device at a time while a dataset is loaded.
 _PIECE = 64 << 20
 
@@ -108,11 +106,11 @@ class Resident:
         if not len(places):
             return self.store[k][:0]
         if here.all():
-            return self.store[k].index_select(0, self._at(places))
+            return _rows(self.store[k], self._at(places))
         out = torch.empty((len(places), *rest.shape[1:]), dtype=rest.dtype, device=self.device, memory_format=_format(rest))
         out[self._at(np.flatnonzero(~here))] = rest
         if here.any():
-            out[self._at(np.flatnonzero(here))] = self.store[k].index_select(0, self._at(places[here]))
+            out[self._at(np.flatnonzero(here))] = _rows(self.store[k], self._at(places[here]))
         return out
 
     def parts(self, columns: list[Any], rows: Rows) -> list[Tensor]:
@@ -150,14 +148,14 @@ def to_device(dataset: MMapShardDataset, device: torch.device, budget: int | Non
     """Bring as many shards of a dataset as fit to a device, in its order.
 
     On the CPU that is the page cache, which all processes of a host share (then None), where they stay, locked, as far as this user may lock memory.
-     Raises MemoryError with the numbers where they don't fit, ValueError for a budget that is none.
+    Raises MemoryError with the numbers where they don't fit, ValueError for a budget that is none.
     """
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     held = dataset._rows.ascending()
     count = _fit(dataset, device, budget, held.blocks(dataset._reader.starts))
     if device.type == "cpu":
-        for rows in held.ranges(count, _GAP // sum(column.row_bytes for column in dataset._columns)):
+        for rows in held.ranges(count, sum(column.row_bytes for column in dataset._columns)):
             for column in dataset._columns:
                 dataset._reader.warm([column.name], rows, lambda: False, lambda nbytes: None)
                 dataset._reader.lock(column.name, rows)
@@ -190,6 +188,13 @@ def _fit(dataset: MMapShardDataset, device: torch.device, budget: int | None, bo
     if device.type in ("cpu", "cuda") and min(budget, need) > (free := free_bytes(device)):
         raise MemoryError(f"{dataset.root}: a budget of {budget:,} bytes is more than the {free:,} that are free on {device}")
     return int(bounds[np.searchsorted(bounds, budget // width, side="right") - 1])
+
+
+def _rows(store: Tensor, places: Tensor) -> Tensor:
+    """Some rows of a store, which lie in memory as they do there."""
+    if _format(store) == torch.channels_last:  # torch's index_select would lay them out anew
+        return store.permute(0, 2, 3, 1).index_select(0, places).permute(0, 3, 1, 2)
+    return store.index_select(0, places)
 
 
 def _format(batch: Tensor) -> torch.memory_format:

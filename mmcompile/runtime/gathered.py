@@ -43,8 +43,8 @@ def shared_memory(nbytes: int) -> Tensor:
         new: Any = torch.UntypedStorage._new_shared
         storage: torch.UntypedStorage = new(max(1, nbytes), device="cpu")
     except (AttributeError, TypeError):
-        return torch.empty(nbytes, dtype=torch.uint8)
-    return torch.empty(0, dtype=torch.uint8).set_(storage)[:nbytes]
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+    return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)[:nbytes]
 
 
 class Gathered(Sequence[Any]):

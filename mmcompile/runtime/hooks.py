@@ -10,10 +10,12 @@ import functools
 import inspect
 import random
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from mmcompile.runtime.seeding import mt19937_words
@@ -22,6 +24,10 @@ __all__ = ["Hooks", "unbound", "warn_of_one_epoch", "with_valid"]
 
 Hook = Callable[..., Any] | None
 
+Words = npt.NDArray[np.uint32]
+
+#: Keys whose words are made together: 80 KB of numbers, which a core's first-level caches nearly hold.
+_TOGETHER = 16
 #: Keeps the global generator of torch from giving the numbers of the one that a hook asks for by name.
 _GLOBAL = 0xA5A5A5A5A5A5A5A5
 #: Where torch keeps the 624 words of its Mersenne Twister in a generator's state: one in each 8 bytes, after the seed and two counters.
@@ -49,7 +55,21 @@ class Hooks:
     def __bool__(self) -> bool:
         return not self.transform is self.target_transform is self.transforms is None
 
-    def run(self, keys: Iterable[int], samples: Iterable[list[Any]], image: int | None, label: int | None, watch: int = 0) -> tuple[list[Any], bool]:
+    @property
+    def take_images(self) -> bool:
+        """Is any of them called with an image, which it may write to?"""
+        return self.transform is not None or self.transforms is not None
+
+    def check(self, root: Path, names: Sequence[str], image: bool, label: bool) -> None:
+        """ValueError where a hook is for what is not among the fields."""
+        for name, hook, there, what in (
+            ("transform", self.transform, image, "an image"),
+            ("target_transform", self.target_transform, label, "a label"),
+        ):
+            if hook is not None and not there:
+                raise ValueError(f"{root}: {name} needs {what}, the fields are {list(names)}")
+
+    def run(self, keys: Sequence[int], samples: Iterable[list[Any]], image: int | None, label: int | None, watch: int = 0) -> tuple[list[Any], bool]:
         """What the hooks make of each sample, and whether one of the first `watch` used random numbers.
 
         A sample is the list of its values, of which `image` and `label` say the places; what `transforms` returns stands there as it is.
@@ -57,8 +77,8 @@ class Hooks:
         out: list[Any] = []
         drawn = watch > 0 and bool(self._wanting)
         with _Globals() as chance:
-            for key, values in zip(keys, samples, strict=True):
-                chance.seed(key)
+            for (key, words), values in zip(_with_words(keys), samples, strict=True):
+                chance.seed(key, words)
                 out.append(self._apply(values, image, label, _generator(key) if self._wanting else None))
                 if not drawn and len(out) <= watch:
                     drawn = chance.drawn()
@@ -90,16 +110,17 @@ class _Globals:
         np.random.set_state(numpys)
         random.setstate(pythons)
 
-    def seed(self, key: int) -> None:
-        self._key = key
-        _set(torch.default_generator, key ^ _GLOBAL)
+    def seed(self, key: int, words: Words) -> None:
+        """`words` are torch's, of a key of its own."""
+        self._seeds = key, words
+        _set(torch.default_generator, key ^ _GLOBAL, words)
         np.random.seed([key & 0xFFFFFFFF, key >> 32, 1])  # the 1, as `random` makes the same twister of the two words alone
         random.seed(key)
 
     def drawn(self) -> bool:
         """Has anything been drawn since `seed`?  (Seeds once more, which whoever asks need not mind.)"""
         after = _states()
-        self.seed(self._key)
+        self.seed(*self._seeds)
         return after != _states()
 
 
@@ -108,13 +129,20 @@ def _states() -> tuple[Any, ...]:
     return torch.default_generator.get_state().numpy().tobytes(), numpys[1].tobytes(), numpys[2:], random.getstate()
 
 
+def _with_words(keys: Sequence[int]) -> Iterator[tuple[int, Words]]:
+    """Each key with the words of torch's global generator, made for some samples at a time: for each alone they cost as much as all else."""
+    for at in range(0, len(keys), _TOGETHER):
+        some = keys[at : at + _TOGETHER]
+        yield from zip(some, mt19937_words(np.array(some, np.uint64) ^ np.uint64(_GLOBAL)), strict=True)
+
+
 def _generator(key: int) -> torch.Generator:
     generator = torch.Generator()
-    _set(generator, key)
+    _set(generator, key, mt19937_words(key))
     return generator
 
 
-def _set(generator: torch.Generator, key: int) -> None:
+def _set(generator: torch.Generator, key: int, words: Words) -> None:
     """Start the stream of a key.  `manual_seed` looks at 32 bits of it only, by which some of 10^5 rows would share their numbers."""
     template = _template()
     if template is None:
@@ -123,7 +151,7 @@ def _set(generator: torch.Generator, key: int) -> None:
     state = template.clone()
     array = state.numpy()
     array[:8].view(np.uint64)[0] = key
-    array[_WORDS].view(np.uint64)[:] = mt19937_words(key)
+    array[_WORDS].view(np.uint64)[:] = words
     generator.set_state(state)
 
 
@@ -144,8 +172,10 @@ def unbound(parts: list[torch.Tensor]) -> list[list[Any]]:
     return [list(values) for values in zip(*columns, strict=True)]
 
 
-def with_valid(sample: Any, valid: bool) -> Any:
-    """A sample whose last element, or item of a dict, says whether a metric may count it."""
+def with_valid(sample: Any, valid: bool | None) -> Any:
+    """A sample whose last element, or item of a dict, says whether a metric may count it; as it is where that is None."""
+    if valid is None:
+        return sample
     if isinstance(sample, dict):
         return {**sample, "valid": valid}
     return (*sample, valid) if isinstance(sample, tuple) else (sample, valid)

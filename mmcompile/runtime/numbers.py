@@ -28,8 +28,10 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _BLOCK = 1 << 16
 #: torch computes up to 32,768 elements in the calling thread.
 _SERIAL = 1 << 15
-#: Planes and rows shorter than this are computed several at a time, with the constants of a channel repeated: a loop of numpy's costs some 20 ns.
-_SHORT = 512
+#: Planes and lines shorter than this are computed several at a time, with the constants of each channel repeated: a loop of numpy's costs some 20 ns.
+_SHORT = 1 << 13
+#: Planes of many channels are repeated for less: the constants must not fill the cache.
+_TINY = 1 << 9
 #: Scratch memory larger than this is not kept.
 _KEPT = 16 << 20
 
@@ -97,7 +99,7 @@ class Numbers:
             return
         channels = self._normalize[0].size
         plane = raw[0].size // channels
-        if not self._hwc and plane >= _SHORT:
+        if not self._hwc and (plane >= _SHORT or (plane >= _TINY and channels * plane > _BLOCK)):
             planes, target = raw.reshape(-1, channels, plane), out.reshape(-1, channels, plane)
             for rows in _ranges(len(planes), limit // plane):
                 for c in range(channels):

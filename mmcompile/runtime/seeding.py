@@ -60,14 +60,15 @@ def draw_uniform(keys: Words, stream: int, count: int) -> npt.NDArray[np.float64
     return (draw_bits(keys, stream, count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def mt19937_words(key: int) -> npt.NDArray[np.uint32]:
-    """A whole state of the Mersenne Twister from all 64 bits of a key: uint32 (624,).
+def mt19937_words(keys: int | Words) -> npt.NDArray[np.uint32]:
+    """A whole state of the Mersenne Twister from all 64 bits of a key: uint32 (624,), or (N, 624) for an array of keys.
 
     torch's generator takes 32 bits of a seed only, so among 10^6 rows some hundred would share their numbers.
     """
-    steps = np.uint64(key & _MASK) + np.arange(1, 625, dtype=np.uint64) * np.uint64(_GOLDEN)
+    first = np.asarray(keys & _MASK if isinstance(keys, int) else keys, np.uint64)
+    steps = first[..., None] + np.arange(1, 625, dtype=np.uint64) * np.uint64(_GOLDEN)
     words = (_finish_all(steps) >> np.uint64(32)).astype(np.uint32)
-    words[0] |= np.uint32(1 << 31)  # the state must not be all zero in the bits that count
+    words[..., 0] |= np.uint32(1 << 31)  # the state must not be all zero in the bits that count
     return words
 
 

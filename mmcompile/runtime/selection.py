@@ -23,6 +23,8 @@ Numbers = npt.NDArray[np.int64]
 _MASK = "samples are asked for by number; turn a mask into numbers with torch.nonzero or numpy.flatnonzero"
 #: Takes the place of an epoch, so that how a dataset is divided and how its samples are augmented have nothing in common.
 _DIVIDE = 0x73706C6974
+#: Bytes between two rows that are read rather than skipped: a disk that seeks reads so much meanwhile.
+_GAP = 1 << 20
 #: Shares closer to a whole number than this are whole: 100 * 0.29 is one in floating point.
 _WHOLE = 1e-9
 
@@ -80,8 +82,9 @@ class Selection:
         """The same rows in rising order, each once."""
         return self if self._chosen is None else Selection(0, 0, np.unique(self._chosen))
 
-    def ranges(self, count: int, gap: int) -> list[range]:
-        """The first `count` of rising rows as ranges of step 1, over at most `gap` rows between two that are none of these."""
+    def ranges(self, count: int, row_bytes: int) -> list[range]:
+        """The first `count` of rising rows as ranges of step 1, over gaps that cost less to read than to skip."""
+        gap = _GAP // row_bytes
         if self._chosen is None or not count:
             return [range(self._first, self._first + count)] if count else []
         rows = self._chosen[:count]
@@ -109,11 +112,13 @@ def integers(keys: Any, n: int) -> Numbers:
     if isinstance(keys, torch.Tensor):
         keys = keys.detach().cpu().numpy()
     if not isinstance(keys, np.ndarray):
+        if not isinstance(keys, Sequence):
+            raise TypeError(f"samples are asked for by a list, range, array or tensor of integers, not {type(keys).__name__}")
         kinds = set(map(type, keys))
         if bool in kinds:
             raise TypeError(_MASK)
         try:
-            keys = np.array(keys if all(issubclass(kind, int) for kind in kinds) else [integer(key) for key in keys], np.int64)
+            keys = np.fromiter(keys if all(issubclass(kind, int) for kind in kinds) else map(integer, keys), np.int64, len(keys))
         except OverflowError:
             raise IndexError(f"a sample in the list is out of range: the dataset has {n:,}") from None
     if keys.dtype == np.bool_:

@@ -12,9 +12,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Warming"]
 
-#: Bytes between two rows of a subset that are read rather than skipped: a disk that seeks reads so much meanwhile.
-_GAP = 1 << 20
-
 
 class Warming:
     """A dataset on its way into the page cache.  `done_bytes` of `total_bytes` are read; dropping this object ends it, what was read stays.
@@ -27,7 +24,7 @@ class Warming:
         rows = dataset._rows.ascending()
         fields = [column.name for column in dataset._columns]
         width = sum(dataset._reader.row_bytes(name) for name in fields)
-        parts = rows.ranges(len(rows), _GAP // width)
+        parts = rows.ranges(len(rows), width)
         state.total = width * sum(map(len, parts))
         reader = dataset._reader
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmcompile.format.reader import Reader
@@ -60,6 +60,7 @@ def boxes(*box: tuple[int, int, int, int, bool], size: tuple[int, int]) -> Cut:
     return Cut(top, left, height, width, np.array([b[4] for b in box]), size)
 
 
+@settings(deadline=None)
 @given(
     dtype=st.sampled_from(DTYPES),
     hwc=st.booleans(),
@@ -68,15 +69,19 @@ def boxes(*box: tuple[int, int, int, int, bool], size: tuple[int, int]) -> Cut:
     crop=st.tuples(st.integers(1, 9), st.integers(1, 9)),
     padding=st.integers(0, 3),
     seed=st.integers(0, 3),
+    together=st.booleans(),
 )
 def test_crops_and_flips_equal_indexing_pixel_by_pixel(
-    dtype: torch.dtype, hwc: bool, channels: int, size: tuple[int, int], crop: tuple[int, int], padding: int, seed: int
+    dtype: torch.dtype, hwc: bool, channels: int, size: tuple[int, int], crop: tuple[int, int], padding: int, seed: int, together: bool
 ) -> None:
     crop = min(crop[0], size[0] + 2 * padding), min(crop[1], size[1] + 2 * padding)
     values = images(4, channels, *size, dtype, hwc)
     cut = Augment(crop=crop, padding=padding, hflip=0.5).draw(seed, 0, np.arange(4), *size)
     expected = oracle(values, cut)
-    assert torch.equal(on_cpu(values, cut, hwc), expected)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mmcompile.runtime.cut._SMALL", 1 << 14 if together else 0)
+        patch.setattr("mmcompile.runtime.cut._PIECE", 700)
+        assert torch.equal(on_cpu(values, cut, hwc), expected)
     got = apply(values, cut)
     assert got.dtype == dtype
     assert torch.equal(got, expected)

@@ -80,6 +80,22 @@ def test_stored_floats_are_given_as_they_are_or_cast_once(tmp_path: Path) -> Non
         MMapShardDataset(tmp_path / "32", dtype=torch.uint8)
 
 
+def test_numbers_are_the_same_however_they_are_stored(tmp_path: Path) -> None:
+    """8-bit values, the same as unit floats of two widths, and both with their normalisation still to come."""
+    unit = EIGHT / 255.0
+    for name, images in (("8", EIGHT), ("32", unit.astype(np.float32)), ("64", unit)):
+        make_dataset(tmp_path / name, images, normalize=(MEAN, STD))
+        make_dataset(tmp_path / f"{name} plain", images)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        for name in ("8", "32", "64"):
+            equal(MMapShardDataset(tmp_path / name, dtype=dtype), torch.from_numpy(formula(EIGHT, 255, True)).to(dtype))
+            equal(MMapShardDataset(tmp_path / f"{name} plain", dtype=dtype), torch.from_numpy(formula(EIGHT, 255, False)).to(dtype))
+    double = torch.from_numpy(formula(EIGHT, 255, True, np.float64))
+    equal(MMapShardDataset(tmp_path / "64"), double)  # as stored
+    equal(MMapShardDataset(tmp_path / "8", dtype=torch.float64), double)
+    assert (double.float() != torch.from_numpy(formula(EIGHT, 255, True))).any()  # what rounding once too late would give
+
+
 def test_the_default_dtype_of_torch_changes_nothing(tmp_path: Path) -> None:
     make_dataset(tmp_path, EIGHT, normalize=(MEAN, STD))
     before = torch.get_default_dtype()

@@ -8,13 +8,13 @@ import io
 import pickle
 import weakref
 from collections.abc import Callable, Sequence
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.multiprocessing.reductions import ForkingPickler
 from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Dataset, SequentialSampler, StackDataset, Subset, default_collate, random_split
 from torch.utils.data._utils import collate
 
@@ -26,7 +26,7 @@ from mmcompile.runtime.seeding import SampleIndex
 from tests.support import make_dataset
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (23, 3, 5, 4), dtype=np.uint8)
-LABELS = np.arange(23) % 4 + 300
+LABELS = np.arange(23) % 4 + 50
 ORDER = [22, 0, 7, 7, 3, 15, 1, 2, 9, 11, 4]
 #: Everything a sample can be.
 KINDS: dict[str, dict[str, Any]] = {
@@ -235,6 +235,21 @@ def test_torch_stack_is_a_collate_function(root: Path, workers: int) -> None:
     assert equal(got, [torch.from_numpy(IMAGES[ORDER[i : i + 4]]) for i in range(0, 11, 4)])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_list_of_samples_comes_out_of_a_worker_as_such(root: Path, kind: str) -> None:
+    ds = MMapShardDataset(root, **KINDS[kind])
+    got = list(DataLoader(ds, batch_size=4, sampler=ORDER, collate_fn=as_they_come, num_workers=1))
+    assert equal([sample for batch in got for sample in batch], [ds[i] for i in ORDER])
+
+
+def test_the_default_device_of_torch_changes_nothing(root: Path) -> None:
+    ds = MMapShardDataset(root)
+    keys = [SampleIndex(i, 0, 0, valid=True) for i in (3, 4)]
+    with torch.device("meta"):
+        batches = [ds[keys], default_collate(ds.__getitems__(keys)), [gathered.shared_memory(4)]]
+    assert all(part.device.type == "cpu" for batch in batches for part in batch)
+
+
 def test_a_changed_dict_is_not_taken_for_what_was_gathered(root: Path) -> None:
     ds = MMapShardDataset(root, output="dict")
 
@@ -258,14 +273,17 @@ def test_a_changed_dict_is_not_taken_for_what_was_gathered(root: Path) -> None:
 
 
 def test_collating_twice_gives_two_batches(root: Path) -> None:
-    for look in (lambda samples: None, lambda samples: samples[0], list):
+    looks: list[Callable[[Any], Any]] = [len, lambda samples: samples[0], list]
+    for look in looks:
         samples = MMapShardDataset(root).__getitems__([3, 4])
-        look(samples)
+        looked = look(samples)
         first, second = default_collate(samples), default_collate(samples)
-        first[0].zero_()
-        if look is not list:
-            assert equal(second[0], torch.from_numpy(IMAGES[3:5])) or look is not None
         assert first[0].data_ptr() != second[0].data_ptr()
+        assert equal(first, second)
+        assert looked is not None
+    samples = MMapShardDataset(root).__getitems__([3, 4])
+    default_collate(samples)[0].zero_()
+    assert equal(default_collate(samples)[0], torch.from_numpy(IMAGES[3:5]))
 
 
 def test_samples_view_the_batch_and_in_place_changes_are_part_of_it(root: Path) -> None:
@@ -281,7 +299,11 @@ def test_other_functions_registered_with_torch_are_honoured(root: Path, monkeypa
     ds = MMapShardDataset(root)
     monkeypatch.setitem(collate.default_collate_fn_map, torch.Tensor, lambda batch, *, collate_fn_map: "mine")
     assert next(iter(DataLoader(ds, batch_size=3)))[0] == "mine"
-    given = collate.collate(ds.__getitems__([1, 2]), collate_fn_map={torch.Tensor: lambda batch, *, collate_fn_map: len(batch), int: sum})
+    given = collate.collate(
+        ds.__getitems__([1, 2]),
+        collate_fn_map={torch.Tensor: lambda batch, *, collate_fn_map: len(batch), int: lambda batch, *, collate_fn_map: sum(batch)},
+    )
+    assert given[1] == LABELS[1:3].sum()
     assert given[0] == 2
 
 

@@ -154,6 +154,19 @@ def test_transform_and_target_transform_go_on_with_one_stream(root: Path) -> Non
     assert ds[4][1] == random.random()
 
 
+def test_the_key_is_of_the_row_in_the_folder(tmp_path: Path) -> None:
+    make_dataset(tmp_path, IMAGES, np.arange(24) % 3, splits={"train": 20, "val": 4})
+    val = MMapShardDataset(tmp_path, "val", transform=lambda image, generator: generator.initial_seed())
+    assert val[SampleIndex(1, 7, 3)][0] == stream_key(7, 3, 21)
+    assert val.subset([3, 1])[SampleIndex(1, 7, 3)][0] == stream_key(7, 3, 21)
+    key = stream_key(7, 3, 21)
+    ours, numpys, pythons = torch.Generator(), np.random.RandomState([key & 0xFFFFFFFF, key >> 32, 1]), random.Random(key)
+    hooks._set(ours, 0, mt19937_words(key ^ hooks._GLOBAL))
+    drawn = MMapShardDataset(tmp_path, "val", transform=three)[SampleIndex(1, 7, 3)][0]
+    wanted = [torch.rand((), generator=ours).item(), numpys.rand(), pythons.random(), numpys.randn(), pythons.gauss(0, 1)]
+    assert drawn[:5].tolist() == torch.tensor(wanted).tolist()
+
+
 def test_a_generator_takes_all_64_bits_of_a_key() -> None:
     states = set()
     for key in (1, 1 << 32 | 1, 1 << 63 | 1, stream_key(0, 0, 0)):
