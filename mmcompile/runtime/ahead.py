@@ -6,8 +6,10 @@ exception is raised, as it is, where its turn comes.  Nothing is left behind: th
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
+import signal
 import threading
 import time
 import weakref
@@ -53,7 +55,7 @@ class Ahead(Generic[Job, Result]):
         self._shared = shared = _Shared(make, look)
         self._ahead = max(1, ahead) if threads else 0
         # Runs at the exit of the interpreter too: a thread inside numpy or torch while their libraries are torn down can crash the process.
-        self._finalizer: Callable[[], Any] = weakref.finalize(self, _stop, shared, self._pid)
+        self._finalizer = weakref.finalize(self, _dropped, shared, self._pid)
         if threads:
             for i in range(threads):
                 thread = threading.Thread(target=_work, args=(shared,), name=f"mmcompile-{i}", daemon=True)
@@ -86,7 +88,8 @@ class Ahead(Generic[Job, Result]):
     def close(self) -> None:
         """End the threads and drop what they made."""
         self._ended = True
-        self._finalizer()
+        self._finalizer.detach()
+        _stop(self._shared, self._pid)
 
     def _next_job(self) -> Job:
         if self._ended:
@@ -166,6 +169,14 @@ class _Shared:
                 self.done[number] = result
             self.changed.notify_all()
 
+    def stop(self) -> None:
+        with self.changed:
+            self.stopped = True
+            self.todo.clear()
+            self.unseen.clear()
+            self.done.clear()
+            self.changed.notify_all()
+
     def waiting_for(self, number: int) -> str:
         stage = self.doing.get(number)
         if stage is None:
@@ -195,17 +206,23 @@ def _work(shared: _Shared) -> None:
             del result  # while nobody can have it yet: its memory is the consumer's alone, who may drop it at once
 
 
+def _dropped(shared: _Shared, pid: int) -> None:
+    """`_stop` as a finaliser, where Python would print a KeyboardInterrupt and go on."""
+    try:
+        _stop(shared, pid)
+    except KeyboardInterrupt:
+        shared.stop()
+        # Once more, when this thread lets go of the interpreter: the finaliser is over by then.
+        _thread.start_new_thread(signal.pthread_kill, (threading.get_ident(), signal.SIGINT))
+
+
 def _stop(shared: _Shared, pid: int) -> None:
     if os.getpid() != pid:  # a forked child has neither the threads nor, perhaps, a free lock
         return
-    with shared.changed:
-        shared.stopped = True
-        shared.todo.clear()
-        shared.unseen.clear()
-        shared.done.clear()
-        shared.changed.notify_all()
+    shared.stop()
     if threading.current_thread() in shared.threads:
         return
     limit = time.monotonic() + _PATIENCE_S
     for thread in shared.threads:
-        thread.join(max(0.0, limit - time.monotonic()))
+        with contextlib.suppress(RuntimeError):  # an interrupt came while it was started; it ends by itself
+            thread.join(max(0.0, limit - time.monotonic()))

@@ -213,11 +213,13 @@ class _Iteration:
         if self._ahead is None or self._run is None:
             self._run, self._ahead = self._begin()
         begun = time.perf_counter()
-        with record_function("mmcompile.wait"):
-            made = self._ahead.take(self._loader.timeout)
-        self._clock.add(time.perf_counter() - begun, made.times)
         try:
+            with record_function("mmcompile.wait"):
+                made = self._ahead.take(self._loader.timeout)
+            self._clock.add(time.perf_counter() - begun, made.times)
             batch = self._finished(made)
+        except TimeoutError:
+            raise  # the wait can go on
         except BaseException:
             self.close()  # whoever keeps the error keeps this, and would keep the threads
             raise

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from typing import Any
 
@@ -209,3 +211,34 @@ held.take()
     assert done.returncode == {"": 0, "raise KeyError": 1, "sys.exit(3)": 3}.get(how, -2), done.stderr
     assert "Fatal" not in done.stderr
     assert "mmcompile-" not in done.stderr
+
+
+def test_an_interrupt_while_threads_are_waited_for_is_not_lost() -> None:
+    held: list[Ahead[int, int]] = []
+    begun, release = threading.Event(), threading.Event()
+
+    def make(job: int, stage: Stage) -> int:
+        if job == 1:
+            assert begun.wait(30)
+            with shared.changed:
+                assert shared.changed.wait_for(lambda: shared.stopped, 30)
+            os.kill(os.getpid(), signal.SIGINT)
+            assert release.wait(30)
+        return job
+
+    held.append(Ahead(make, iter([0, 1]), threads=1, ahead=2))
+    shared = held[0]._shared
+    held[0].take()
+
+    def drop() -> None:
+        begun.set()
+        held.clear()
+        threading.Event().wait(30)
+
+    with pytest.raises(KeyboardInterrupt):
+        drop()
+    release.set()
+    limit = time.monotonic() + 30
+    while threads() and time.monotonic() < limit:  # Python takes a thread for ended once a join was interrupted
+        time.sleep(0.001)
+    assert threads() == 0
