@@ -57,11 +57,15 @@ class Ahead(Generic[Job, Result]):
         # Runs at the exit of the interpreter too: a thread inside numpy or torch while their libraries are torn down can crash the process.
         self._finalizer = weakref.finalize(self, _dropped, shared, self._pid)
         if threads:
-            for i in range(threads):
-                thread = threading.Thread(target=_work, args=(shared,), name=f"mmcompile-{i}", daemon=True)
-                shared.threads.append(thread)
-                thread.start()
-            self._fill()
+            try:
+                for i in range(threads):
+                    thread = threading.Thread(target=_work, args=(shared,), name=f"mmcompile-{i}", daemon=True)
+                    thread.start()
+                    shared.threads.append(thread)
+                self._fill()
+            except BaseException:  # a process may start only so many
+                self.close()
+                raise
 
     def take(self, timeout_s: float = 0.0) -> Result:
         """The next result.  Raises StopIteration after the last, what the job raised, or TimeoutError after `timeout_s` seconds (0: never)."""
@@ -180,7 +184,8 @@ class _Shared:
     def waiting_for(self, number: int) -> str:
         stage = self.doing.get(number)
         if stage is None:
-            return f"batch {number} of this iteration waits for a thread, which is busy with {[s.text for s in self.doing.values()]}"
+            busy = "; ".join(f"{s.text or 'making'} batch {k}" for k, s in self.doing.items())
+            return f"batch {number} of this iteration waits for a thread" + (f", which is {busy}" if busy else "")
         return f"a thread is {stage.text or 'making'} batch {number} of this iteration"
 
 
@@ -224,5 +229,4 @@ def _stop(shared: _Shared, pid: int) -> None:
         return
     limit = time.monotonic() + _PATIENCE_S
     for thread in shared.threads:
-        with contextlib.suppress(RuntimeError):  # an interrupt came while it was started; it ends by itself
-            thread.join(max(0.0, limit - time.monotonic()))
+        thread.join(max(0.0, limit - time.monotonic()))

@@ -131,8 +131,9 @@ def _size(name: str, value: Any) -> tuple[int, int]:
     size = tuple(value) if isinstance(value, tuple | list) else (value, value)
     if len(size) != 2 or not all(map(_is_int, size)):
         raise TypeError(f"{name} must be an int or (height, width), not {value!r}")
-    if min(size) < 1:
-        raise ValueError(f"{name} must be in [1, inf), not {value!r}")
+    least = 2 if name == "resized_crop" else 1  # torch's antialiased kernels go wrong for images one pixel wide
+    if min(size) < least:
+        raise ValueError(f"{name} must be in [{least}, inf), not {value!r}")
     return int(size[0]), int(size[1])
 
 

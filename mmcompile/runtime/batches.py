@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +20,16 @@ from mmcompile.runtime.buffers import Pool, pinned
 from mmcompile.runtime.column import ClassColumn, ImageColumn
 from mmcompile.runtime.dataset import MMapShardDataset
 from mmcompile.runtime.device import Mover, Sent
+from mmcompile.runtime.seeding import drawn_rows
 
-__all__ = ["Job", "Made", "Maker", "Times"]
+__all__ = ["Job", "Made", "Maker", "Times", "labelled"]
 
 Rows = npt.NDArray[np.int64]
 
 #: Rows of a batch that are looked at for whether the disk must be told: some 10 us each, and cold data is cold nearly everywhere.
 _LOOKED_AT = 3
+#: A batch of which no more than this part came from a disk did not wait for it: code that is loaded late does.
+_SOME = 8
 #: Memory that waits, beside that of the batches ahead: of the one handed out, of the one that the loop lets go of only then, of a short last one.
 _SPARE = 3
 
@@ -42,20 +46,26 @@ class Times:
 
 @dataclass
 class Job:
-    """A batch to be made: its samples and the seed and epoch of its draws; `after` is where the epoch stands once it was received."""
+    """A batch to be made: its samples (and the numbers of their draws), and the seed and epoch of all chance in it.
 
-    samples: Callable[[], Rows]
+    `after` is where the epoch stands once it was received.
+    """
+
+    samples: Callable[[], tuple[Rows, Rows | None]]
     valid: npt.NDArray[np.bool_] | None
     seed: int
     epoch: int
     after: int
-    _rows: Rows | None = None
+    cold: bool = False
+    _found: tuple[Rows, Rows] | None = None
 
-    def rows(self, dataset: MMapShardDataset) -> Rows:
-        """Rows of the dataset: int64 (N,)."""
-        if self._rows is None:
-            self._rows = dataset._where(self.samples())
-        return self._rows
+    def rows(self, dataset: MMapShardDataset) -> tuple[Rows, Rows]:
+        """Rows of the dataset, and what stands for them where chance is keyed: int64 (N,)."""
+        if self._found is None:
+            samples, draws = self.samples()
+            rows = dataset._where(samples)
+            self._found = rows, rows if draws is None else drawn_rows(rows, draws)
+        return self._found
 
 
 @dataclass
@@ -63,7 +73,7 @@ class Made:
     """A batch that a thread has gathered."""
 
     job: Job
-    rows: Rows
+    keyed: Rows
     sent: Sent
     times: Times
 
@@ -93,39 +103,40 @@ class Maker:
         return Maker, self._settings
 
     def make(self, job: Job, stage: Stage) -> Made:
-        rows = job.rows(self.dataset)
+        rows, keyed = job.rows(self.dataset)
         times = Times()
         before = _disk_reads()
-        with record_function("mmcompile.gather"):
+        with labelled("gather"):
             if self.there:
-                sent = self._send(job, rows, stage, times)
+                sent = self._send(job, rows, keyed, stage, times)
             else:
                 parts = []
                 for column, memory in zip(self.columns, self.memory, strict=True):
                     stage.text = f"gathering {len(rows):,} rows of {column.name!r} for"
-                    cut = self._cut(column, job, rows)
+                    cut = self._cut(column, job, keyed)
                     out = column.empty(len(rows), memory, size=self.sizes.get(column.name))
                     parts.append(column.batch(rows, out, cut=cut, times=times))
                 sent = Sent(parts)
         times.bytes = sum(part.nbytes for part in sent.parts)
-        times.cold = _disk_reads() != before
-        return Made(job, rows, sent, times)
+        times.cold = job.cold or _disk_reads() > before + times.bytes // _SOME
+        return Made(job, keyed, sent, times)
 
     def look(self, jobs: Sequence[Job]) -> None:
         """Have the disk read what these batches need, where it is not in memory yet."""
         for job in jobs:
-            rows = job.rows(self.dataset)
+            rows, _ = job.rows(self.dataset)
             for column in self.columns:
                 if self.dataset._reader.cold(column.name, rows, sample=_LOOKED_AT):
+                    job.cold = True
                     self.dataset._reader.advise(column.name, rows)
 
-    def _send(self, job: Job, rows: Rows, stage: Stage, times: Times) -> Sent:
+    def _send(self, job: Job, rows: Rows, keyed: Rows, stage: Stage, times: Times) -> Sent:
         """Stored rows go to the device, where they are cut, if that takes more than a view, and become numbers."""
         resident = self.dataset._resident
         places, here = (rows, np.zeros(len(rows), np.bool_)) if resident is None else resident.split(rows)
         rest = rows[~here] if here.any() else rows
         late = resident is not None or (self.augment is not None and self.augment.resized_crop is not None)
-        cuts = [self._cut(column, job, rows) for column in self.columns]
+        cuts = [self._cut(column, job, keyed) for column in self.columns]
         raws = []
         for column, memory, cut in zip(self.columns, self.memory, cuts, strict=True):
             stage.text = f"gathering {len(rest):,} rows of {column.name!r} for"
@@ -146,13 +157,25 @@ class Maker:
         stage.text = f"copying to {self.device} "
         return self.mover.send(raws, finish)
 
-    def _cut(self, column: ImageColumn | ClassColumn, job: Job, rows: Rows) -> Cut | None:
+    def _cut(self, column: ImageColumn | ClassColumn, job: Job, keyed: Rows) -> Cut | None:
         if self.augment is None or not isinstance(column, ImageColumn):
             return None
-        return self.augment.draw(job.seed, job.epoch, rows, *column.shape[1:])
+        return self.augment.draw(job.seed, job.epoch, keyed, *column.shape[1:])
 
 
-def _disk_reads() -> tuple[int, int]:
-    """What grows when this thread waited for a disk: blocks read, pages that had to be fetched."""
+def labelled(name: str) -> AbstractContextManager[Any]:
+    """A range of torch.profiler's, "mmcompile.<name>"; nothing where none runs in this thread, as a range costs more than a small batch."""
+    return record_function(f"mmcompile.{name}") if _profiled() else nullcontext()
+
+
+def _profiled() -> bool:
+    try:
+        return bool(torch.autograd._profiler_enabled())  # type: ignore[attr-defined]
+    except AttributeError:  # a private name
+        return True
+
+
+def _disk_reads() -> int:
+    """Bytes that this thread has had read from disks, pages that it had to wait for among them."""
     usage = resource.getrusage(resource.RUSAGE_THREAD)
-    return usage.ru_inblock, usage.ru_majflt
+    return usage.ru_inblock * 512 + usage.ru_majflt * resource.getpagesize()

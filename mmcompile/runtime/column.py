@@ -181,13 +181,14 @@ class ImageColumn:
         return as_array(values.permute(0, 2, 3, 1) if self._hwc else values)
 
     def _hold(self, shard: int) -> Tensor:
-        rows = torch.from_numpy(self._reader.view(self.name, shard))
-        if self.stored == torch.bfloat16:
-            rows = rows.view(torch.bfloat16)
-        if self._hwc:
-            rows = rows.permute(0, 3, 1, 2)
-        if self._centre:
-            rows = rows[(slice(None), *self._centre)]
+        with torch.inference_mode(False):  # it is kept, and may be trained on later
+            rows = torch.from_numpy(self._reader.view(self.name, shard))
+            if self.stored == torch.bfloat16:
+                rows = rows.view(torch.bfloat16)
+            if self._hwc:
+                rows = rows.permute(0, 3, 1, 2)
+            if self._centre:
+                rows = rows[(slice(None), *self._centre)]
         return keep(self._held, shard, rows, _HELD)
 
 

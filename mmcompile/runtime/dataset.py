@@ -6,7 +6,6 @@ numbers), so workers that start later, or on another machine, open the generatio
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from mmcompile.format.samples import pooled_statistics
 from mmcompile.runtime.buffers import Pool
 from mmcompile.runtime.column import ClassColumn, ImageColumn
 from mmcompile.runtime.gathered import gathered, in_worker, shared_memory
-from mmcompile.runtime.hooks import Hooks, unbound, warn_of_one_epoch, with_valid
+from mmcompile.runtime.hooks import Hooks, unbound, warn_of_normalizing_twice, warn_of_one_epoch, with_valid
 from mmcompile.runtime.seeding import SampleIndex, stream_keys
 from mmcompile.runtime.selection import Selection, divide, integer, integers, said_valid, stream_keys_of
 
@@ -41,6 +40,12 @@ _OPENED = ("_columns", "_pools", "_sized", "_image", "_label", "_range", "_rows"
 _SPARE = 2
 #: Samples looked at for whether hooks draw random numbers: looking costs more than seeding.
 _WATCHED = 16
+
+
+class _Epoch:
+    """The epoch of a dataset and all its subsets; `told` once somebody has said it."""
+
+    number, told = 0, False
 
 
 class MMapShardDataset(Dataset[Any]):
@@ -83,7 +88,7 @@ class MMapShardDataset(Dataset[Any]):
         transform: Callable[..., Any] | None = None,
         target_transform: Callable[..., Any] | None = None,
         transforms: Callable[..., Any] | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | str | None = None,
         crop: int | tuple[int, int] | None = None,
         copy: bool = False,
         output: str = "tuple",
@@ -92,6 +97,8 @@ class MMapShardDataset(Dataset[Any]):
     ) -> None:
         if output not in ("tuple", "dict"):
             raise ValueError(f"output must be 'tuple' or 'dict', not {output!r}")
+        if not isinstance(root, str | os.PathLike):
+            raise TypeError(f"root is the path of a folder that `mmcompile build` made, not {root!r}")
         self._hooks = Hooks(transform, target_transform, transforms)
         self._reader = Reader(os.fspath(root), generation=generation, engine=engine)
         self._split = split
@@ -100,9 +107,12 @@ class MMapShardDataset(Dataset[Any]):
         self._copy = bool(copy)
         self._output = output
         self._hooked = bool(self._hooks)
-        self._epoch, self._watch = 0, _WATCHED if self._hooked else 0
+        self._epoch = _Epoch()
+        self._watch = _WATCHED if self._hooked else 0
         self._chosen: Rows | None = None  # the rows of a subset
         self._open()
+        if self._image is not None and self.dtype.is_floating_point and self._reader.index.settings.get("normalize"):
+            warn_of_normalizing_twice(self._hooks, self.root)
 
     def _open(self) -> None:
         """Set what follows from the reader and the arguments."""
@@ -132,6 +142,8 @@ class MMapShardDataset(Dataset[Any]):
         self._image = next((i for i, c in enumerate(self._columns) if isinstance(c, ImageColumn)), None)
         self._label = next((i for i, c in enumerate(self._columns) if isinstance(c, ClassColumn)), None)
         self._hooks.check(self.root, names, self._image is not None, self._label is not None)
+        if self._crop is not None and self._image is None:
+            raise ValueError(f"{self.root}: crop needs an image, the fields are {list(names)}")
         self._targets: Rows | None = None
         self._resident: Resident | None = None
 
@@ -210,7 +222,8 @@ class MMapShardDataset(Dataset[Any]):
 
     def _called(self, samples: list[list[Any]], rows: Rows, keys: Any) -> list[Any]:
         """The samples after the hooks, each keyed by what its index carries, else by the epoch of the dataset."""
-        streams, told = stream_keys_of(keys, rows, self._epoch)
+        streams, told = stream_keys_of(keys, rows, self._epoch.number)
+        told = told or self._epoch.told
         made, drawn = self._hooks.run(streams, samples, self._image, self._label, 0 if told else self._watch)
         if not told:
             self._watch = 0 if drawn else max(0, self._watch - len(made))
@@ -245,11 +258,17 @@ class MMapShardDataset(Dataset[Any]):
     @property
     def epoch(self) -> int:
         """What keys random transforms, besides the row, where an index carries no epoch of its own: 0 until `set_epoch`."""
-        return self._epoch
+        return self._epoch.number
 
     def set_epoch(self, epoch: int) -> None:
-        """Give random transforms other numbers.  Before iteration begins: workers that are running have a dataset of their own."""
-        self._epoch, self._watch = operator.index(epoch), 0
+        """Give random transforms other numbers, of this dataset and all its subsets, those made before too.
+
+        Before iteration begins: workers that are running (persistent ones) have a dataset of their own and are not reached; a ShardSampler's
+        indices carry the epoch to them.
+        """
+        if isinstance(epoch, bool) or not isinstance(epoch, int | np.integer) or not 0 <= epoch < 1 << 64:
+            raise ValueError(f"epoch must be an integer in [0, 2^64), not {epoch!r}")
+        self._epoch.number, self._epoch.told = int(epoch), True
 
     # -- parts
 
@@ -271,6 +290,13 @@ class MMapShardDataset(Dataset[Any]):
         everywhere.  Of fractions, which sum up to 1, each part gets the whole number below its share, and the rest goes round from the first.
         Raises ValueError for lengths that do not fit, or when there are no labels to stratify by.
         """
+        if (
+            isinstance(lengths, str)
+            or not isinstance(lengths, Sequence | np.ndarray)
+            or isinstance(seed, bool)
+            or not isinstance(seed, int | np.integer)
+        ):
+            raise TypeError(f"random_split takes a list of lengths or fractions, and seed= (an int), not {lengths!r}, {seed!r}")
         labels = self.targets if stratify else None
         if stratify and labels is None:
             raise ValueError(f"{self.root}: stratify=True needs labels, and there are none; split without it")
@@ -291,11 +317,13 @@ class MMapShardDataset(Dataset[Any]):
         taken.  "cpu" means in RAM: the page cache, of which all processes of a host share one copy, locked there as far as the user's limit
         (`ulimit -l`) allows.  Raises MemoryError with the numbers and the budget that fits.  A pickle of it is not resident.
         """
-        from mmcompile.runtime.device import to_device  # reading alone does not load it
+        from mmcompile.runtime.device import device_of, to_device  # reading alone does not load it
+
+        found = device_of(device)
 
         out = type(self).__new__(type(self))
         out.__setstate__({**self.__getstate__(), "_reader": self._reader.reopened()})
-        out._resident = to_device(out, torch.device(device), budget)
+        out._resident = to_device(out, found, budget)
         return out
 
     def warm(self, progress: Callable[[int, int], None] | None = None) -> Warming:
@@ -314,6 +342,11 @@ class MMapShardDataset(Dataset[Any]):
     def generation(self) -> str:
         """The generation that is open: 32 hex digits, the hash of its index."""
         return self._reader.generation
+
+    @property
+    def part(self) -> str | None:
+        """Which part of the folder's rows these are, for a state to be told apart from one of another part; None for all of them in order."""
+        return self._rows.part(len(self._reader))
 
     @property
     def shape(self) -> tuple[int, ...]:

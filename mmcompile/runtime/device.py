@@ -22,7 +22,7 @@ from mmcompile.runtime.selection import Selection
 if TYPE_CHECKING:
     from mmcompile.runtime.dataset import MMapShardDataset
 
-__all__ = ["Mover", "Resident", "Sent", "free_bytes", "to_device"]
+__all__ = ["Mover", "Resident", "Sent", "device_of", "free_bytes", "to_device"]
 
 Rows = npt.NDArray[np.int64]
 Memory = Callable[[int], Tensor]
@@ -127,6 +127,21 @@ class Resident:
         return found.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else found.to(self.device)
 
 
+def device_of(device: str | torch.device) -> torch.device:
+    """A device that is there.  Raises ValueError for what is none, RuntimeError for one of CUDA where there is none."""
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"device must be such as 'cpu', 'cuda' or 'cuda:0', not {device!r}") from None
+    if found.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (found.index or 0) >= count:
+            raise RuntimeError(f"device {device!s}: this process sees {count} CUDA devices; pass another, or device='cpu'")
+        if found.index is None:
+            found = torch.device("cuda", torch.cuda.current_device())
+    return found
+
+
 def free_bytes(device: torch.device) -> int:
     """Bytes of memory that are free on a device.  Raises ValueError for a kind of device that does not say."""
     if device.type == "cuda":
@@ -150,8 +165,6 @@ def to_device(dataset: MMapShardDataset, device: torch.device, budget: int | Non
     On the CPU that is the page cache, which all processes of a host share (then None), where they stay, locked, as far as this user may lock memory.
     Raises MemoryError with the numbers where they don't fit, ValueError for a budget that is none.
     """
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", torch.cuda.current_device())
     held = dataset._rows.ascending()
     count = _fit(dataset, device, budget, held.blocks(dataset._reader.starts))
     if device.type == "cpu":

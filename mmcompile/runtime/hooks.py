@@ -6,6 +6,7 @@ had them after the last one, also when a hook raises.  The key says (seed, epoch
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import random
@@ -20,7 +21,7 @@ import torch
 
 from mmcompile.runtime.seeding import mt19937_words
 
-__all__ = ["Hooks", "unbound", "warn_of_one_epoch", "with_valid"]
+__all__ = ["Hooks", "keyed_globals", "unbound", "warn_of_normalizing_twice", "warn_of_one_epoch", "with_valid"]
 
 Hook = Callable[..., Any] | None
 
@@ -124,6 +125,14 @@ class _Globals:
         return after != _states()
 
 
+@contextlib.contextmanager
+def keyed_globals(key: int) -> Iterator[None]:
+    """The global generators of torch, numpy and random start from a key in here, and are put back as the user had them."""
+    with _Globals() as chance:
+        chance.seed(*next(_with_words([key])))
+        yield
+
+
 def _states() -> tuple[Any, ...]:
     numpys: Any = np.random.get_state()
     return torch.default_generator.get_state().numpy().tobytes(), numpys[1].tobytes(), numpys[2:], random.getstate()
@@ -187,7 +196,8 @@ def warn_of_one_epoch() -> None:
     if info is None or info.id == 0:
         warnings.warn(
             "a transform draws random numbers, and nothing says which epoch it is: every epoch would see the same augmentations; "
-            "use DataLoader(ds, sampler=ShardSampler(ds, ...)) or ShardLoader, or call ds.set_epoch(epoch) before each epoch",
+            "use DataLoader(ds, sampler=ShardSampler(ds, ...)) or ShardLoader, or call ds.set_epoch(epoch) before each epoch (which reaches no "
+            "worker that is running already, as with persistent_workers=True)",
             UserWarning,
             stacklevel=4,
         )
@@ -205,8 +215,8 @@ def _wants_generator(function: Callable[..., Any]) -> bool:
     return found is not None and found.kind in (found.POSITIONAL_OR_KEYWORD, found.KEYWORD_ONLY)
 
 
-def _refuse_to_tensor(function: Any) -> None:
-    """TypeError for a torchvision transform that makes tensors of PIL images; found by name, so torchvision is not imported."""
+def _torchvisions(function: Any) -> Iterator[tuple[str, str]]:
+    """(module, name) of the transforms of torchvision in a transform, in order; found by name, so torchvision is not imported."""
     waiting, seen = [function], set()
     while waiting:
         item = waiting.pop()
@@ -214,11 +224,30 @@ def _refuse_to_tensor(function: Any) -> None:
             continue
         seen.add(id(item))
         kind = type(item)
-        home, name = kind.__module__, kind.__name__
-        if home.startswith("torchvision.transforms") and (name == "ToTensor" or (name == "PILToTensor" and ".v2" not in home)):
-            raise TypeError(f"{home}.{name} does not apply: samples are tensors already; use v2.ToDtype(torch.float32, scale=True) in its place")
+        if kind.__module__.startswith("torchvision.transforms"):
+            yield kind.__module__, kind.__name__
         inner = getattr(item, "transforms", None)
-        if isinstance(inner, list | tuple | torch.nn.ModuleList):
-            waiting.extend(inner)
+        parts = list(inner) if isinstance(inner, list | tuple | torch.nn.ModuleList) else []
         if isinstance(item, torch.nn.Module):
-            waiting.extend(item.children())
+            parts += item.children()
+        waiting.extend(reversed(parts))
+
+
+def _refuse_to_tensor(function: Any) -> None:
+    """TypeError for a torchvision transform that makes tensors of PIL images where nothing has made one of the sample."""
+    for home, name in _torchvisions(function):
+        if name == "ToPILImage":
+            return
+        if name == "ToTensor" or (name == "PILToTensor" and ".v2" not in home):
+            raise TypeError(f"{home}.{name} does not apply: samples are tensors already; use v2.ToDtype(torch.float32, scale=True) in its place")
+
+
+def warn_of_normalizing_twice(hooks: Hooks, root: Path) -> None:
+    """Samples that come normalised need no Normalize."""
+    if any(name == "Normalize" for hook in (hooks.transform, hooks.transforms) for _, name in _torchvisions(hook)):
+        warnings.warn(
+            f"{root}: was built with normalisation, so samples come normalised, and the transform normalises them once more; "
+            "leave Normalize out, or open with dtype= the dtype on disk",
+            UserWarning,
+            stacklevel=4,
+        )

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch.utils.data import BatchSampler
 
 from mmcompile.runtime.batches import Job
@@ -35,16 +36,19 @@ class _Chunk:
 
     def __init__(self, run: Pass, first: int, count: int) -> None:
         self._run, self._first, self._count = run, first, count
-        self._samples: Rows | None = None
+        self._found: tuple[Rows, Rows | None] | None = None
 
-    def samples(self, step: int) -> Rows:
-        if self._samples is None:  # two threads at once compute the same
-            steps = self._run.steps
+    def samples(self, step: int) -> tuple[Rows, Rows | None]:
+        """The samples of a step and, of an epoch that draws with replacement, the numbers of their draws: int64 (b,)."""
+        if self._found is None:  # two threads at once compute the same
+            steps, order = self._run.steps, self._run.order
             apart = np.arange(self._count, dtype=np.int64) * (steps.world_size * steps.batch_size)
             positions = steps.positions(self._first)[0] + apart[:, None]
-            self._samples = self._run.order.rows(positions.reshape(-1)).reshape(positions.shape)
-        samples: Rows = self._samples[step - self._first]
-        return samples
+            samples = order.rows(positions.reshape(-1)).reshape(positions.shape)
+            self._found = samples, positions + 1 if order.replaces else None
+        samples, draws = self._found
+        at = step - self._first
+        return samples[at], None if draws is None else draws[at]
 
 
 def ordered(run: Pass) -> Iterator[Job]:
@@ -86,27 +90,33 @@ class Given:
         """The batches of an epoch; what was received before a resume is asked for again and skipped."""
         seen, whole = run.steps.start, self._batch_size is None
         batches = self._batches(seen)
-        keys = next(batches, None)
+        keys = self._kept(next(batches, None))
         if keys is None and seen:
             self.course.received(run, run.steps.n)  # what is left makes no batch
         error = None
         while keys is not None:
             following = None
             try:
-                following = next(batches, None)
+                following = self._kept(next(batches, None))
             except Exception as raised:  # its turn comes after the batch that was given before
                 error = raised
             seen += 1 if whole else len(keys)
             samples = integers(keys, self._n)
-            seed, epoch, valid = _said(keys, run)
+            seed, epoch, valid, draws = _said(keys, run)
             after = run.steps.n if following is None and error is None else seen
-            yield Job(functools.partial(_same, samples), valid, seed, epoch, after)
+            yield Job(functools.partial(_same, samples, draws), valid, seed, epoch, after)
             if error is not None:
                 try:
                     raise error
                 finally:
                     del error  # or the traceback holds what holds the traceback
             keys = following
+
+    def _kept(self, keys: Any) -> Any:
+        """A batch of indices that stays as it is while its sampler goes on: some fill one list or array again and again."""
+        if keys is None:
+            return None
+        return keys.clone() if isinstance(keys, torch.Tensor) else keys.copy() if isinstance(keys, np.ndarray) else list(keys)
 
     def _batches(self, start: int) -> Iterator[Any]:
         """What the sampler gives from position `start` on.  Raises ValueError where it gives less."""
@@ -117,19 +127,20 @@ class Given:
         return found if self._batch_size is None else iter(BatchSampler(found, self._batch_size, self._drop_last))
 
 
-def _said(keys: Any, run: Pass) -> tuple[int, int, npt.NDArray[np.bool_] | None]:
-    """The seed and epoch that the indices of a batch carry, else the iteration's, and which of them count."""
+def _said(keys: Any, run: Pass) -> tuple[int, int, npt.NDArray[np.bool_] | None, Rows | None]:
+    """The seed and epoch that the indices of a batch carry, else the iteration's; which of them count, and the numbers of their draws."""
     said = {(key.seed, key.epoch, key.valid is None) if isinstance(key, SampleIndex) else None for key in keys}
     if len(said) > 1:
         raise ValueError(f"the sampler gave one batch samples of several seeds or epochs: {sorted(map(str, said))}; end batches where an epoch ends")
     one = said.pop() if said else None
     if one is None:
-        return run.seed, run.epoch, None
-    return one[0], one[1], None if one[2] else np.array([key.valid for key in keys], np.bool_)
+        return run.seed, run.epoch, None, None
+    valid = None if one[2] else np.array([key.valid for key in keys], np.bool_)
+    return one[0], one[1], valid, np.array([key.draw for key in keys], np.int64) if any(key.draw for key in keys) else None
 
 
-def _same(samples: Rows) -> Rows:
-    return samples
+def _same(samples: Rows, draws: Rows | None) -> tuple[Rows, Rows | None]:
+    return samples, draws
 
 
 class _Unknown:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import operator
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -10,17 +13,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.profiler import record_function
 from torch.utils.data import Subset, default_collate
 
 from mmcompile.runtime.ahead import Ahead
 from mmcompile.runtime.augment import Augment, RowRandom
-from mmcompile.runtime.batches import Job, Made, Maker, Times
+from mmcompile.runtime.batches import Job, Made, Maker, Times, labelled
 from mmcompile.runtime.dataset import MMapShardDataset
-from mmcompile.runtime.device import Mover
-from mmcompile.runtime.hooks import with_valid
+from mmcompile.runtime.device import Mover, device_of
+from mmcompile.runtime.hooks import keyed_globals, with_valid
 from mmcompile.runtime.jobs import Given, ordered
 from mmcompile.runtime.sampler import Course, Pass, ShardSampler
+from mmcompile.runtime.seeding import stream_key
 
 __all__ = ["ShardLoader"]
 
@@ -87,7 +90,7 @@ class ShardLoader:
     ) -> None:
         for name, value in others.items():
             if name not in _FOREIGN:
-                raise TypeError(f"ShardLoader has no argument {name!r}")
+                raise TypeError(f"ShardLoader has no argument {name!r}{_meant(name)}")
             nothing, remedy = _FOREIGN[name]
             if value is not None and value != nothing:
                 raise TypeError(f"ShardLoader takes no {name}: {remedy}")
@@ -95,12 +98,12 @@ class ShardLoader:
         self.batch_size = _count("batch_size", batch_size, 1)
         self.num_workers = _count("num_workers", num_workers, 0)
         self.prefetch_factor = _count("prefetch_factor", 2 if prefetch_factor is None else prefetch_factor, 1)
-        if not timeout >= 0:
-            raise ValueError(f"timeout is in seconds, at least 0 (for ever), not {timeout!r}")
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout <= threading.TIMEOUT_MAX:
+            raise ValueError(f"timeout is in seconds, from 0 (for ever) to {threading.TIMEOUT_MAX:.0f}, not {timeout!r}")
         self.timeout = float(timeout)
         self.persistent_workers = persistent_workers
         self.drop_last = bool(drop_last)
-        self.device = None if device is None else torch.device(device)
+        self.device = None if device is None else device_of(device)
         self.pin_memory = bool(pin_memory)
         if self.pin_memory and not torch.cuda.is_available():
             warnings.warn("pin_memory=True without CUDA: batches come in ordinary memory", stacklevel=2)
@@ -118,13 +121,14 @@ class ShardLoader:
             raise ValueError(f"a sampler decides about the order alone: shuffle, {', '.join(settings)} are for iterating without one")
         self._given: Given | None = None
         if isinstance(sampler, ShardSampler):
-            self._course = _course_of(sampler, self.batch_size, self.drop_last, seed)
+            self._course = _course_of(sampler, dataset, self.batch_size, self.drop_last, seed)
         elif given is not None:
             self._given = Given(dataset, given, None if sampler is None else self.batch_size, self.drop_last, seed)
             self._course = self._given.course
         else:
             settings |= {"shuffle": shuffle or False, "drop_last": self.drop_last, "block_shards": block_shards}
             self._course = Course(dataset, self.batch_size, seed=seed, **settings)
+        self._shuffle = shuffle or (weights is not None)
         self._maker = Maker(dataset, augment, self.device, self.prefetch_factor * max(1, self.num_workers), self.pin_memory)
         self._clock = _Clock()
 
@@ -148,12 +152,20 @@ class ShardLoader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on there, with any number of ranks and workers and any batch size.  Raises GenerationError for another generation, ValueError."""
         self._course.load_state_dict(state)
+        if self._given is not None:
+            self._given.set_epoch(int(state["epoch"]))
+
+    def __repr__(self) -> str:
+        order = "a sampler" if self._given is not None or self.sampler is not None else f"shuffle={self._shuffle!r}"
+        where = "" if self.device is None else f", device={str(self.device)!r}"
+        return f"{type(self).__name__}(batch_size={self.batch_size}, {order}, num_workers={self.num_workers}{where}) over {self.dataset!r}"
 
     def timings(self) -> dict[str, Any]:
         """What the latest iteration took, in seconds where the name says so, and what was slow.
 
-        elapsed_s of the loop, and of it waited_s for data; gathered_s and converted_s of all threads together; moved_s on the device; batches,
-        bytes; slow: "disk", "gather", "convert", "transfer", or "consumer" where the loop hardly waited.
+        elapsed_s of the loop, and of it waited_s for batches, of which transformed_s went into transforms (the dataset's per sample, and
+        batch_transform, which run in the loop's own thread); gathered_s and converted_s of all threads together; moved_s on the device; batches,
+        bytes; slow: "disk", "gather", "convert", "transfer", "transform", or "consumer" where the loop hardly waited.
         """
         return self._clock.report(self._maker.mover)
 
@@ -163,7 +175,7 @@ class _Clock:
 
     def __init__(self) -> None:
         self.begun = self.last = time.perf_counter()
-        self.waited_s = self.disk_s = self._moved_before = 0.0
+        self.waited_s = self.transformed_s = self.disk_s = self._moved_before = 0.0
         self.batches = 0
         self.sum = Times()
 
@@ -185,9 +197,12 @@ class _Clock:
         moved = 0.0 if mover is None else mover.moved_s() - self._moved_before
         costs = {"disk": self.disk_s, "gather": self.sum.gathered_s - self.disk_s, "convert": self.sum.converted_s, "transfer": moved}
         slow = "consumer" if self.waited_s <= _WAITING * elapsed else max(costs, key=lambda name: costs[name])
+        if self.waited_s > _WAITING * elapsed and self.transformed_s > self.waited_s / 2:
+            slow = "transform"
         return {
             "elapsed_s": elapsed,
             "waited_s": self.waited_s,
+            "transformed_s": self.transformed_s,
             "gathered_s": self.sum.gathered_s,
             "converted_s": self.sum.converted_s,
             "moved_s": moved,
@@ -195,6 +210,10 @@ class _Clock:
             "bytes": self.sum.bytes,
             "slow": slow,
         }
+
+
+class _Ended(Exception):
+    """A transform raised StopIteration."""
 
 
 class _Iteration:
@@ -205,21 +224,36 @@ class _Iteration:
         self._clock = _Clock()
         self._run: Pass | None = None
         self._ahead: Ahead[Job, Made] | None = None
+        self._turn = threading.Lock()
 
     def __iter__(self) -> _Iteration:
         return self
 
     def __next__(self) -> Any:
+        if not self._turn.acquire(blocking=False):
+            raise RuntimeError("two threads ask one iteration for batches at once; give each thread an iteration of its own, or take turns")
+        try:
+            return self._next()
+        finally:
+            self._turn.release()
+
+    def _next(self) -> Any:
         if self._ahead is None or self._run is None:
             self._run, self._ahead = self._begin()
         begun = time.perf_counter()
         try:
-            with record_function("mmcompile.wait"):
+            with labelled("wait"):
                 made = self._ahead.take(self._loader.timeout)
+            try:
+                batch = self._finished(made)
+            except StopIteration as error:  # would end the loop as if the data had ended
+                raise _Ended from error
             self._clock.add(time.perf_counter() - begun, made.times)
-            batch = self._finished(made)
         except TimeoutError:
             raise  # the wait can go on
+        except _Ended as error:
+            self.close()
+            raise RuntimeError("a transform raised StopIteration") from error.__cause__
         except BaseException:
             self.close()  # whoever keeps the error keeps this, and would keep the threads
             raise
@@ -249,9 +283,10 @@ class _Iteration:
     def _finished(self, made: Made) -> Any:
         maker, job, dataset = self._maker, made.job, self._maker.dataset
         parts = made.sent.parts if maker.mover is None else maker.mover.receive(made.sent)
+        begun = time.perf_counter()
         if dataset._hooked:
-            with record_function("mmcompile.transform"):
-                samples = dataset._samples(made.rows, job.seed, job.epoch, parts)
+            with labelled("transform"):
+                samples = dataset._samples(made.keyed, job.seed, job.epoch, parts)
                 batch = default_collate(samples if job.valid is None else list(map(with_valid, samples, job.valid.tolist())))
         else:
             packed = dataset._packed(parts if job.valid is None else [*parts, torch.from_numpy(job.valid)])
@@ -259,15 +294,21 @@ class _Iteration:
         if maker.device is not None:
             batch = _to(batch, maker.device)
         if self._loader.batch_transform is not None:
-            with record_function("mmcompile.batch_transform"):
-                rng = RowRandom(job.seed, job.epoch, made.rows, maker.device or torch.device("cpu"))
+            rng = RowRandom(job.seed, job.epoch, made.keyed, maker.device or torch.device("cpu"))
+            with labelled("batch_transform"), keyed_globals(stream_key(job.seed, job.epoch, ~int(made.keyed[0]) if len(made.keyed) else 0)):
                 batch = self._loader.batch_transform(batch, rng)
+            if batch is None:
+                raise TypeError("batch_transform returned None; it must return the batch")
+        if dataset._hooked or self._loader.batch_transform is not None:
+            self._clock.transformed_s += time.perf_counter() - begun
         return batch
 
 
-def _course_of(sampler: ShardSampler, batch_size: int, drop_last: bool, seed: int) -> Course:
+def _course_of(sampler: ShardSampler, dataset: MMapShardDataset, batch_size: int, drop_last: bool, seed: int) -> Course:
     """The course of a ShardSampler, which decides about all that both could say.  Raises ValueError where they say different things."""
     course = sampler._course
+    if not course.is_of(dataset):
+        raise ValueError("the ShardSampler was made over another dataset (or another split or subset) than the ShardLoader; give both the same")
     pairs = {
         "batch_size": (batch_size, course.batch_size),
         "drop_last": (drop_last, drop_last and course._drop_last),
@@ -277,6 +318,16 @@ def _course_of(sampler: ShardSampler, batch_size: int, drop_last: bool, seed: in
         if here != there:
             raise ValueError(f"{name} is {here} here and {there} of the ShardSampler, which decides; give it to the sampler (batch_size to both)")
     return course
+
+
+def _meant(name: str) -> str:
+    """What somebody may have meant by an argument that there is not."""
+    if name in inspect.signature(MMapShardDataset).parameters:
+        return f"; {name}= is an argument of MMapShardDataset"
+    if name == "num_replicas":
+        return "; the number of ranks is world_size="
+    close = difflib.get_close_matches(name, inspect.signature(ShardLoader).parameters, 1)
+    return f"; did you mean {close[0]}=?" if close else ""
 
 
 def _ours(dataset: Any) -> MMapShardDataset:

@@ -85,7 +85,8 @@ class Numbers:
         if found is None:
             normalize = self._normalize or (np.zeros(1), np.ones(1))
             values = (np.asarray(1 if self._scale is None else self._scale).reshape(1), *normalize)
-            found = tuple(torch.from_numpy(np.array(v)).to(device, self._work).view(-1, 1, 1) for v in values)
+            with torch.inference_mode(False):  # they are kept
+                found = tuple(torch.from_numpy(np.array(v)).to(device, self._work).view(-1, 1, 1) for v in values)
             self._constants[device] = found
         return found
 

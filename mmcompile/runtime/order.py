@@ -83,6 +83,11 @@ class Order:
     def __len__(self) -> int:
         return self.n
 
+    @property
+    def replaces(self) -> bool:
+        """Are samples drawn with replacement, so that one may come more than once?"""
+        return isinstance(self._source, _Draws)
+
     def rows(self, positions: npt.ArrayLike) -> Ints:
         """The samples at these positions: int64 (k,) -> int64 (k,), in [0, n).  IndexError for a position outside [0, n)."""
         at = np.asarray(positions)

@@ -30,13 +30,19 @@ __all__ = ["Course", "Pass", "ShardSampler", "ranks"]
 _CHUNK = 4096
 #: Seeds and epochs are 64-bit words of a random stream's key; a larger one would be the same as a smaller one.
 _WORD = 1 << 64
+#: Batch sizes and ranks are below this: a step's positions fit into 64 bits.
+_MOST = 1 << 31
 _UNEVEN = ("wrap", "drop", "mask")
 _STATE = ("generation", "seed", "epoch", "position")
+#: Beside them where the dataset is a part of a folder: which.
+_PART = "part"
+#: What mpirun says of a process: Open MPI's, and that of MPICH and Intel MPI.
+_MPI = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"))
 _REMEDY = "call torch.distributed.init_process_group before the first batch, or pass rank= and world_size= (0 and 1 for a process on its own)"
 
 
 def ranks(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
-    """(rank, world size) of this process: as given, else of `torch.distributed`, else what torchrun or Slurm put into the environment, else (0, 1).
+    """(rank, world size) of this process: as given, else of `torch.distributed`, else of torchrun, srun or mpirun, by their variables, else (0, 1).
 
     Raises ValueError where only one is given or they don't fit.  Raises RuntimeError where variables say that there are more processes but not which
     one this is: ignored, they would train every rank on the same data.
@@ -44,7 +50,7 @@ def ranks(rank: int | None = None, world_size: int | None = None) -> tuple[int, 
     if (rank is None) != (world_size is None):
         raise ValueError(f"rank and world_size are given together or not at all, not rank={rank}, world_size={world_size}")
     if rank is not None and world_size is not None:
-        size = _whole("world_size", world_size, 1)
+        size = _whole("world_size", world_size, 1, _MOST)
         return _whole("rank", rank, 0, size), size
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
@@ -56,6 +62,9 @@ def ranks(rank: int | None = None, world_size: int | None = None) -> tuple[int, 
         if torchrun is not None:
             raise RuntimeError(f"WORLD_SIZE=1 says that this process is alone, SLURM_STEP_NUM_TASKS={slurm[1]} that it is not; {_REMEDY}")
         return slurm
+    mpi = next(filter(None, (_said(rank, size) for rank, size in _MPI)), None)
+    if mpi is not None and mpi[1] > 1:
+        return mpi
     if torchrun is None and slurm is None:
         # A batch script's own commands see the tasks that the job may start and SLURM_PROCID=0: one process alone, or one of many started otherwise.
         texts = {name: os.environ.get(name, "") for name in ("SLURM_PROCID", "SLURM_NTASKS")}
@@ -136,7 +145,7 @@ class Course:
             ranks(rank, world_size)
         _warn_of_subset(dataset)
         self._n = len(dataset)
-        self.batch_size = _whole("batch_size", batch_size, 1)
+        self.batch_size = _whole("batch_size", batch_size, 1, _MOST)
         self._block_shards = _whole("block_shards", block_shards, 1)
         self._shuffle: bool | Literal["block"] = "block" if shuffle == "block" else bool(shuffle)
         self._drop_last, self._uneven = bool(drop_last), uneven
@@ -144,9 +153,15 @@ class Course:
         self._weights = None if weights is None else cumulative(_weights(weights, dataset))
         self._rank, self._world_size = rank, world_size
         self._generation: str | None = getattr(dataset, "generation", None)
+        self._part: str | None = getattr(dataset, "part", None)
         self._seed = _whole("seed", seed, 0, _WORD)
         self._epoch, self._position, self._used = 0, 0, False
         self._latest: Pass | None = None
+
+    def is_of(self, dataset: Any) -> bool:
+        """Was this made over these samples?"""
+        found = len(dataset), getattr(dataset, "generation", None), getattr(dataset, "part", None)
+        return found == (self._n, self._generation, self._part)
 
     def begin(self) -> Pass:
         """Begin an iteration: the rest of an epoch that was loaded, else the next epoch (one of which nothing was received is begun again).
@@ -195,14 +210,15 @@ class Course:
         epoch = self._epoch
         if position >= self._n > 0:
             epoch, position = epoch + 1, 0
-        return {"generation": self._generation, "seed": self._seed, "epoch": epoch, "position": position}
+        state = {"generation": self._generation, "seed": self._seed, "epoch": epoch, "position": position}
+        return state if self._part is None else {**state, _PART: self._part}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration go on where the state was taken, with its seed.  Nothing changes where it is refused.
 
         Raises ValueError for what is no such state, GenerationError (one too) for a state of another generation.
         """
-        if not isinstance(state, Mapping) or set(state) != set(_STATE):
+        if not isinstance(state, Mapping) or set(state) - {_PART} != set(_STATE):
             found = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
             raise ValueError(f"a state has the keys {list(_STATE)}, this one: {found}; give what state_dict() returned")
         generation = state["generation"]
@@ -214,6 +230,11 @@ class Course:
             remedy = "" if generation is None else f"open that one (MMapShardDataset(root, generation={generation!r})), or "
             message = f"the state was taken over generation {generation}, this dataset is of generation {self._generation}"
             raise GenerationError(f"{message}: {remedy}start anew without this state", expected=generation, found=self._generation)
+        if state.get(_PART) != self._part:
+            raise ValueError(
+                f"the state was taken over another part of this dataset ({state.get(_PART) or 'all of it'}, this is {self._part or 'all of it'}): "
+                "open the same split, or take the same subset, that it was taken over"
+            )
         if position > self._n:
             raise ValueError(f"the state stands at position {position:,}, but the dataset has {self._n:,} samples: it was taken over another dataset")
         self._seed, self._epoch, self._position, self._used, self._latest = seed, epoch, position, False, None
@@ -246,7 +267,7 @@ class ShardSampler(Sampler[SampleIndex]):
     Step s takes the next world_size * batch_size samples of the epoch's order, rank r the r-th slice of them; all ranks have as many steps and as
     many samples in each.  Each iteration is the next epoch, and its indices carry seed and epoch, so that workers need not be told.
 
-    batch_size: the DataLoader's; batches are those of ShardLoader then, and `state_dict(received=)` counts them.
+    batch_size: the DataLoader's; batches are those of ShardLoader then, and `state_dict(received=)` counts them.  None: sample by sample.
     shuffle: True for an order from (seed, epoch) alone; "block" for one that keeps to `block_shards` shards at a time.
     drop_last: leave out the last step where it is not whole; the place to say so, as the DataLoader's own is not known here.
     uneven: what is done where the ranks don't share evenly in the last step.  "wrap", the default of random orders, adds samples of the epoch's
@@ -260,7 +281,7 @@ class ShardSampler(Sampler[SampleIndex]):
     def __init__(
         self,
         dataset: Sized,
-        batch_size: int = 1,
+        batch_size: int | None = None,
         *,
         shuffle: bool | str = False,
         seed: int = 0,
@@ -271,16 +292,19 @@ class ShardSampler(Sampler[SampleIndex]):
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
+        if not isinstance(dataset, Sized):
+            raise TypeError(f"ShardSampler needs a dataset, anything with a length, not {dataset!r}")
         settings: dict[str, Any] = {"shuffle": shuffle, "seed": seed, "drop_last": drop_last, "uneven": uneven, "weights": weights}
         settings |= {"block_shards": block_shards, "rank": rank, "world_size": world_size}
-        self._course = Course(dataset, batch_size, **settings)
+        self._course = Course(dataset, 1 if batch_size is None else batch_size, **settings)
+        self._counts = batch_size is not None
 
     def __iter__(self) -> Iterator[SampleIndex]:
         """Begins with the first index that is asked for, not before."""
         run = self._course.begin()
         at = run.steps.start
-        for rows, flags, after in _batches(run):
-            batch = [SampleIndex(row, run.seed, run.epoch, flag) for row, flag in zip(rows, flags, strict=False)]
+        for rows, flags, draws, after in _batches(run):
+            batch = [SampleIndex(row, run.seed, run.epoch, flag, draw) for row, flag, draw in zip(rows, flags, draws, strict=False)]
             self._course.received(run, at)
             yield from batch[:-1]
             self._course.received(run, after)  # whoever has the last index has the batch
@@ -303,6 +327,8 @@ class ShardSampler(Sampler[SampleIndex]):
         received: the batches that came out of the DataLoader in this iteration.  Without it all whole batches that were handed out count, which is
         more: a DataLoader with workers fetches ahead.  (torchdata's StatefulDataLoader asks at the right time by itself.)
         """
+        if received is not None and not self._counts:
+            raise ValueError("received= counts batches: give ShardSampler the batch_size of the DataLoader")
         return self._course.state_dict(received)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -313,20 +339,23 @@ class ShardSampler(Sampler[SampleIndex]):
         self._course.load_state_dict(state)
 
 
-def _batches(run: Pass) -> Iterator[tuple[list[int], Iterable[bool | None], int]]:
-    """The samples of each step, whether they count (as many or more), and the position after it; the rows of many small steps in one go."""
+def _batches(run: Pass) -> Iterator[tuple[list[int], Iterable[bool | None], Iterable[int], int]]:
+    """The samples of each step, whether they count and the numbers of their draws (as many or more), and the position after it.
+
+    The rows of many small steps are computed in one go.
+    """
     steps, last = run.steps, len(run.steps) - 1
     apart, at_once = steps.world_size * steps.batch_size, max(1, _CHUNK // steps.batch_size)
-    full = repeat(True if steps.uneven == "mask" else None)
+    full, none, replaces = repeat(True if steps.uneven == "mask" else None), repeat(0), run.order.replaces
     for first in range(0, last, at_once):
         count = min(at_once, last - first)
         positions = steps.positions(first)[0] + np.arange(count, dtype=np.int64)[:, None] * apart
         batches: Any = run.order.rows(positions.reshape(-1)).reshape(positions.shape).tolist()
         for step, batch in enumerate(batches, first):
-            yield batch, full, steps.start + (step + 1) * apart
+            yield batch, full, (positions[step - first] + 1).tolist() if replaces else none, steps.start + (step + 1) * apart
     if last >= 0:
-        samples, valid = run.samples(last)
-        yield samples.tolist(), full if valid is None else valid.tolist(), steps.after(last)
+        at, valid = steps.positions(last)
+        yield run.order.rows(at).tolist(), full if valid is None else valid.tolist(), (at + 1).tolist() if replaces else none, steps.after(last)
 
 
 def _whole(name: str, value: Any, low: int, high: int | None = None) -> int:
@@ -358,7 +387,12 @@ def _weights(weights: Any, dataset: Sized) -> npt.NDArray[np.float64]:
             raise ValueError(f"weights='balanced' needs a dataset with `targets`, a class for each sample; {type(dataset).__name__} has none")
         out = balanced(targets)
     else:
-        out = np.asarray(weights.detach().double().cpu() if isinstance(weights, torch.Tensor) else weights, np.float64)
+        try:
+            out = np.asarray(weights.detach().double().cpu() if isinstance(weights, torch.Tensor) else weights, np.float64)
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"weights must be a number for each sample, or 'balanced', not {type(weights).__name__}; a sampler is given as sampler="
+            ) from None
     if out.shape != (len(dataset),):
         raise ValueError(f"weights must be a number for each of the {len(dataset):,} samples, not of shape {out.shape}")
     return out

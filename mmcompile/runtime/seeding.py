@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["SampleIndex", "draw_bits", "draw_uniform", "mt19937_words", "stream_key", "stream_keys"]
+__all__ = ["SampleIndex", "draw_bits", "draw_uniform", "drawn_rows", "mt19937_words", "stream_key", "stream_keys"]
 
 Words = npt.NDArray[np.uint64]
 
@@ -19,20 +19,22 @@ _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133
 class SampleIndex(int):
     """The number of a sample that also says for which seed and epoch it was drawn, so that a worker process cannot lag behind.
 
-    `valid` is None, or whether a metric may count the sample (see `uneven="mask"` of the sampler).
+    `valid` is None, or whether a metric may count the sample (see `uneven="mask"` of the sampler).  `draw` is 0, or in an epoch that draws samples
+    with replacement which of its draws this is, so that a sample that comes twice is not augmented twice in the same way.
     """
 
     seed: int
     epoch: int
     valid: bool | None
+    draw: int
 
-    def __new__(cls, value: int, seed: int, epoch: int, valid: bool | None = None) -> SampleIndex:
-        self = super().__new__(cls, value)
-        self.seed, self.epoch, self.valid = seed, epoch, valid
+    def __new__(cls, value: int, seed: int, epoch: int, valid: bool | None = None, draw: int = 0) -> SampleIndex:
+        self = int.__new__(cls, value)
+        self.seed, self.epoch, self.valid, self.draw = seed, epoch, valid, draw
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return SampleIndex, (int(self), self.seed, self.epoch, self.valid)
+        return SampleIndex, (int(self), self.seed, self.epoch, self.valid, self.draw)
 
 
 def stream_key(seed: int, epoch: int, row: int) -> int:
@@ -47,6 +49,12 @@ def stream_key(seed: int, epoch: int, row: int) -> int:
 def stream_keys(seed: int, epoch: int, rows: npt.NDArray[np.int64]) -> Words:
     """`stream_key` of each row: uint64 (N,)."""
     return _mix_all(np.asarray(rows, np.int64).view(np.uint64) ^ np.uint64(_base(seed, epoch)))
+
+
+def drawn_rows(rows: npt.NDArray[np.int64], draws: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """What stands for rows in a key where samples are drawn with replacement: it tells the draws (from 1; 0 for none) of one row apart."""
+    mixed = np.where(draws == 0, np.uint64(0), _mix_all(draws.astype(np.uint64)))
+    return (np.asarray(rows, np.int64).view(np.uint64) ^ mixed).view(np.int64)
 
 
 def draw_bits(keys: Words, stream: int, count: int) -> Words:

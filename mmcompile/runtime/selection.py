@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mmcompile.runtime.seeding import SampleIndex, stream_key, stream_keys
+from mmcompile.runtime.seeding import SampleIndex, drawn_rows, stream_key, stream_keys
 
 __all__ = ["Selection", "divide", "integer", "integers", "said_valid", "stream_keys_of"]
 
@@ -77,6 +77,13 @@ class Selection:
         else:
             cuts = np.searchsorted(self._chosen, starts)
         return np.unique(np.concatenate([[0], cuts, [self._n]])).astype(np.int64)
+
+    def part(self, total: int) -> str | None:
+        """Which part of `total` rows these are, a hash of 16 hex digits; None for all of them in order."""
+        if self._chosen is None:
+            return None if (self._first, self._n) == (0, total) else f"{stream_key(self._first, self._n, total):016x}"
+        mixed = stream_keys(0, self._n, self._chosen) ^ stream_keys(1, 0, np.arange(self._n, dtype=np.int64))
+        return f"{stream_key(int(np.bitwise_xor.reduce(mixed * (mixed | np.uint64(1)))), self._n, total):016x}"
 
     def ascending(self) -> Selection:
         """The same rows in rising order, each once."""
@@ -145,6 +152,8 @@ def said_valid(keys: Any) -> list[bool] | None:
 def stream_keys_of(keys: Any, rows: Numbers, epoch: int) -> tuple[list[int], bool]:
     """The random stream of each row, for the seed and epoch that its index carries, else seed 0 and this epoch; and whether all carried theirs."""
     said = [(key.seed, key.epoch) if type(key) is SampleIndex else None for key in keys] if isinstance(keys, list | tuple) else []
+    if any(type(key) is SampleIndex and key.draw for key in keys) if said else False:
+        rows = drawn_rows(rows, np.array([key.draw if type(key) is SampleIndex else 0 for key in keys], np.int64))
     pairs = set(said) or {None}
     if len(pairs) == 1:
         seed, at = pairs.pop() or (0, epoch)

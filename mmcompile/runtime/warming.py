@@ -20,6 +20,8 @@ class Warming:
     """
 
     def __init__(self, dataset: MMapShardDataset, progress: Callable[[int, int], None] | None = None) -> None:
+        if progress is not None and not callable(progress):
+            raise TypeError(f"progress is a function of (bytes done, bytes in all), not {progress!r}")
         self._state = state = _State(progress)
         rows = dataset._rows.ascending()
         fields = [column.name for column in dataset._columns]

@@ -228,7 +228,7 @@ def test_equals_torchvision_in_distribution_and_in_pixels() -> None:
 def test_settings_that_make_no_sense_are_refused() -> None:
     for wrong, said in (
         ({"crop": 0}, r"crop must be in \[1, inf\), not 0"),
-        ({"resized_crop": (4, -1)}, r"resized_crop must be in \[1, inf\), not \(4, -1\)"),
+        ({"resized_crop": (4, -1)}, r"resized_crop must be in \[2, inf\), not \(4, -1\)"),
         ({"crop": 4, "resized_crop": 4}, "exclude each other"),
         ({"crop": 4, "padding": -1}, r"padding must be in \[0, inf\), not -1"),
         ({"padding": 4}, "crop is None; add crop="),

@@ -114,8 +114,9 @@ def test_plain_indices_use_the_epoch_of_the_dataset(root: Path) -> None:
         seen.append(tuple(ds[5][0].tolist()))
         assert torch.equal(images(DataLoader(ds, batch_size=7)), images(DataLoader(ds, batch_size=24, num_workers=1)))
     assert len(set(seen)) == 3
-    with pytest.raises(TypeError):
-        ds.set_epoch("1")  # type: ignore[arg-type]
+    for wrong in ("1", -1, True, 1 << 64):
+        with pytest.raises(ValueError, match="epoch must be"):
+            ds.set_epoch(wrong)  # type: ignore[arg-type]
 
 
 def test_the_state_of_the_user_comes_back_when_a_hook_raises(root: Path) -> None:

@@ -385,3 +385,95 @@ def test_a_loader_in_a_worker_of_the_stock_loader(root: Path) -> None:
     loader = ShardLoader(MMapShardDataset(root), 7, shuffle=True, num_workers=2)
     batches = list(DataLoader(Sums(loader), 2, num_workers=2))
     assert torch.cat(batches).tolist() == [sum(range(N))] * 4
+
+
+def test_a_batch_sampler_that_fills_one_list_again_and_again(root: Path) -> None:
+    class Reuses:
+        def __init__(self, make: Any) -> None:
+            self.make = make
+
+        def __iter__(self) -> Any:
+            buffer = self.make([0] * 4)
+            for at in range(0, 12, 4):
+                buffer[:] = self.make(range(at, at + 4))
+                yield buffer
+
+        def __len__(self) -> int:
+            return 3
+
+    for make in (list, np.array, lambda values: torch.tensor(list(values))):
+        for workers in (0, 2):
+            loader = ShardLoader(MMapShardDataset(root, fields=("label",)), batch_sampler=Reuses(make), num_workers=workers)
+            assert torch.equal(torch.cat(list(loader)), MMapShardDataset(root, fields=("label",))[:12])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stop_iteration_in_a_transform_does_not_end_the_epoch_in_silence(root: Path, workers: int) -> None:
+    def stops(*values: Any) -> Any:
+        raise StopIteration
+
+    for loader in (
+        ShardLoader(MMapShardDataset(root), 4, batch_transform=stops, num_workers=workers),
+        ShardLoader(MMapShardDataset(root, transform=stops), 4, num_workers=workers),
+    ):
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            list(loader)
+
+
+def test_two_threads_at_once_on_one_iteration_are_told(root: Path) -> None:
+    inside, go = threading.Event(), threading.Event()
+
+    def waits(batch: Any, rng: Any) -> Any:
+        inside.set()
+        assert go.wait(30)
+        return batch
+
+    iteration = iter(ShardLoader(MMapShardDataset(root), 4, batch_transform=waits))
+    thread = threading.Thread(target=next, args=(iteration,))
+    thread.start()
+    assert inside.wait(30)
+    with pytest.raises(RuntimeError, match="two threads"):
+        next(iteration)
+    go.set()
+    thread.join()
+    next(iteration)
+
+
+def test_what_was_read_in_inference_mode_can_be_trained_on(tmp_path: Path) -> None:
+    make_dataset(tmp_path, np.ones((4, 3, 2, 2), np.float32), normalize=None)
+    ds = MMapShardDataset(tmp_path)
+    with torch.inference_mode():
+        ds[0]
+    weight = torch.ones(3, 2, 2, requires_grad=True)
+    (weight * ds[1]).sum().backward()
+    ds[1].add_(1)
+    assert weight.grad is not None
+
+
+def test_arguments_that_are_none(root: Path) -> None:
+    ds = MMapShardDataset(root)
+    for settings, said in (
+        ({"device": "gpu"}, "device must be such as"),
+        ({"timeout": "5"}, "timeout is in seconds"),
+        ({"timeout": float("inf")}, "timeout is in seconds"),
+        ({"batch_size": 1 << 62}, "batch_size must be"),
+        ({"weights": [1j] * len(ds)}, "weights must be a number for each sample"),
+        ({"weights": torch.utils.data.WeightedRandomSampler([1.0], 1)}, "a sampler is given as sampler="),
+    ):
+        with pytest.raises(ValueError, match=said):
+            ShardLoader(ds, **settings)
+    for name, said in (("dtype", "argument of MMapShardDataset"), ("shufle", "did you mean shuffle="), ("num_replicas", "world_size=")):
+        with pytest.raises(TypeError, match=said):
+            ShardLoader(ds, **{name: 2})
+    with pytest.raises(TypeError, match="a list of lengths"):
+        ds.random_split(0.9)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="root is the path"):
+        MMapShardDataset(3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="crop needs an image"):
+        MMapShardDataset(root, fields=("label",), crop=2)
+    with pytest.raises(TypeError, match="progress is a function"):
+        ds.warm(3)  # type: ignore[arg-type]
+    if not torch.cuda.is_available():
+        for use in (lambda: ShardLoader(ds, device="cuda"), lambda: ds.to_device("cuda:1")):
+            with pytest.raises(RuntimeError, match="sees 0 CUDA devices"):
+                use()

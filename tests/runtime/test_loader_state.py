@@ -134,9 +134,8 @@ def test_a_resumed_epoch_is_what_was_left_of_it(ds: MMapShardDataset, kind: str,
                     (int(y), x) for images, ids, *valid in batches for x, y, ok in zip(images, ids, *(valid or [[True] * N]), strict=False) if ok
                 )
         for part, (images, ids, *_), start in zip(parts, epochs[1:], (world * size * steps, 0), strict=True):
-            assert Counter(i for i, _ in part) == Counter(ids[start:].tolist())
-            by_row = dict(zip(ids.tolist(), images, strict=True))
-            assert all(torch.equal(image, by_row[i]) for i, image in part)
+            wanted = Counter((int(i), image.numpy().tobytes()) for i, image in zip(ids[start:], images[start:], strict=True))
+            assert Counter((i, image.numpy().tobytes()) for i, image in part) == wanted
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -354,3 +353,52 @@ def test_transforms_go_on_in_mid_epoch_and_run_in_the_thread_that_iterates(root:
     other.load_state_dict(loader.state_dict())
     assert torch.equal(torch.cat([images for images, _ in other]), wanted[5:])
     assert threads == {threading.current_thread()}
+
+
+def test_a_row_that_is_drawn_again_is_augmented_anew_and_the_same_with_a_sampler(ds: MMapShardDataset) -> None:
+    weights = [1.0, 1.0] + [0.0] * (N - 2)
+    augment = Augment(crop=1, hflip=0.5)
+    images, ids = next(iter(ShardLoader(ds, N, weights=weights, augment=augment)))
+    assert set(ids.tolist()) == {0, 1}
+    assert all(len({image.numpy().tobytes() for image, i in zip(images, ids, strict=True) if i == k}) > 3 for k in (0, 1))
+
+    def draw(image: torch.Tensor, generator: torch.Generator) -> float:
+        return float(torch.rand(1, generator=generator, dtype=torch.float64))
+
+    drawn = MMapShardDataset(ds.root, transform=draw)
+    (ours, _), (theirs, _) = (
+        next(iter(loader))
+        for loader in (ShardLoader(drawn, N, weights=weights), DataLoader(drawn, N, sampler=ShardSampler(drawn, N, weights=weights)))
+    )
+    assert len(set(ours.tolist())) == N
+    assert torch.equal(ours, theirs)
+
+
+def test_a_state_of_another_part_of_the_dataset_is_refused(ds: MMapShardDataset) -> None:
+    one, other = ds.subset(range(20)), ds.subset(range(20, 40))
+    loader = ShardLoader(one, 5)
+    next(iter(loader))
+    state = loader.state_dict()
+    assert set(state) == {"generation", "seed", "epoch", "position", "part"}
+    assert len(pickle.dumps(state)) < 200
+    assert len(json.dumps(state)) < 200
+    for wrong in (other, ds, one.subset(list(range(20))[::-1])):
+        with pytest.raises(ValueError, match="another part of this dataset"):
+            ShardLoader(wrong, 5).load_state_dict(state)
+    ShardLoader(ds.subset(np.arange(20)), 5).load_state_dict(state)
+    with pytest.raises(ValueError, match="another dataset"):
+        ShardLoader(one, 5, sampler=ShardSampler(ds, 5))
+
+
+def test_what_batch_transform_draws_from_global_generators_is_keyed_too(ds: MMapShardDataset) -> None:
+    def mix(batch: Any, rng: Any) -> Any:
+        return torch.randperm(7), np.random.rand(), random.random()
+
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first, again = ([str(batch) for batch in ShardLoader(ds, 5, batch_transform=mix)] for _ in range(2))
+    assert first == again
+    assert len(set(first)) == len(first)
+    assert torch.equal(torch.get_rng_state(), before)
+    with pytest.raises(TypeError, match="batch_transform returned None"):
+        next(iter(ShardLoader(ds, 5, batch_transform=lambda batch, rng: None)))
