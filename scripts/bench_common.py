@@ -58,16 +58,18 @@ def noise(rows: int, shape: tuple[int, ...], seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (rows, *shape), dtype=np.uint8)
 
 
-def interleaved(runs: dict[str, Callable[[], int]], rounds: int) -> dict[str, list[float]]:
+def interleaved(runs: dict[str, Callable[[], int]], rounds: int, before: Callable[[], None] | None = None) -> dict[str, list[float]]:
     """Units a second of each run in each round, all runs one after the other in each, beginning with another one each time; a first round is not counted.
 
-    A run returns how many units it did.
+    A run returns how many units it did.  `before` is called before each, untimed.
     """
     names = list(runs)
     rates: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(rounds + 1):
         shift = turn % len(names)
         for name in names[shift:] + names[:shift]:
+            if before is not None:
+                before()
             begun = time.perf_counter()
             units = runs[name]()
             if turn:
