@@ -157,7 +157,9 @@ def measure(files: Files, args: argparse.Namespace, nbytes: int) -> None:
     }
     rates = interleaved(runs, args.rounds, before=files.evict)
     table = Table()
-    table.title(f"cold: {args.rows:,} rows of 150 KB ({nbytes / 1e9:.1f} GB), random batches of {args.batch}, {args.read:,} rows a run, {args.rounds} rounds")
+    table.title(
+        f"cold: {args.rows:,} rows of 150 KB ({nbytes / 1e9:.1f} GB), random batches of {args.batch}, {args.read:,} rows a run, {args.rounds} rounds"
+    )
     for name, values in rates.items():
         table.speed(name, statistics.median(values), "rows/s", ROW)
     plain = [name for name in runs if not name.startswith("ShardLoader")]

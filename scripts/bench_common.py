@@ -59,7 +59,7 @@ def noise(rows: int, shape: tuple[int, ...], seed: int) -> np.ndarray:
 
 
 def interleaved(runs: dict[str, Callable[[], int]], rounds: int, before: Callable[[], None] | None = None) -> dict[str, list[float]]:
-    """Units a second of each run in each round, all runs one after the other in each, beginning with another one each time; a first round is not counted.
+    """Units a second of each run in each round: all one after the other, beginning with another one each time; a first round is not counted.
 
     A run returns how many units it did.  `before` is called before each, untimed.
     """

@@ -22,7 +22,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -108,7 +107,9 @@ class Bench:
 
     def _dataset(self, name: str, rows: int, shape: tuple[int, ...], classes: int, shard: int = SHARD) -> Path:
         root = self.folder / name
-        save_dataset(root, (noise(min(shard, rows - at), shape, at) for at in range(0, rows, shard)), classes, normalize=len(shape) == 3 and shape[0] == 3)
+        save_dataset(
+            root, (noise(min(shard, rows - at), shape, at) for at in range(0, rows, shard)), classes, normalize=len(shape) == 3 and shape[0] == 3
+        )
         return root
 
     def loader(self, ds: MMapShardDataset, workers: int, shuffle: bool = True, batch: int | None = None, **more: object) -> Run:
@@ -378,7 +379,9 @@ class Bench:
                 found = train_epoch(model, loader, optimizer)
                 if turn:
                     spent[name].append(found)
-        self.table.title("train: an epoch of scripts/examples/train.py's network, 2,000 images of 3 x 128 x 128; seconds waiting, computing, share waited")
+        self.table.title(
+            "train: an epoch of scripts/examples/train.py's network, 2,000 images of 3 x 128 x 128; seconds waiting, computing, share waited"
+        )
         for name, pairs in spent.items():
             waited, computed = (statistics.median(v) for v in zip(*pairs, strict=True))
             self.table.line(name, 100 * waited / (waited + computed), unit="% waiting", note=f"{waited:.3f} s, {computed:.2f} s")

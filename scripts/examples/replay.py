@@ -73,7 +73,9 @@ def main() -> None:
     settings: dict[str, Any] = {"seed": options.seed, "augment": Augment(crop=options.crop, hflip=options.flip)}
     image = alone(dataset, options.row, options.epoch, settings)
     position, seen = in_training(dataset, options.row, options.epoch, settings)
-    print(f"sample {options.row} ({dataset.source(options.row)}), seed {options.seed}, epoch {options.epoch}: position {position:,} of {len(dataset):,}")
+    print(
+        f"sample {options.row} ({dataset.source(options.row)}), seed {options.seed}, epoch {options.epoch}: position {position:,} of {len(dataset):,}"
+    )
     print(f"{image.dtype} {tuple(image.shape)}, mean {image.double().mean():.4f}")
     if options.png:
         write_png(image, options.png)
