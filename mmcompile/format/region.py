@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mmcompile.format.npy import ALIGN, Space, libc
+from mmcompile.format.npy import ALIGN, HUGE, Space, libc
 
 __all__ = ["Region", "is_resident", "page_runs", "will_need"]
 
@@ -42,11 +42,14 @@ class Region:
     def __init__(self, starts: Rows, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
         """Raises OSError where no room for it is granted."""
         self._row_bytes = dtype.itemsize * math.prod(shape)
-        unit = ALIGN // math.gcd(ALIGN, self._row_bytes)  # a multiple of so many rows begins a page
         shards = len(starts) - 1
-        room = (int(starts[-1]) + shards * unit) * self._row_bytes
         limit = resource.getrlimit(resource.RLIMIT_AS)[0]  # reserved addresses count there as if they were used
         most = _BYTES if limit == resource.RLIM_INFINITY else min(_BYTES, limit // 4)
+        for page in (HUGE, ALIGN):  # huge pages where the gaps between the shards then leave room for it
+            unit = page // math.gcd(page, self._row_bytes)  # a multiple of so many rows begins a page
+            room = (int(starts[-1]) + (shards - 1) * unit) * self._row_bytes
+            if room <= (most if page == ALIGN else min(most // 2, _BYTES // 4)):
+                break
         if sys.platform != "linux" or ALIGN % mmap.PAGESIZE or shards > _SHARDS or room > most:
             raise OSError(f"no region of {shards:,} shards and {room:,} bytes")
         rows = np.diff(starts)

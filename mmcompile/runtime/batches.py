@@ -26,8 +26,10 @@ __all__ = ["Job", "Made", "Maker", "Times", "labelled"]
 
 Rows = npt.NDArray[np.int64]
 
-#: Rows of a batch that are looked at for whether the disk must be told: some 10 us each, and cold data is cold nearly everywhere.
+#: Rows of a batch that are looked at for whether the disk must be told: some 50 us each, and cold data is cold nearly everywhere.
 _LOOKED_AT = 3
+#: After so many warm batches one in as many is looked at.
+_ALIKE = 8
 #: A batch of which no more than this part came from a disk did not wait for it: code that is loaded late does.
 _SOME = 8
 #: Memory that waits, beside that of the batches ahead: of the one handed out, of the one that the loop lets go of only then, of a short last one.
@@ -92,6 +94,8 @@ class Maker:
         if resident is not None and device is None:
             self.device = device = resident.device
         self._settings = dataset, augment, device, ahead, pin
+        self._largest = max(self.columns, key=lambda column: column.row_bytes).name
+        self._warm = 0
         self.mover = Mover(device) if device is not None and (device.type != "cpu" or resident is not None) else None
         self.there = self.mover is not None and (resident is not None or not dataset._hooked)
         pools = [Pool(ahead + _SPARE) for _ in self.columns]
@@ -123,12 +127,18 @@ class Maker:
 
     def look(self, jobs: Sequence[Job]) -> None:
         """Have the disk read what these batches need, where it is not in memory yet."""
+        reader = self.dataset._reader
         for job in jobs:
+            self._warm -= 1
+            if self._warm > 0:
+                continue
             rows, _ = job.rows(self.dataset)
-            for column in self.columns:
-                if self.dataset._reader.cold(column.name, rows, sample=_LOOKED_AT):
-                    job.cold = True
-                    self.dataset._reader.advise(column.name, rows)
+            if reader.cold(self._largest, rows, sample=_LOOKED_AT):
+                job.cold, self._warm = True, 0
+                for column in self.columns:
+                    reader.advise(column.name, rows)
+            elif self._warm < -_ALIKE:  # so many warm ones in a row
+                self._warm = _ALIKE
 
     def _send(self, job: Job, rows: Rows, keyed: Rows, stage: Stage, times: Times) -> Sent:
         """Stored rows go to the device, where they are cut, if that takes more than a view, and become numbers."""
