@@ -34,8 +34,8 @@ Memory = Callable[[int], Tensor]
 _HELD = 8192
 #: Stored bytes gathered before they are converted: a quarter of a core's second-level cache (2 MiB on machines of today).
 _CACHED = 1 << 19
-#: Rows of which no more than this fit into it are not gathered: a call for each of them costs less than a copy.
-_FEW = 8
+#: Rows from here on are computed from their map without being gathered first: what a call of numpy's costs is lost in them.
+_LARGE = 1 << 16
 _FIRST = np.zeros(1, np.int64)
 
 
@@ -117,6 +117,12 @@ class ImageColumn:
             if times is not None:
                 times.gathered_s += time.perf_counter() - began
             return out
+        found = self._reader.flat(self.name, rows) if cut is None and not self._region and target[:1].size * self._kind.itemsize >= _LARGE else None
+        if found is not None:  # large rows are computed straight from their map, page faults and all
+            self._numbers.fill_rows(*found, target)
+            if times is not None:
+                times.converted_s += time.perf_counter() - began
+            return out
         for piece, part in self._pieces(rows, cut, target.shape[1:]):
             gathered = time.perf_counter()
             self._numbers.fill(part, target[piece])
@@ -135,11 +141,6 @@ class ImageColumn:
         """Stored rows of this shape, as many at a time as stay in the cache: which they are, and memory that the next piece may overwrite."""
         row_bytes = math.prod(shape) * self._kind.itemsize
         step = max(1, _CACHED // max(1, row_bytes))
-        found = self._reader.flat(self.name, rows) if step <= _FEW and cut is None and not self._region else None
-        if found is not None:  # a large row is computed straight from its map
-            for i, at in enumerate(found[1].tolist()):
-                yield slice(i, i + 1), found[0][at : at + 1]
-            return
         for at in range(0, len(rows), step):
             piece = slice(at, min(at + step, len(rows)))
             part = scratch("rows", (piece.stop - at) * row_bytes).view(self._kind).reshape(-1, *shape)

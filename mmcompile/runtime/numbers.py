@@ -79,6 +79,24 @@ class Numbers:
             for source, target, mean, std in self._blocks(raw, out):
                 self._block(source, target, mean, std)
 
+    def fill_rows(self, images: Array, at: npt.NDArray[np.int64], out: Array) -> None:
+        """The numbers of images[at] into `out`, as `fill`, one by one: for rows so large that two of them are too much for the cache."""
+        channels = 0 if self._normalize is None else self._normalize[0].size
+        scale, usual = self._scale, channels and not self._hwc and self.dtype == self._work and self.stored != torch.bfloat16
+        if not usual or out[:1].size > _BLOCK or self._normalize is None or scale is None:
+            for i, row in enumerate(at.tolist()):
+                self.fill(images[row : row + 1], out[i : i + 1])
+            return
+        # The usual case, photographs: three calls of numpy's and as little as can be between them, as threads wait there for the interpreter.
+        planes, target = (v.reshape(len(v), channels, -1) for v in (images, out))
+        mean, std = (v[:, None] for v in self._normalize)
+        work = scratch("numbers", out[:1].size * self._wide.itemsize).view(self._wide).reshape(target.shape[1:])
+        with np.errstate(all="ignore"):
+            for i, row in enumerate(at.tolist()):
+                np.divide(planes[row], scale, out=work, dtype=self._wide, casting="unsafe")
+                np.subtract(work, mean, out=work)
+                np.divide(work, std, out=target[i])
+
     def _on(self, device: torch.device) -> tuple[Tensor, ...]:
         """Scale, mean and std as tensors there: CUDA divides by a number of Python's by multiplying with its reciprocal, which rounds otherwise."""
         found = self._constants.get(device)
