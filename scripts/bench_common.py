@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import random
 import statistics
 import sys
 import time
@@ -59,15 +60,16 @@ def noise(rows: int, shape: tuple[int, ...], seed: int) -> np.ndarray:
 
 
 def interleaved(runs: dict[str, Callable[[], int]], rounds: int, before: Callable[[], None] | None = None) -> dict[str, list[float]]:
-    """Units a second of each run in each round: all one after the other, beginning with another one each time; a first round is not counted.
+    """Units a second of each run in each round: all one after the other, in another random order each time; a first round is not counted.
 
     A run returns how many units it did.  `before` is called before each, untimed.
     """
     names = list(runs)
-    rates: dict[str, list[float]] = {name: [] for name in names}
+    rates: dict[str, list[float]] = {name: [] for name in runs}
+    rng = random.Random(0)
     for turn in range(rounds + 1):
-        shift = turn % len(names)
-        for name in names[shift:] + names[:shift]:
+        rng.shuffle(names)  # nobody always follows the same one, whose caches it would find
+        for name in names:
             if before is not None:
                 before()
             begun = time.perf_counter()
