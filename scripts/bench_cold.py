@@ -1,6 +1,6 @@
 """How fast random batches come from a disk: ways to read a file that is not in memory against ShardLoader, in one run.
 
-usage: python scripts/bench_cold.py [--dir DIR] [--rows 8192] [--read 1024] [--batch 256] [--rounds 5]
+usage: python scripts/bench_cold.py [--dir DIR] [--rows 8192] [--read 6144] [--batch 256] [--rounds 5]
 
 Makes a dataset of so many rows of 150 KB (random bytes, 1.2 GB) in a temporary folder in DIR, which says what disk is measured.  Before every run all
 its files leave the page cache, after a sync, by posix_fadvise(DONTNEED), and mincore is asked whether they did: where they stay, nothing is measured.
@@ -76,7 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dir", type=Path, help="a folder on the disk to measure")
     parser.add_argument("--rows", type=int, default=8192)
-    parser.add_argument("--read", type=int, default=1024)
+    parser.add_argument("--read", type=int, default=6144)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()

@@ -19,6 +19,10 @@ from typing import Any, Generic, TypeVar
 
 __all__ = ["Ahead", "Stage"]
 
+#: Jobs known, and looked at, beyond those that may be made: a disk that was told of one batch only stands idle until it is told of the next.
+_KNOWN = 2
+#: Jobs looked at before the first is made, then one before each: all at once would let the first batch wait until the disk has read the last.
+_FIRST_LOOK = 2
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
@@ -35,8 +39,8 @@ class Stage:
 class Ahead(Generic[Job, Result]):
     """Runs `make(job, stage)` for each job in `threads` threads, `ahead` jobs ahead of the one claimed; with 0 threads at the moment of `take`.
 
-    `jobs` is advanced by the thread that calls `take`.  `look` (optional) is called by a thread, before each job, with the jobs that are waiting and
-    that it has not been called with: a chance to have the disk read what will be wanted.
+    `jobs` is advanced by the thread that calls `take`.  `look` (optional) is called by a thread, before a job, with the next that it was not called
+    with, up to two beyond those that may be made: a chance to have the disk read what will be wanted.
     """
 
     def __init__(
@@ -54,6 +58,8 @@ class Ahead(Generic[Job, Result]):
         self._ended = False
         self._shared = shared = _Shared(make, look)
         self._ahead = max(1, ahead) if threads else 0
+        self._known = _KNOWN if threads and look is not None else 0
+        shared.limit = self._ahead
         # Runs at the exit of the interpreter too: a thread inside numpy or torch while their libraries are torn down can crash the process.
         self._finalizer = weakref.finalize(self, _dropped, shared, self._pid)
         if threads:
@@ -79,6 +85,9 @@ class Ahead(Generic[Job, Result]):
         else:
             found = self._wait(timeout_s)
             self._claimed += 1
+            with self._shared.changed:
+                self._shared.limit = self._claimed + self._ahead
+                self._shared.changed.notify_all()
             self._fill()
         if isinstance(found, _Failure):
             self.close()
@@ -105,7 +114,7 @@ class Ahead(Generic[Job, Result]):
             raise
 
     def _fill(self) -> None:
-        while self._asked - self._claimed < self._ahead and not self._ended:
+        while self._asked - self._claimed < self._ahead + self._known and not self._ended:
             try:
                 job = self._next_job()
             except StopIteration:
@@ -158,6 +167,10 @@ class _Shared:
         self.doing: dict[int, Stage] = {}
         self.threads: list[threading.Thread] = []
         self.stopped = False
+        self.limit = 0  # jobs of this number and above wait
+
+    def may_make(self) -> bool:
+        return bool(self.todo) and self.todo[0][0] < self.limit
 
     def ask(self, number: int, job: Any) -> None:
         with self.changed:
@@ -193,13 +206,14 @@ def _work(shared: _Shared) -> None:
     stage = Stage()
     while True:
         with shared.changed:
-            while not shared.todo and not shared.stopped:
+            while not shared.may_make() and not shared.stopped:
                 shared.changed.wait()
             if shared.stopped:
                 return
             number, job = shared.todo.popleft()
             shared.doing[number] = stage
-            unseen, shared.unseen = shared.unseen, []
+            count = _FIRST_LOOK if number == 0 else 1
+            unseen, shared.unseen = shared.unseen[:count], shared.unseen[count:]
         stage.text = ""
         if shared.look is not None and unseen:
             with contextlib.suppress(Exception):  # what is wrong with a job shows when its turn comes

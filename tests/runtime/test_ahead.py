@@ -71,6 +71,29 @@ def test_no_more_jobs_are_asked_for_than_may_be_ahead(workers: int) -> None:
     run.close()
 
 
+def test_jobs_are_looked_at_before_they_may_be_made() -> None:
+    seen: list[int] = []
+    made: list[int] = []
+    go = threading.Event()
+
+    def make(job: int, stage: Stage) -> int:
+        made.append(job)
+        return job
+
+    def look(jobs: Any) -> None:
+        seen.extend(jobs)
+        if max(jobs) >= 3:
+            go.set()
+
+    run = Ahead(make, iter(range(20)), threads=1, ahead=2, look=look)
+    assert run.take() == 0
+    assert run.take() == 1
+    assert go.wait(30)  # two jobs are done or waiting, and one beyond them was looked at
+    assert max(made) <= 3
+    assert seen == sorted(seen)
+    run.close()
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_a_job_raises_comes_as_it_is_in_its_turn_and_ends_the_threads(workers: int) -> None:
     class Own(Exception):
