@@ -2,10 +2,10 @@
 
 usage: python scripts/bench_read.py [--only gather,float,augment,rows,order,open,train] [--rounds 7] [--batch 256] [--dir DIR]
 
-The datasets are random bytes, written to a temporary folder (in DIR): 4,096 images of 224x224x3 uint8 and 2,048 of 256x256x3 in shards of 1,024,
+The datasets are random bytes, written to a temporary folder (in DIR): 8,192 images of 224x224x3 uint8 and 2,048 of 256x256x3 in shards of 1,024,
 10^6 rows of 20 bytes, and a table of 560,000 shards of 1,786 images, 10^9 in all, which are one file.  `train` makes JPEG and PNG files too.
 
-Method: in each round all runs of a section follow one another, beginning with another one each time; a speed is the median of the rounds, a ratio the
+Method: in each round all runs of a section follow one another in random order; a speed is the median of the rounds, a ratio the
 median of the ratios within a round.  All is warm: a first round that is not counted has read every page.  Each run copies every byte of every row it
 counts, from the page cache into memory that it used before; only ds[i], which is a view, reads none.  memcpy copies contiguous batches of the same
 maps.  Loaders run whole epochs, their beginnings and ends included.
@@ -95,7 +95,7 @@ class Bench:
 
     @functools.cached_property
     def images(self) -> Path:
-        return self._dataset("224", 4096, (3, 224, 224), 10)
+        return self._dataset("224", 8192, (3, 224, 224), 10)
 
     @functools.cached_property
     def larger(self) -> Path:
@@ -187,7 +187,7 @@ class Bench:
             table.line(f"shuffled / in sequence, {threads} thread{s}", ratio(rates, f"ShardLoader, {threads} thread{s}", name), least=0.95)
 
     def float(self) -> None:
-        keep = list(range(1024))
+        keep = list(range(1024)) * 4  # an epoch of several batches for each thread
         ds = {d: MMapShardDataset(self.images, dtype=d).subset(keep) for d in (torch.float32, torch.float16, torch.bfloat16)}
         source = torch.from_numpy(np.load(sorted((self.images / "shards").glob("image-*"))[0], mmap_mode="c"))
         mean, std = (torch.tensor(v).view(3, 1, 1) for v in IMAGENET)
@@ -355,7 +355,7 @@ class Bench:
 
         raw, out = self.folder / "raw", self.folder / "digits"
         rng = np.random.default_rng(0)
-        for i in range(2000):
+        for i in range(1000):
             folder = raw / f"class{i % 10}"
             folder.mkdir(parents=True, exist_ok=True)
             coarse = Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8))
@@ -380,7 +380,7 @@ class Bench:
                 if turn:
                     spent[name].append(found)
         self.table.title(
-            "train: an epoch of scripts/examples/train.py's network, 2,000 images of 3 x 128 x 128; seconds waiting, computing, share waited"
+            "train: an epoch of scripts/examples/train.py's network, 1,000 images of 3 x 128 x 128; seconds waiting, computing, share waited"
         )
         for name, pairs in spent.items():
             waited, computed = (statistics.median(v) for v in zip(*pairs, strict=True))
