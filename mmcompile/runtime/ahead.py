@@ -19,7 +19,8 @@ from typing import Any, Generic, TypeVar
 
 __all__ = ["Ahead", "Stage"]
 
-#: Jobs known, and looked at, beyond those that may be made: a disk that was told of one batch only stands idle until it is told of the next.
+#: Jobs known, and looked at, beyond those that may be made: a disk that was told of one batch only stands idle until it is told of the next, and a
+#: thread that is done has the next job at hand.
 _KNOWN = 2
 #: Jobs looked at before the first is made, then one before each: all at once would let the first batch wait until the disk has read the last.
 _FIRST_LOOK = 2
@@ -58,7 +59,7 @@ class Ahead(Generic[Job, Result]):
         self._ended = False
         self._shared = shared = _Shared(make, look)
         self._ahead = max(1, ahead) if threads else 0
-        self._known = _KNOWN if threads and look is not None else 0
+        self._known = _KNOWN if threads else 0
         shared.limit = self._ahead
         # Runs at the exit of the interpreter too: a thread inside numpy or torch while their libraries are torn down can crash the process.
         self._finalizer = weakref.finalize(self, _dropped, shared, self._pid)
@@ -83,12 +84,8 @@ class Ahead(Generic[Job, Result]):
             self.close()
             raise StopIteration
         else:
+            self._fill()  # while the threads are busy, not when one of them has just come back to Python and wants it
             found = self._wait(timeout_s)
-            self._claimed += 1
-            with self._shared.changed:
-                self._shared.limit = self._claimed + self._ahead
-                self._shared.changed.notify_all()
-            self._fill()
         if isinstance(found, _Failure):
             self.close()
             try:
@@ -136,6 +133,9 @@ class Ahead(Generic[Job, Result]):
                 if left is not None and left <= 0:
                     raise TimeoutError(f"no batch within {timeout_s:g} s; {shared.waiting_for(number)}")
                 shared.changed.wait(left)
+            self._claimed += 1
+            shared.limit = self._claimed + self._ahead
+            shared.changed.notify_all()
             return shared.done.pop(number)
 
 

@@ -64,10 +64,12 @@ def test_no_more_jobs_are_asked_for_than_may_be_ahead(workers: int) -> None:
             asked.append(job)
             yield job
 
-    run = Ahead(double, jobs(), threads=workers, ahead=4)
+    made = []
+    run = Ahead(lambda job, stage: made.append(job), jobs(), threads=workers, ahead=4)
     for done in range(1, 10):
         run.take()
-        assert len(asked) == done + 4
+        assert len(asked) <= done + 6  # two are known that may not be made yet
+        assert len(made) <= done + 4
     run.close()
 
 
