@@ -114,6 +114,8 @@ def integer(key: Any) -> int:
 def integers(keys: Any, n: int) -> Numbers:
     """The numbers of a one-dimensional list, range, array or tensor, each in [0, n) once negative ones are counted from the end: int64 (k,).
 
+    May be the array itself that was given, or share its memory.
+
     Raises TypeError for masks and what is no integer, IndexError beyond the end.
     """
     if isinstance(keys, torch.Tensor):
@@ -132,11 +134,13 @@ def integers(keys: Any, n: int) -> Numbers:
         raise TypeError(_MASK)
     if keys.ndim != 1 or keys.dtype.kind not in "iu":
         raise TypeError(f"a batch takes one axis of integers, not {keys.dtype} of shape {keys.shape}")
-    bad = (keys >= n) | (keys < -n)
-    if bad.any():
-        raise IndexError(f"sample {keys[bad][0]} is out of range: the dataset has {n:,}")
-    out = keys.astype(np.int64)
-    out[out < 0] += n
+    low, high = (int(keys.min()), int(keys.max())) if len(keys) else (0, -1)
+    if high >= n or low < -n:
+        bad = keys[(keys >= n) | (keys < -n)][0]
+        raise IndexError(f"sample {bad} is out of range: the dataset has {n:,}")
+    out = keys.astype(np.int64, copy=low < 0)
+    if low < 0:
+        out[out < 0] += n
     return cast("Numbers", out)
 
 
