@@ -276,6 +276,12 @@ class Bench:
                 np.take(whole, keys, axis=0, out=out, mode="clip")
             return 200 * count
 
+        def gathered(count: int) -> int:
+            out = np.empty((count, 1, 4, 5), np.uint8)
+            for keys in rng.integers(0, len(whole), (200, count)):
+                small._reader.gather("image", keys, out=out)
+            return 200 * count
+
         def keyed(count: int) -> int:
             for keys in rng.integers(0, len(whole), (200, count)):
                 small[keys]
@@ -289,6 +295,7 @@ class Bench:
         runs: dict[str, Run] = {"ds[i], zero-copy": views, "torch.stack of ds[i]": stacked}
         for count in (256, 4096, 65536):
             runs[f"np.take(out=) of {count:,}"] = functools.partial(taken, count)
+            runs[f"gather(out=) of {count:,}"] = functools.partial(gathered, count)
             runs[f"ds[array] of {count:,}"] = functools.partial(keyed, count)
         runs["ShardLoader, batches of 4,096, 1 thread"] = self.loader(small, 1, batch=4096)
         rates = interleaved(runs, self.rounds)
@@ -298,8 +305,9 @@ class Bench:
                 table.line(name, 1e9 / statistics.median(values), unit="ns a row")
         table.line("ds[i], zero-copy", 1e6 / statistics.median(rates["ds[i], zero-copy"]), most=4, unit="us")
         for count in (256, 4096, 65536):
-            least = None if count == 256 else 0.7
-            table.line(f"ds[array] / np.take(out=), {count:,}", ratio(rates, f"ds[array] of {count:,}", f"np.take(out=) of {count:,}"), least=least)
+            base, least = f"np.take(out=) of {count:,}", None if count == 256 else 0.7
+            table.line(f"gather(out=) / np.take(out=), {count:,}", ratio(rates, f"gather(out=) of {count:,}", base), least=least)
+            table.line(f"ds[array] / np.take(out=), {count:,}", ratio(rates, f"ds[array] of {count:,}", base))
 
     def order(self) -> None:
         positions = np.arange(4096)
