@@ -48,7 +48,7 @@ Your own folder of images (one folder for each class, or a flat one):
   $(printf '%q %q' "$VENV/bin/python" "$ROOT/scripts/examples/train.py") YOUR_DATASET
 
 In your own training script:
-  from mmcompile import MMapShardDataset
+  from mmcompile import MMapShardDataset, ShardLoader
   dataset = MMapShardDataset("YOUR_DATASET")
-  loader = torch.utils.data.DataLoader(dataset, batch_size=256, shuffle=True)
+  loader = ShardLoader(dataset, batch_size=256, shuffle=True)    # or torch.utils.data.DataLoader(dataset, ...)
 END

@@ -1,0 +1,59 @@
+"""The scripts that show how to train, run on a small dataset; what they print is what they saw."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support import make_dataset
+
+ROOT = Path(__file__).resolve().parents[1]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """200 images of 12 x 12 whose brightness is their class, of two."""
+    out = tmp_path_factory.mktemp("examples") / "out"
+    labels = np.arange(200) % 2
+    noise = np.random.default_rng(0).integers(0, 100, (200, 1, 12, 12))
+    make_dataset(out, (noise + 150 * labels[:, None, None, None]).astype(np.uint8), labels, shards=(90, 110))
+    return out
+
+
+def run(*words: object) -> str:
+    done = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, env=ENVIRONMENT, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("loader", ["shard", "stock"])
+def test_train_learns(dataset: Path, loader: str) -> None:
+    said = run(ROOT / "scripts" / "examples" / "train.py", dataset, "--epochs", 6, "--batch-size", 20, "--loader", loader, "--want", 0.9)
+    assert said.count("waiting") >= 6
+
+
+def test_training_that_was_stopped_goes_on(dataset: Path, tmp_path: Path) -> None:
+    words = (ROOT / "scripts" / "examples" / "train.py", dataset, "--batch-size", 20, "--want", 0, "--save-every", 2)
+    words = (*words, "--checkpoint", tmp_path / "state.pt", "--resume")
+    first, second = run(*words, "--epochs", 2), run(*words, "--epochs", 2)
+    assert "epoch 2" in first
+    assert "epoch 1:" not in second
+
+
+def test_replay_shows_what_the_loader_gave(dataset: Path) -> None:
+    said = run(ROOT / "scripts" / "examples" / "replay.py", dataset, "--row", 77, "--epoch", 3, "--crop", 8, "--flip", 0.5)
+    assert "77" in said
+
+
+def test_two_processes_train_stop_and_go_on(dataset: Path, tmp_path: Path) -> None:
+    script = ROOT / "scripts" / "examples" / "distributed.py"
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", script, dataset, "--epochs", 1, "--batch-size", 10)
+    run(*launch, "--checkpoint", tmp_path / "state.pt", "--stop-after", 3)
+    assert (tmp_path / "state.pt").exists()
+    assert run(*launch, "--checkpoint", tmp_path / "state.pt")
