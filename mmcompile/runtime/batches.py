@@ -16,7 +16,7 @@ from torch.profiler import record_function
 
 from mmcompile.runtime.ahead import Stage
 from mmcompile.runtime.augment import Augment, Cut, apply
-from mmcompile.runtime.buffers import Pool, pinned
+from mmcompile.runtime.buffers import Pool, can_pin, pinned
 from mmcompile.runtime.column import ClassColumn, ImageColumn
 from mmcompile.runtime.dataset import MMapShardDataset
 from mmcompile.runtime.device import Mover, Sent
@@ -99,7 +99,7 @@ class Maker:
         self.mover = Mover(device) if device is not None and (device.type != "cpu" or resident is not None) else None
         self.there = self.mover is not None and (resident is not None or not dataset._hooked)
         pools = [Pool(ahead + _SPARE) for _ in self.columns]
-        self.memory: list[Callable[[int], Tensor]] = [pinned if pin and torch.cuda.is_available() else pool.lend for pool in pools]
+        self.memory: list[Callable[[int], Tensor]] = [pinned if pin and can_pin() else pool.lend for pool in pools]
         if self.there and self.mover is not None and self.mover.memory is not None:
             self.memory = [self.mover.memory for _ in self.columns]
 

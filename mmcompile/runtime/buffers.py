@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = ["Pool", "pinned"]
+__all__ = ["Pool", "can_pin", "pinned"]
 
 #: Buffers of one size class are exchanged freely: sizes are rounded up to a multiple of this, so that a last batch fits where others did.
 _ROUND = 4096
@@ -54,6 +54,11 @@ class Pool:
                 return owner
             self._free.append(owner)
         return np.empty(wanted, np.uint8)
+
+
+def can_pin() -> bool:
+    """Is there a device to pin memory for?"""
+    return torch.cuda.is_available()
 
 
 def pinned(nbytes: int) -> Tensor:

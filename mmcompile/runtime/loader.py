@@ -18,6 +18,7 @@ from torch.utils.data import Subset, default_collate
 from mmcompile.runtime.ahead import Ahead
 from mmcompile.runtime.augment import Augment, RowRandom
 from mmcompile.runtime.batches import Job, Made, Maker, Times, labelled
+from mmcompile.runtime.buffers import can_pin
 from mmcompile.runtime.dataset import MMapShardDataset
 from mmcompile.runtime.device import Mover, device_of
 from mmcompile.runtime.hooks import keyed_globals, with_valid
@@ -105,7 +106,7 @@ class ShardLoader:
         self.drop_last = bool(drop_last)
         self.device = None if device is None else device_of(device)
         self.pin_memory = bool(pin_memory)
-        if self.pin_memory and not torch.cuda.is_available():
+        if self.pin_memory and not can_pin():
             warnings.warn("pin_memory=True without CUDA: batches come in ordinary memory", stacklevel=2)
         if augment is not None and not isinstance(augment, Augment):
             raise TypeError(f"augment must be an Augment, not {augment!r}; a function of whole batches is batch_transform=")
