@@ -1,6 +1,7 @@
 """Hides how bytes come to be on a device: copied beside the computing, batch by batch, or resident there from the start.
 
-The only home of torch.cuda, but for whether memory can be pinned.  Everything else works on tensors wherever they are, so the same code runs, and is tested, on the CPU.
+The only home of torch.cuda, but for whether memory can be pinned.  Everything else works on tensors wherever they are, so the same code runs, and is
+tested, on the CPU.
 """
 
 from __future__ import annotations
