@@ -24,7 +24,7 @@ from mmcompile.runtime.column import ClassColumn, ImageColumn
 from mmcompile.runtime.gathered import gathered, in_worker, shared_memory
 from mmcompile.runtime.hooks import Hooks, unbound, warn_of_normalizing_twice, warn_of_one_epoch, with_valid
 from mmcompile.runtime.seeding import SampleIndex, stream_keys
-from mmcompile.runtime.selection import Selection, divide, integer, integers, said_valid, stream_keys_of
+from mmcompile.runtime.selection import Selection, divide, integer, integers, said_valid, stream_keys_of, whole
 
 if TYPE_CHECKING:
     from mmcompile.runtime.device import Resident
@@ -266,9 +266,8 @@ class MMapShardDataset(Dataset[Any]):
         Before iteration begins: workers that are running (persistent ones) have a dataset of their own and are not reached; a ShardSampler's
         indices carry the epoch to them.
         """
-        if isinstance(epoch, bool) or not isinstance(epoch, int | np.integer) or not 0 <= epoch < 1 << 64:
-            raise ValueError(f"epoch must be an integer in [0, 2^64), not {epoch!r}")
-        self._epoch.number, self._epoch.told = int(epoch), True
+        number = whole("epoch", epoch, 0, 1 << 64)
+        self._epoch.number, self._epoch.told = number, True
 
     # -- parts
 

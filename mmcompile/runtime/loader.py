@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import operator
 import threading
 import time
 import warnings
@@ -25,6 +24,7 @@ from mmcompile.runtime.hooks import keyed_globals, with_valid
 from mmcompile.runtime.jobs import Given, ordered
 from mmcompile.runtime.sampler import Course, Pass, ShardSampler
 from mmcompile.runtime.seeding import stream_key
+from mmcompile.runtime.selection import whole
 
 __all__ = ["ShardLoader"]
 
@@ -96,9 +96,9 @@ class ShardLoader:
             if value is not None and value != nothing:
                 raise TypeError(f"ShardLoader takes no {name}: {remedy}")
         self.dataset = dataset = _ours(dataset)
-        self.batch_size = _count("batch_size", batch_size, 1)
-        self.num_workers = _count("num_workers", num_workers, 0)
-        self.prefetch_factor = _count("prefetch_factor", 2 if prefetch_factor is None else prefetch_factor, 1)
+        self.batch_size = whole("batch_size", batch_size, 1)
+        self.num_workers = whole("num_workers", num_workers, 0)
+        self.prefetch_factor = whole("prefetch_factor", 2 if prefetch_factor is None else prefetch_factor, 1)
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout <= threading.TIMEOUT_MAX:
             raise ValueError(f"timeout is in seconds, from 0 (for ever) to {threading.TIMEOUT_MAX:.0f}, not {timeout!r}")
         self.timeout = float(timeout)
@@ -340,16 +340,6 @@ def _ours(dataset: Any) -> MMapShardDataset:
             f"ShardLoader reads a MMapShardDataset (or a Subset of one), not {type(dataset).__name__}; torch's DataLoader reads any other"
         )
     return dataset
-
-
-def _count(name: str, value: Any, least: int) -> int:
-    try:
-        number = least - 1 if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = least - 1
-    if number < least:
-        raise ValueError(f"{name} must be an integer of at least {least}, not {value!r}")
-    return number
 
 
 def _to(batch: Any, device: torch.device) -> Any:

@@ -6,7 +6,6 @@ batch size: a position counts samples of the epoch's order over all ranks.
 
 from __future__ import annotations
 
-import operator
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sized
@@ -23,6 +22,7 @@ from torch.utils.data import Sampler, Subset
 from mmcompile.errors import GenerationError
 from mmcompile.runtime.order import Order, Steps, balanced, cumulative
 from mmcompile.runtime.seeding import SampleIndex
+from mmcompile.runtime.selection import whole
 
 __all__ = ["Course", "Pass", "ShardSampler", "ranks"]
 
@@ -50,8 +50,8 @@ def ranks(rank: int | None = None, world_size: int | None = None) -> tuple[int, 
     if (rank is None) != (world_size is None):
         raise ValueError(f"rank and world_size are given together or not at all, not rank={rank}, world_size={world_size}")
     if rank is not None and world_size is not None:
-        size = _whole("world_size", world_size, 1, _MOST)
-        return _whole("rank", rank, 0, size), size
+        size = whole("world_size", world_size, 1, _MOST)
+        return whole("rank", rank, 0, size), size
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     torchrun = _said("RANK", "WORLD_SIZE")
@@ -145,8 +145,8 @@ class Course:
             ranks(rank, world_size)
         _warn_of_subset(dataset)
         self._n = len(dataset)
-        self.batch_size = _whole("batch_size", batch_size, 1, _MOST)
-        self._block_shards = _whole("block_shards", block_shards, 1)
+        self.batch_size = whole("batch_size", batch_size, 1, _MOST)
+        self._block_shards = whole("block_shards", block_shards, 1)
         self._shuffle: bool | Literal["block"] = "block" if shuffle == "block" else bool(shuffle)
         self._drop_last, self._uneven = bool(drop_last), uneven
         self._blocks = _blocks(dataset) if shuffle == "block" else None
@@ -154,7 +154,7 @@ class Course:
         self._rank, self._world_size = rank, world_size
         self._generation: str | None = getattr(dataset, "generation", None)
         self._part: str | None = getattr(dataset, "part", None)
-        self._seed = _whole("seed", seed, 0, _WORD)
+        self._seed = whole("seed", seed, 0, _WORD)
         self._epoch, self._position, self._used = 0, 0, False
         self._latest: Pass | None = None
 
@@ -190,7 +190,7 @@ class Course:
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration be this epoch, from its beginning unless a state in the middle of it was loaded."""
-        epoch = _whole("epoch", epoch, 0, _WORD)
+        epoch = whole("epoch", epoch, 0, _WORD)
         if epoch == self._epoch and not self._used:
             return
         self._epoch, self._position, self._used, self._latest = epoch, 0, False, None
@@ -204,7 +204,7 @@ class Course:
         position = self._position
         if received is not None:
             run = self._latest
-            count = _whole("received", received, 0, 1 + (0 if run is None else len(run.steps)))
+            count = whole("received", received, 0, 1 + (0 if run is None else len(run.steps)))
             if run is not None:
                 position = run.steps.after(count - 1) if count else run.steps.start
         epoch = self._epoch
@@ -224,8 +224,8 @@ class Course:
         generation = state["generation"]
         if generation is not None and not isinstance(generation, str):
             raise ValueError(f"the generation in a state is text or None, not {generation!r}")
-        seed, epoch = (_whole(f"the {name} in a state", state[name], 0, _WORD) for name in ("seed", "epoch"))
-        position = _whole("the position in a state", state["position"], 0)
+        seed, epoch = (whole(f"the {name} in a state", state[name], 0, _WORD) for name in ("seed", "epoch"))
+        position = whole("the position in a state", state["position"], 0)
         if generation != self._generation:
             remedy = "" if generation is None else f"open that one (MMapShardDataset(root, generation={generation!r})), or "
             message = f"the state was taken over generation {generation}, this dataset is of generation {self._generation}"
@@ -356,18 +356,6 @@ def _batches(run: Pass) -> Iterator[tuple[list[int], Iterable[bool | None], Iter
     if last >= 0:
         at, valid = steps.positions(last)
         yield run.order.rows(at).tolist(), full if valid is None else valid.tolist(), (at + 1).tolist() if replaces else none, steps.after(last)
-
-
-def _whole(name: str, value: Any, low: int, high: int | None = None) -> int:
-    """`value` as an int in [low, high); ValueError for anything else, booleans too."""
-    try:
-        number = -1 if isinstance(value, bool | np.bool_) else operator.index(value)
-    except TypeError:
-        number = -1
-    if number < low or (high is not None and number >= high):
-        bound = f"of at least {low}" if high is None else f"in [{low}, {high})"
-        raise ValueError(f"{name} must be an integer {bound}, not {value!r}")
-    return number
 
 
 def _blocks(dataset: Sized) -> npt.NDArray[np.int64]:

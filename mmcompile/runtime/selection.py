@@ -16,7 +16,7 @@ import torch
 
 from mmcompile.runtime.seeding import SampleIndex, drawn_rows, stream_key, stream_keys
 
-__all__ = ["Selection", "divide", "integer", "integers", "said_valid", "stream_keys_of"]
+__all__ = ["Selection", "divide", "integer", "integers", "said_valid", "stream_keys_of", "whole"]
 
 Numbers = npt.NDArray[np.int64]
 
@@ -142,6 +142,18 @@ def integers(keys: Any, n: int) -> Numbers:
     if low < 0:
         out[out < 0] += n
     return cast("Numbers", out)
+
+
+def whole(name: str, value: Any, low: int, high: int | None = None) -> int:
+    """`value` as an int in [low, high); ValueError for anything else, booleans too."""
+    try:
+        number = -1 if isinstance(value, bool | np.bool_) else operator.index(value)
+    except TypeError:
+        number = -1
+    if number < low or (high is not None and number >= high):
+        bound = f"of at least {low}" if high is None else f"in [{low}, {high})"
+        raise ValueError(f"{name} must be an integer {bound}, not {value!r}")
+    return number
 
 
 def said_valid(keys: Any) -> list[bool] | None:
