@@ -45,10 +45,11 @@ class Region:
         shards = len(starts) - 1
         limit = resource.getrlimit(resource.RLIMIT_AS)[0]  # reserved addresses count there as if they were used
         most = _BYTES if limit == resource.RLIM_INFINITY else min(_BYTES, limit // 4)
-        for page in (HUGE, ALIGN):  # huge pages where the gaps between the shards then leave room for it
+        taken = sum(n for _, n in list(_living.values()))
+        for page in (HUGE, ALIGN):  # huge pages where the gaps between the shards then leave room for others
             unit = page // math.gcd(page, self._row_bytes)  # a multiple of so many rows begins a page
             room = (int(starts[-1]) + (shards - 1) * unit) * self._row_bytes
-            if room <= (most if page == ALIGN else min(most // 2, _BYTES // 4)):
+            if room <= (most if page == ALIGN else min(most // 2, _BYTES // 4, _ALL_BYTES // 4 - taken)):
                 break
         if sys.platform != "linux" or ALIGN % mmap.PAGESIZE or shards > _SHARDS or room > most:
             raise OSError(f"no region of {shards:,} shards and {room:,} bytes")

@@ -70,8 +70,10 @@ class Ahead(Generic[Job, Result]):
                     thread.start()
                     shared.threads.append(thread)
                 self._fill()
-            except BaseException:  # a process may start only so many
+            except BaseException as error:
                 self.close()
+                if isinstance(error, RuntimeError) and len(shared.threads) < threads:  # a process may start only so many
+                    raise RuntimeError(f"{len(shared.threads)} of {threads} threads could be started ({error}); ask for fewer workers") from None
                 raise
 
     def take(self, timeout_s: float = 0.0) -> Result:
@@ -117,7 +119,7 @@ class Ahead(Generic[Job, Result]):
             except StopIteration:
                 break
             except Exception as error:
-                self._shared.put(self._asked, _Failure(error))  # its turn comes after what was asked for before
+                self._shared.put(self._asked, _Failure(_without_us(error)))  # its turn comes after what was asked for before
             else:
                 self._shared.ask(self._asked, job)
             self._asked += 1
@@ -137,6 +139,14 @@ class Ahead(Generic[Job, Result]):
             shared.limit = self._claimed + self._ahead
             shared.changed.notify_all()
             return shared.done.pop(number)
+
+
+def _without_us(error: Exception) -> Exception:
+    """An error whose traceback begins outside this module: our own frames would have the threads hold the front, which then never goes."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return error.with_traceback(trace)
 
 
 class _Failure:

@@ -95,7 +95,7 @@ class Maker:
             self.device = device = resident.device
         self._settings = dataset, augment, device, ahead, pin
         self._largest = max(self.columns, key=lambda column: column.row_bytes).name
-        self._warm = 0
+        self._looks = self._warm = 0
         self.mover = Mover(device) if device is not None and (device.type != "cpu" or resident is not None) else None
         self.there = self.mover is not None and (resident is not None or not dataset._hooked)
         pools = [Pool(ahead + _SPARE) for _ in self.columns]
@@ -129,16 +129,16 @@ class Maker:
         """Have the disk read what these batches need, where it is not in memory yet."""
         reader = self.dataset._reader
         for job in jobs:
-            self._warm -= 1
-            if self._warm > 0:
+            self._looks += 1
+            if self._warm >= _ALIKE and self._looks % _ALIKE:
                 continue
             rows, _ = job.rows(self.dataset)
             if reader.cold(self._largest, rows, sample=_LOOKED_AT):
                 job.cold, self._warm = True, 0
                 for column in self.columns:
                     reader.advise(column.name, rows)
-            elif self._warm < -_ALIKE:  # so many warm ones in a row
-                self._warm = _ALIKE
+            else:
+                self._warm += 1
 
     def _send(self, job: Job, rows: Rows, keyed: Rows, stage: Stage, times: Times) -> Sent:
         """Stored rows go to the device, where they are cut, if that takes more than a view, and become numbers."""

@@ -52,6 +52,10 @@ class ImageColumn:
         self._hwc, self._kind = field.layout == "hwc", field.stored
         self._numbers = Numbers(field, _dtype(dtype, field))
         self.stored, self.dtype = self._numbers.stored, self._numbers.dtype
+        preprocess = reader.index.settings.get("preprocess")
+        baked = isinstance(preprocess, dict) and preprocess.get("normalize") is not None
+        #: Are its numbers normalised, here or when the dataset was built?
+        self.normalized = field.normalize is not None if not self._numbers.given else self.stored.is_floating_point and baked
         channels, height, width = field.sample_shape
         self._centre: tuple[slice, ...] = ()
         if crop is not None:
@@ -199,6 +203,7 @@ class ClassColumn:
     dtype = stored = torch.int64
     shape: tuple[int, ...] = ()
     row_bytes = 8
+    normalized = False
 
     def __init__(self, reader: Reader, field: Field) -> None:
         self._reader, self.name = reader, field.name

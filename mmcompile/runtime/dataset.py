@@ -111,7 +111,7 @@ class MMapShardDataset(Dataset[Any]):
         self._watch = _WATCHED if self._hooked else 0
         self._chosen: Rows | None = None  # the rows of a subset
         self._open()
-        if self._image is not None and self.dtype.is_floating_point and self._reader.index.settings.get("normalize"):
+        if self._image is not None and self._columns[self._image].normalized:
             warn_of_normalizing_twice(self._hooks, self.root)
 
     def _open(self) -> None:

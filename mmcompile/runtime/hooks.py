@@ -80,7 +80,10 @@ class Hooks:
         with _Globals() as chance:
             for (key, words), values in zip(_with_words(keys), samples, strict=True):
                 chance.seed(key, words)
-                out.append(self._apply(values, image, label, _generator(key) if self._wanting else None))
+                try:
+                    out.append(self._apply(values, image, label, _generator(key) if self._wanting else None))
+                except StopIteration as error:  # would end the loop as if the data had ended
+                    raise RuntimeError("a transform raised StopIteration") from error
                 if not drawn and len(out) <= watch:
                     drawn = chance.drawn()
         return out, drawn
@@ -236,7 +239,7 @@ def _torchvisions(function: Any) -> Iterator[tuple[str, str]]:
 def _refuse_to_tensor(function: Any) -> None:
     """TypeError for a torchvision transform that makes tensors of PIL images where nothing has made one of the sample."""
     for home, name in _torchvisions(function):
-        if name == "ToPILImage":
+        if name in ("ToPILImage", "Lambda"):
             return
         if name == "ToTensor" or (name == "PILToTensor" and ".v2" not in home):
             raise TypeError(f"{home}.{name} does not apply: samples are tensors already; use v2.ToDtype(torch.float32, scale=True) in its place")

@@ -70,7 +70,8 @@ class Given:
     def __init__(self, dataset: MMapShardDataset, sampler: Any, batch_size: int | None, drop_last: bool, seed: int) -> None:
         """`batch_size` None: a batch sampler."""
         self._n, self._sampler, self._batch_size, self._drop_last = len(dataset), sampler, batch_size, drop_last
-        self.course = Course(_Unknown(dataset.generation), seed=seed, rank=0, world_size=1)
+        self.course = Course(_Unknown(dataset), seed=seed, rank=0, world_size=1)
+        self._replaces = batch_size is not None and getattr(sampler, "replacement", False) is True
 
     def __len__(self) -> int:
         """Batches that are left of the epoch that runs, else of the next.  Raises what `len` of the sampler raises."""
@@ -100,9 +101,11 @@ class Given:
                 following = self._kept(next(batches, None))
             except Exception as raised:  # its turn comes after the batch that was given before
                 error = raised
-            seen += 1 if whole else len(keys)
             samples = integers(keys, self._n)
             seed, epoch, valid, draws = _said(keys, run)
+            if self._replaces and draws is None:
+                draws = np.arange(seen + 1, seen + 1 + len(samples))
+            seen += 1 if whole else len(keys)
             after = run.steps.n if following is None and error is None else seen
             yield Job(functools.partial(_same, samples, draws), valid, seed, epoch, after)
             if error is not None:
@@ -144,10 +147,10 @@ def _same(samples: Rows, draws: Rows | None) -> tuple[Rows, Rows | None]:
 
 
 class _Unknown:
-    """What a course of epochs needs to know of a sampler of the user's: the generation that a state is of, and more samples than it can have."""
+    """What a course of epochs needs to know of a sampler of the user's: what a state is of, and more samples than it can have."""
 
-    def __init__(self, generation: str) -> None:
-        self.generation = generation
+    def __init__(self, dataset: MMapShardDataset) -> None:
+        self.generation, self.part = dataset.generation, dataset.part
 
     def __len__(self) -> int:
         return _ENDLESS

@@ -151,10 +151,11 @@ class ShardLoader:
         return self._course.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on there, with any number of ranks and workers and any batch size.  Raises GenerationError for another generation, ValueError."""
+        """Go on there, with any number of ranks and workers and any batch size.  Raises GenerationError for another generation, ValueError.
+
+        A sampler of your own must give the same order once more: telling it the epoch is yours.
+        """
         self._course.load_state_dict(state)
-        if self._given is not None:
-            self._given.set_epoch(int(state["epoch"]))
 
     def __repr__(self) -> str:
         order = "a sampler" if self._given is not None or self.sampler is not None else f"shuffle={self._shuffle!r}"
@@ -309,7 +310,10 @@ def _course_of(sampler: ShardSampler, dataset: MMapShardDataset, batch_size: int
     """The course of a ShardSampler, which decides about all that both could say.  Raises ValueError where they say different things."""
     course = sampler._course
     if not course.is_of(dataset):
-        raise ValueError("the ShardSampler was made over another dataset (or another split or subset) than the ShardLoader; give both the same")
+        raise ValueError(
+            "the ShardSampler was made over another dataset (or another split or subset) than the ShardLoader; give both the same "
+            "(ds.subset(rows) in place of a torch Subset)"
+        )
     pairs = {
         "batch_size": (batch_size, course.batch_size),
         "drop_last": (drop_last, drop_last and course._drop_last),

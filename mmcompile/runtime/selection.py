@@ -82,6 +82,8 @@ class Selection:
         """Which part of `total` rows these are, a hash of 16 hex digits; None for all of them in order."""
         if self._chosen is None:
             return None if (self._first, self._n) == (0, total) else f"{stream_key(self._first, self._n, total):016x}"
+        if self._n == total and np.array_equal(self._chosen, np.arange(total)):
+            return None
         mixed = stream_keys(0, self._n, self._chosen) ^ stream_keys(1, 0, np.arange(self._n, dtype=np.int64))
         return f"{stream_key(int(np.bitwise_xor.reduce(mixed * (mixed | np.uint64(1)))), self._n, total):016x}"
 

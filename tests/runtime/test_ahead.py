@@ -267,3 +267,16 @@ def test_an_interrupt_while_threads_are_waited_for_is_not_lost() -> None:
     while threads() and time.monotonic() < limit:  # Python takes a thread for ended once a join was interrupted
         time.sleep(0.001)
     assert threads() == 0
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_an_error_of_the_jobs_whose_turn_never_comes_keeps_no_thread(workers: int) -> None:
+    def jobs() -> Any:
+        yield from range(3)
+        raise KeyError("sampler")
+
+    for _ in range(5):
+        run = Ahead(double, jobs(), threads=workers, ahead=4)
+        run.take()
+        del run
+    assert threads() == 0

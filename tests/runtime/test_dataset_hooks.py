@@ -147,3 +147,34 @@ def test_to_tensor_is_found_by_name_where_torchvision_is_missing(root: Path) -> 
         MMapShardDataset(root, transform=imposter())
     mine = type("ToTensor", (), {"__module__": "my.transforms", "__call__": lambda self, x: x})
     assert MMapShardDataset(root, transform=mine())[0][1] == 0
+
+
+def test_normalizing_twice_is_warned_of(tmp_path: Path) -> None:
+    v2 = pytest.importorskip("torchvision.transforms.v2")
+    images = np.zeros((2, 3, 4, 4), np.uint8)
+    both = ((0.5,) * 3, (0.5,) * 3)
+    make_dataset(tmp_path / "deferred", images, normalize=both)
+    make_dataset(tmp_path / "baked", images.astype(np.float32), settings={"preprocess": {"normalize": {"mean": [0.5], "std": [0.5]}}})
+    make_dataset(tmp_path / "plain", images)
+    again = v2.Compose([v2.RandomHorizontalFlip(), v2.Normalize([0.5], [0.5])])
+    for name in ("deferred", "baked"):
+        with pytest.warns(UserWarning, match="normalises them once more"):
+            MMapShardDataset(tmp_path / name, transform=again)
+    MMapShardDataset(tmp_path / "deferred", transform=again, dtype=torch.uint8)
+    MMapShardDataset(tmp_path / "plain", transform=again, dtype=torch.float32)
+    for settings in ({"preprocess": []}, {"preprocess": {"normalize": None}}):
+        make_dataset(tmp_path / "odd", images.astype(np.float32), settings=settings)
+        MMapShardDataset(tmp_path / "odd", transform=again)
+
+
+def test_to_tensor_after_something_that_makes_a_picture_of_the_sample(root: Path) -> None:
+    transforms = pytest.importorskip("torchvision.transforms")
+    MMapShardDataset(root, transform=transforms.Compose([transforms.ToPILImage(), transforms.ToTensor()]))
+
+
+def test_a_stop_iteration_in_a_transform_does_not_end_a_stock_loader_in_silence(root: Path) -> None:
+    def stops(image: torch.Tensor) -> None:
+        raise StopIteration
+
+    with pytest.raises(RuntimeError, match="a transform raised StopIteration"):
+        list(torch.utils.data.DataLoader(MMapShardDataset(root, transform=stops), 4))

@@ -402,3 +402,39 @@ def test_what_batch_transform_draws_from_global_generators_is_keyed_too(ds: MMap
     assert torch.equal(torch.get_rng_state(), before)
     with pytest.raises(TypeError, match="batch_transform returned None"):
         next(iter(ShardLoader(ds, 5, batch_transform=lambda batch, rng: None)))
+
+
+def test_rows_that_a_sampler_draws_with_replacement_are_augmented_anew(ds: MMapShardDataset) -> None:
+    def chance(batch: Any, rng: Any) -> Any:
+        return rng.rand().tolist()
+
+    drawn = [x for batch in ShardLoader(ds, 50, sampler=WeightedRandomSampler([1.0] * 5, 200), batch_transform=chance) for x in batch]
+    assert len(set(drawn)) > 190
+
+
+def test_a_state_with_a_sampler_says_of_which_part_too(ds: MMapShardDataset) -> None:
+    state = ShardLoader(ds.subset(range(20)), 4, sampler=range(20)).state_dict()
+    for wrong in (ShardLoader(ds.subset(range(20, 40)), 4, sampler=range(20)), ShardLoader(ds, 4, shuffle=True)):
+        with pytest.raises(ValueError, match="another part"):
+            wrong.load_state_dict(state)
+    assert ds.subset(range(N)).part is None
+
+
+def test_warm_data_is_looked_at_now_and_then_and_cold_data_always(ds: MMapShardDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    cold = False
+    looked = 0
+
+    def asked(name: str, rows: Any, sample: int) -> bool:
+        nonlocal looked
+        looked += 1
+        return cold
+
+    monkeypatch.setattr(ds._reader, "cold", asked)
+    loader = ShardLoader(ds, 1, num_workers=1)
+    for _ in range(4):
+        list(loader)
+    assert 10 <= looked < 4 * N // 4
+    cold, looked = True, 0
+    list(loader)
+    list(loader)
+    assert looked > N
