@@ -8,7 +8,7 @@ The datasets are random bytes, written to a temporary folder (in DIR): 8,192 ima
 Method: in each round all runs of a section follow one another in random order; a speed is the median of the rounds, a ratio the
 median of the ratios within a round.  All is warm: a first round that is not counted has read every page.  Each run copies every byte of every row it
 counts, from the page cache into memory that it used before; only ds[i], which is a view, reads none.  memcpy copies contiguous batches of the same
-maps.  Loaders run whole epochs, their beginnings and ends included.
+maps to as many destinations as a loader lends.  Loaders run whole epochs, their beginnings and ends included.
 
 What it does not show: cold data (bench_cold.py), several processes, devices, other loads on the memory while training computes (but in `train`).
 """
@@ -130,21 +130,21 @@ class Bench:
         np.save(self.folder / "all.npy", whole)
         mapped = np.load(self.folder / "all.npy", mmap_mode="r")
         rng = np.random.default_rng(0)
-        out = [np.empty((batch, *whole.shape[1:]), np.uint8) for _ in range(2)]
+        out = [np.empty((batch, *whole.shape[1:]), np.uint8) for _ in range(8)]  # 4 for each thread, as many as a loader lends: batches live a while
         pool = ThreadPoolExecutor(2)
 
         def copy(threads: int) -> int:
             def work(k: int) -> None:
-                for source in sources[k::threads]:
-                    np.copyto(out[k], source)
+                for i, source in enumerate(sources[k::threads]):
+                    np.copyto(out[4 * k + i % 4], source)
 
             list(pool.map(work, range(threads)))
             return len(sources) * batch
 
         def taken() -> int:
             order = rng.permutation(len(mapped))
-            for at in range(0, len(order), batch):
-                np.take(mapped, order[at : at + batch], axis=0, out=out[0], mode="clip")
+            for i, at in enumerate(range(0, len(order), batch)):
+                np.take(mapped, order[at : at + batch], axis=0, out=out[i % 4], mode="clip")
             return len(order)
 
         def keyed() -> int:
