@@ -214,10 +214,6 @@ class _Clock:
         }
 
 
-class _Ended(Exception):
-    """A transform raised StopIteration."""
-
-
 class _Iteration:
     """One loop over the batches of an epoch.  Dropping it ends its threads."""
 
@@ -246,19 +242,19 @@ class _Iteration:
         try:
             with labelled("wait"):
                 made = self._ahead.take(self._loader.timeout)
-            try:
-                batch = self._finished(made)
-            except StopIteration as error:  # would end the loop as if the data had ended
-                raise _Ended from error
-            self._clock.add(time.perf_counter() - begun, made.times)
         except TimeoutError:
             raise  # the wait can go on
-        except _Ended as error:
-            self.close()
-            raise RuntimeError("a transform raised StopIteration") from error.__cause__
         except BaseException:
             self.close()  # whoever keeps the error keeps this, and would keep the threads
             raise
+        try:
+            batch = self._finished(made)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, StopIteration):  # would end the loop as if the data had ended
+                raise RuntimeError("batch_transform raised StopIteration") from error
+            raise
+        self._clock.add(time.perf_counter() - begun, made.times)
         self._course.received(self._run, made.job.after)
         return batch
 

@@ -477,3 +477,14 @@ def test_arguments_that_are_none(root: Path) -> None:
         for use in (lambda: ShardLoader(ds, device="cuda"), lambda: ds.to_device("cuda:1")):
             with pytest.raises(RuntimeError, match="sees 0 CUDA devices"):
                 use()
+
+
+def test_a_timeout_of_a_transform_is_no_wait_that_can_go_on(root: Path) -> None:
+    def late(batch: Any, rng: Any) -> Any:
+        raise TimeoutError("mine")
+
+    iteration = iter(ShardLoader(MMapShardDataset(root), 4, batch_transform=late))
+    with pytest.raises(TimeoutError, match="mine"):
+        next(iteration)
+    with pytest.raises((StopIteration, RuntimeError)):
+        next(iteration)
