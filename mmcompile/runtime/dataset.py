@@ -187,10 +187,9 @@ class MMapShardDataset(Dataset[Any]):
 
     def _sample(self, key: int) -> Any:
         row = self._rows.row(key)
-        hooks = self._hooks
         if self._resident is not None:
             values = [part[0] if part.ndim > 1 else int(part[0]) for part in self._gather(np.array([row], np.int64))]
-        elif self._copy or hooks.transform is not None or hooks.transforms is not None:
+        elif self._copy or self._hooks.take_images:
             values = [column.own(row) for column in self._columns]
         else:
             shard, local = self._reader.locate(row)

@@ -106,11 +106,6 @@ class Pass:
     order: Order
     steps: Steps
 
-    def samples(self, step: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_] | None]:
-        """The samples of this rank's batch of a step, int64 (b,), and with "mask" which of them count, bool (b,)."""
-        positions, valid = self.steps.positions(step)
-        return self.order.rows(positions), valid
-
 
 class Course:
     """The course of the epochs over a dataset: which comes next, how it is ordered and divided among ranks, and what of it was received.
