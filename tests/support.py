@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +78,15 @@ def make_dataset(
     index = Index(schema, tuple(ranges), n, len(rows), "0" * 32, classes=classes, settings=settings or {}, statistics=statistics)
     stored_table = np.array(table, index.table_dtype())
     return publish(Path(root), dataclasses.replace(index, table=save_array(folder, "table", stored_table, folder)))
+
+
+def in_threads(work: Callable[[int], None], count: int = 4) -> None:
+    """Run `work(k)` in so many threads at once; returns when all have ended."""
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def _folder(arrays: dict[str, Array], classes: tuple[str, ...] | None, i: int) -> bytes:

@@ -167,7 +167,7 @@ class Reader:
     def _gather_apart(self, field: str, rows: Rows, out: Array, region: tuple[slice, ...]) -> None:
         """Gather from a map for each shard, and read the rows of shards that are not mapped."""
         spec = self._fields[field]
-        shards = np.searchsorted(self.starts, rows, side="right") - 1
+        shards = self._shards_of(rows)
         local = rows - self.starts[shards]
         if not region and spec.row_bytes <= ALIGN and self.engine == "mmap":  # small rows: one call of numpy for all rows of a shard
             for shard in dict.fromkeys(shards.tolist()):
@@ -200,7 +200,7 @@ class Reader:
                 addresses, _held = self._addresses(field, rows)
                 will_need(addresses, spec.row_bytes)
                 return
-            shards = np.searchsorted(self.starts, rows, side="right") - 1
+            shards = self._shards_of(rows)
             for shard in dict.fromkeys(shards.tolist()):
                 file = self._opened.file(field, shard)
                 local = rows[shards == shard] - self.starts[shard]
@@ -280,6 +280,9 @@ class Reader:
     def row_bytes(self, field: str) -> int:
         return self._fields[field].row_bytes
 
+    def _shards_of(self, rows: Rows) -> Rows:
+        return np.searchsorted(self.starts, rows, side="right") - 1
+
     def _checked(self, rows: Rows) -> Rows:
         """These rows as int64.  Raises IndexError for one outside [0, n)."""
         rows = np.asarray(rows, np.int64)
@@ -293,7 +296,7 @@ class Reader:
         found = self.flat(field, rows)
         if found is not None:
             return found[0].ctypes.data + found[1] * width, found[0]
-        shards = np.searchsorted(self.starts, rows, side="right") - 1
+        shards = self._shards_of(rows)
         maps = {shard: self._map(field, shard) for shard in dict.fromkeys(shards.tolist())}
         if any(m is None for m in maps.values()):
             raise OSError(f"{self.root}: not mapped")

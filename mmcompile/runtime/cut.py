@@ -49,6 +49,16 @@ class Cut:
     def __getitem__(self, part: slice) -> Cut:
         return Cut(self.top[part], self.left[part], self.height[part], self.width[part], self.flip[part], self.size)
 
+    @property
+    def scales(self) -> bool:
+        """Is any box of another size than what is made of it?"""
+        return bool(((self.height != self.size[0]) | (self.width != self.size[1])).any())
+
+    def leaves(self, height: int, width: int) -> bool:
+        """Does any box lie partly beyond images of this size?"""
+        below, behind = self.top + self.height > height, self.left + self.width > width
+        return bool(((self.top < 0) | (self.left < 0) | below | behind).any())
+
 
 def cut_rows(images: Array, at: Rows, cut: Cut, out: Array, stored: torch.dtype, hwc: bool) -> None:
     """The cuts of images[at] into `out`, C-contiguous, both as rows lie on disk: (N, H, W, C) or (N, C, H, W), bfloat16 as uint16.
@@ -57,13 +67,13 @@ def cut_rows(images: Array, at: Rows, cut: Cut, out: Array, stored: torch.dtype,
     and rounded once, half to even.  All is done by the calling thread, but for scaled images that are not of 8 bits in 1 to 4 channels: torch scales
     those with its own threads.
     """
-    if out[:1].nbytes <= _SMALL and ((cut.height == cut.size[0]) & (cut.width == cut.size[1])).all():
+    if out[:1].nbytes <= _SMALL and not cut.scales:
         step = max(1, _PIECE // max(1, images[:1].nbytes))
         for i in range(0, len(at), step):
             _cut_small(images[at[i : i + step]], cut[i : i + step], out[i : i + step], 1 if hwc else 2)
         return
     height, width = images.shape[1:3] if hwc else images.shape[2:]
-    if len(out) and not hwc and out.itemsize == 1 and out[:1].nbytes % 8 == 0 and _is_inside(cut, height, width):
+    if len(out) and not hwc and out.itemsize == 1 and out[:1].nbytes % 8 == 0 and not cut.scales and not cut.leaves(height, width):
         _cut_bytes(images, at, cut, out)
         return
     boxes = zip(*(v.tolist() for v in (at, cut.top, cut.left, cut.height, cut.width, cut.flip)), strict=True)
@@ -81,13 +91,6 @@ def cut_rows(images: Array, at: Rows, cut: Cut, out: Array, stored: torch.dtype,
             _mirror(box, target, hwc)
         else:
             target[...] = box
-
-
-def _is_inside(cut: Cut, height: int, width: int) -> bool:
-    """Is nothing scaled, and no box beyond its image?"""
-    h, w = cut.size
-    whole = (cut.height == h) & (cut.width == w)
-    return bool((whole & (cut.top >= 0) & (cut.left >= 0) & (cut.top + h <= height) & (cut.left + w <= width)).all())
 
 
 def _cut_bytes(images: Array, at: Rows, cut: Cut, out: Array) -> None:
@@ -115,7 +118,7 @@ def apply(raw: Tensor, cut: Cut) -> Tensor:
     """
     (h, w), device, (height, width) = cut.size, raw.device, raw.shape[2:]
     top, left, tall, wide, flip = (torch.from_numpy(v).to(device)[:, None] for v in (cut.top, cut.left, cut.height, cut.width, cut.flip))
-    if ((cut.height != h) | (cut.width != w)).any():
+    if cut.scales:
         down = _weights(top, tall, torch.zeros_like(flip), h, height, _precise(raw.dtype))
         return _scaled_batch(raw, down, _weights(left, wide, flip, w, width, _precise(raw.dtype)))
     y, x = top + torch.arange(h, device=device), torch.arange(w, device=device)
@@ -128,8 +131,7 @@ def apply(raw: Tensor, cut: Cut) -> Tensor:
     else:
         c = torch.arange(raw.shape[1], device=device)[:, None, None]
         out = bits[n[:, None, None, None], c, down[:, None, :, None], across[:, None, None]]
-    beyond = (cut.top < 0) | (cut.left < 0) | (cut.top + h > height) | (cut.left + w > width)
-    if beyond.any():
+    if cut.leaves(height, width):
         out = out.masked_fill(((y != down)[:, :, None] | (x != across)[:, None])[:, None], 0)
     return out.view(raw.dtype)
 

@@ -25,14 +25,12 @@ __all__ = ["Given", "ordered"]
 
 Rows = npt.NDArray[np.int64]
 
-#: Rows whose order is computed at a time: the calls of numpy then cost little for each row, and the numbers stay in the cache.
-_ORDERED = 4096
 #: Positions of an epoch whose length is a sampler's to say: more than any has.
 _ENDLESS = 1 << 62
 
 
 class _Chunk:
-    """The samples of steps [first, first + count) of an epoch, all as large as the first of them, computed when first asked for."""
+    """The samples of several steps of an epoch, computed when first asked for."""
 
     def __init__(self, run: Pass, first: int, count: int) -> None:
         self._run, self._first, self._count = run, first, count
@@ -41,11 +39,7 @@ class _Chunk:
     def samples(self, step: int) -> tuple[Rows, Rows | None]:
         """The samples of a step and, of an epoch that draws with replacement, the numbers of their draws: int64 (b,)."""
         if self._found is None:  # two threads at once compute the same
-            steps, order = self._run.steps, self._run.order
-            apart = np.arange(self._count, dtype=np.int64) * (steps.world_size * steps.batch_size)
-            positions = steps.positions(self._first)[0] + apart[:, None]
-            samples = order.rows(positions.reshape(-1)).reshape(positions.shape)
-            self._found = samples, positions + 1 if order.replaces else None
+            self._found = self._run.samples(self._first, self._count)
         samples, draws = self._found
         at = step - self._first
         return samples[at], None if draws is None else draws[at]
@@ -54,14 +48,12 @@ class _Chunk:
 def ordered(run: Pass) -> Iterator[Job]:
     """The batches of one rank in an epoch, their order computed by whichever thread first needs it."""
     steps, last = run.steps, len(run.steps) - 1
-    together = max(1, _ORDERED // steps.batch_size)
-    for first in range(0, last, together):
-        chunk = _Chunk(run, first, min(together, last - first))
-        for step in range(first, min(first + together, last)):
-            valid = np.ones(steps.batch_size, np.bool_) if steps.uneven == "mask" else None
+    for first, count in run.together():
+        chunk = _Chunk(run, first, count)
+        for step in range(first, first + count):
+            whole = np.ones(steps.batch_size, np.bool_) if steps.uneven == "mask" else None
+            valid = steps.positions(last)[1] if step == last else whole
             yield Job(functools.partial(chunk.samples, step), valid, run.seed, run.epoch, steps.after(step))
-    if last >= 0:  # it may not be whole
-        yield Job(functools.partial(_Chunk(run, last, 1).samples, last), steps.positions(last)[1], run.seed, run.epoch, steps.after(last))
 
 
 class Given:

@@ -198,9 +198,9 @@ class _Clock:
         elapsed = self.last - self.begun
         moved = 0.0 if mover is None else mover.moved_s() - self._moved_before
         costs = {"disk": self.disk_s, "gather": self.sum.gathered_s - self.disk_s, "convert": self.sum.converted_s, "transfer": moved}
-        slow = "consumer" if self.waited_s <= _WAITING * elapsed else max(costs, key=lambda name: costs[name])
-        if self.waited_s > _WAITING * elapsed and self.transformed_s > self.waited_s / 2:
-            slow = "transform"
+        slow = "transform" if self.transformed_s > self.waited_s / 2 else max(costs, key=lambda name: costs[name])
+        if self.waited_s <= _WAITING * elapsed:
+            slow = "consumer"
         return {
             "elapsed_s": elapsed,
             "waited_s": self.waited_s,

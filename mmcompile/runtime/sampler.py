@@ -106,6 +106,24 @@ class Pass:
     order: Order
     steps: Steps
 
+    def samples(self, first: int, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
+        """This rank's samples of `count` steps from `first` on, all as large as that one, computed in one go: int64 (count, b).
+
+        And, of an epoch that draws with replacement, the numbers of their draws, from 1: int64 (count, b).
+        """
+        apart = np.arange(count, dtype=np.int64) * (self.steps.world_size * self.steps.batch_size)
+        positions = self.steps.positions(first)[0] + apart[:, None]
+        samples = self.order.rows(positions.reshape(-1)).reshape(positions.shape)
+        return samples, positions + 1 if self.order.replaces else None
+
+    def together(self) -> Iterator[tuple[int, int]]:
+        """(first, count) of steps whose samples are worth computing in one go; the last step, which may not be whole, alone."""
+        last, most = len(self.steps) - 1, max(1, _CHUNK // self.steps.batch_size)
+        for first in range(0, last, most):
+            yield first, min(most, last - first)
+        if last >= 0:
+            yield last, 1
+
 
 class Course:
     """The course of the epochs over a dataset: which comes next, how it is ordered and divided among ranks, and what of it was received.
@@ -339,18 +357,14 @@ def _batches(run: Pass) -> Iterator[tuple[list[int], Iterable[bool | None], Iter
 
     The rows of many small steps are computed in one go.
     """
-    steps, last = run.steps, len(run.steps) - 1
-    apart, at_once = steps.world_size * steps.batch_size, max(1, _CHUNK // steps.batch_size)
-    full, none, replaces = repeat(True if steps.uneven == "mask" else None), repeat(0), run.order.replaces
-    for first in range(0, last, at_once):
-        count = min(at_once, last - first)
-        positions = steps.positions(first)[0] + np.arange(count, dtype=np.int64)[:, None] * apart
-        batches: Any = run.order.rows(positions.reshape(-1)).reshape(positions.shape).tolist()
-        for step, batch in enumerate(batches, first):
-            yield batch, full, (positions[step - first] + 1).tolist() if replaces else none, steps.start + (step + 1) * apart
-    if last >= 0:
-        at, valid = steps.positions(last)
-        yield run.order.rows(at).tolist(), full if valid is None else valid.tolist(), (at + 1).tolist() if replaces else none, steps.after(last)
+    steps, last, full = run.steps, len(run.steps) - 1, repeat(True if run.steps.uneven == "mask" else None)
+    apart = steps.world_size * steps.batch_size
+    for first, count in run.together():
+        samples, draws = run.samples(first, count)
+        for step, batch in enumerate(samples.tolist(), first):
+            valid = steps.positions(last)[1] if step == last else None
+            after = steps.after(last) if step == last else steps.start + (step + 1) * apart
+            yield batch, full if valid is None else valid.tolist(), repeat(0) if draws is None else draws[step - first].tolist(), after
 
 
 def _blocks(dataset: Sized) -> npt.NDArray[np.int64]:

@@ -4,7 +4,6 @@ import gc
 import multiprocessing
 import os
 import pickle
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from mmcompile.format.index import DTYPES, load_index
 from mmcompile.format.npy import ALIGN
 from mmcompile.format.reader import Reader
 from tests.format.builders import file_of, pixels, small, tree
-from tests.support import make_dataset
+from tests.support import in_threads, make_dataset
 
 ENGINES = ["mmap", "pread"]
 IMAGES = pixels(12)
@@ -160,11 +159,7 @@ def test_threads_may_share_it(pristine: Path) -> None:
                 if not (reader.gather("image", rows) == IMAGES[rows]).all() or not (reader.row("image", rows[0]) == IMAGES[rows[0]]).all():
                     faults.append(rows)
 
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(work)
         assert faults == []
 
 

@@ -4,7 +4,6 @@ import copy
 import gc
 import pickle
 import signal
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 import torch
 
 from mmcompile.runtime.buffers import Pool
+from tests.support import in_threads
 
 
 def address(tensor: torch.Tensor) -> int:
@@ -106,11 +106,7 @@ def test_threads_never_get_the_same_memory() -> None:
             if not (lent == k).all():
                 wrong.append(k)
 
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work)
     assert not wrong
 
 

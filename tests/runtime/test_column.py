@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 import types
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from hypothesis import strategies as st
 from mmcompile.format.reader import Reader
 from mmcompile.runtime.buffers import Pool
 from mmcompile.runtime.column import ClassColumn, ImageColumn
-from tests.support import make_dataset
+from tests.support import in_threads, make_dataset
 
 FLOATS = {torch.float16: np.float16, torch.bfloat16: None, torch.float32: np.float32, torch.float64: np.float64}
 
@@ -206,11 +205,7 @@ def test_threads_fill_batches_of_one_column_at_once(tmp_path: Path) -> None:
             if not same(ours.batch(rows), expected[torch.from_numpy(rows)]):
                 wrong.append(seed)
 
-    threads = [threading.Thread(target=fill, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(fill)
     assert not wrong
 
 

@@ -169,7 +169,8 @@ def test_normalizing_twice_is_warned_of(tmp_path: Path) -> None:
 
 def test_to_tensor_after_something_that_makes_a_picture_of_the_sample(root: Path) -> None:
     transforms = pytest.importorskip("torchvision.transforms")
-    MMapShardDataset(root, transform=transforms.Compose([transforms.ToPILImage(), transforms.ToTensor()]))
+    ds = MMapShardDataset(root, transform=transforms.Compose([transforms.ToPILImage(), transforms.ToTensor()]))
+    assert torch.equal(ds[0][0], MMapShardDataset(root, dtype=torch.float32)[0][0])
 
 
 def test_a_stop_iteration_in_a_transform_does_not_end_a_stock_loader_in_silence(root: Path) -> None:
