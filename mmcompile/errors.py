@@ -6,6 +6,7 @@
     │   ├── VersionError                  (ValueError) written by a newer format version
     │   ├── CorruptShardError             (ValueError) a file is missing, short, changed or not what the index says
     │   └── GenerationError               (ValueError) the generation asked for is no longer there
+    ├── RemoteError                       (OSError) an object store cannot be reached, or refuses
     └── BuildError                        a build cannot start, go on or publish
         ├── OptionError                   (ValueError) options that clash, or a value out of its range
         ├── SourceError                   (OSError) RAW, or files in it, cannot be read
@@ -33,6 +34,7 @@ __all__ = [
     "NotADatasetError",
     "OptionError",
     "OutputExistsError",
+    "RemoteError",
     "ResumeError",
     "SourceError",
     "VersionError",
@@ -77,6 +79,10 @@ class CorruptShardError(FormatError, ValueError):
 
 class GenerationError(FormatError, ValueError):
     """The generation asked for is no longer there, or is not the one that was found."""
+
+
+class RemoteError(MMCompileError, OSError):
+    """An object store, or an object in it, cannot be reached, or refuses what was asked."""
 
 
 class BuildError(MMCompileError):

@@ -28,6 +28,7 @@ PUBLIC = [
     "OptionError",
     "OutputExistsError",
     "Preprocess",
+    "RemoteError",
     "ResumeError",
     "ShardLoader",
     "ShardSampler",

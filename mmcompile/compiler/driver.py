@@ -18,12 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
-
 from mmcompile.compiler import decode, geometry
 from mmcompile.compiler.engines import LocalExecutor, make_executor, result_within
 from mmcompile.compiler.formats import TORCHVISION_EXTENSIONS
-from mmcompile.compiler.marks import marks_of, marks_of_index, versions_of
 from mmcompile.compiler.options import BuildOptions, allowed_rejects, typed
 from mmcompile.compiler.outcome import BuildReport, Progress
 from mmcompile.compiler.output import (
@@ -31,36 +28,30 @@ from mmcompile.compiler.output import (
     Part,
     check_output,
     clean_up,
-    describe_changes,
     free_bytes,
     make_scratch,
     publish_shards,
     remove_temporaries,
 )
-from mmcompile.compiler.plan import ShardTask, key_hashes, make_tasks, rows_per_shard
-from mmcompile.compiler.preprocess import PIXEL_REVISION, Preprocess
-from mmcompile.compiler.previous import Previous, Whole
+from mmcompile.compiler.plan import ShardTask
+from mmcompile.compiler.planning import Listed, Planned, Wanted
+from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.reuse import write_table
 from mmcompile.compiler.run import Counts, Runner, ShardWork
 from mmcompile.compiler.seals import Seal
 from mmcompile.compiler.sources import Scan, Source
 from mmcompile.compiler.sources.folder import FolderSource
-from mmcompile.compiler.statcache import StatCache, old_enough
-from mmcompile.compiler.task import Job, hash_items, measure
-from mmcompile.errors import BuildError, DecodeError, EngineError, MMCompileError, OptionError, SourceError
+from mmcompile.compiler.task import Job, measure
+from mmcompile.errors import BuildError, DecodeError, EngineError, MMCompileError, SourceError
 from mmcompile.format.canonical import as_text, canonical, name_from_json
 from mmcompile.format.commit import sync_folder, write_atomic
-from mmcompile.format.index import INDEX_LIMIT, Field
+from mmcompile.format.index import INDEX_LIMIT
 from mmcompile.format.lock import Lock
 
-__all__ = ["BuildOptions", "BuildReport", "build", "marks_of_index", "versions_of"]
+__all__ = ["BuildOptions", "BuildReport", "build"]
 
 #: Seconds between two saves of the stat cache while shards are sealed (a save writes all of it; seals hold the same facts).
 _SAVE_S = 30.0
-#: Items hashed by one call of a worker.
-_HASH_CHUNK = 128
-#: A disk slower than this is taken for one that hangs.
-_HASH_BYTES_PER_S = 1e6
 #: Most keys and reject lines that an error carries.
 _SHOWN = 1000
 #: Bytes of a list of keys that can still be excluded one by one: they become settings, and the index has to hold those.
@@ -163,16 +154,14 @@ class _Build:
             self._scan()
             self._choose(Path(os.devnull))
             self._plan()
-            todo = [t for t in self.tasks if t.number not in self.whole]
-            kept = sum(w.rows for w in self.whole.values())
+            todo = self.planned.todo
             n = sum(len(t) for t in todo)
-            row_bytes = sum(f.row_bytes for f in self.fields)
             return replace(
                 self._described(),
-                samples=len(self.scan.keys) - sum(len(w.rejects) for w in self.whole.values()),
-                shards=len(self.tasks),
-                bytes=len(self.scan.keys) * row_bytes,
-                kept=kept,
+                samples=len(self.scan.keys) - sum(len(w.rejects) for w in self.planned.whole.values()),
+                shards=len(self.planned.tasks),
+                bytes=len(self.scan.keys) * self.wanted.row_bytes,
+                kept=self.planned.kept,
                 dry_run=True,
                 free_bytes=free_bytes(self.out),
                 estimate_s=self._estimate(todo, n),
@@ -185,11 +174,11 @@ class _Build:
 
     def _scan(self) -> None:
         self.progress(Progress("scan"))
-        self.scanned_ns = time.time_ns()
+        at_ns = time.time_ns()
         self.scan: Scan = self.source.scan(lambda n: self.progress(Progress("scan", n)))
         if not self.scan.keys:
             raise SourceError(f"{self.source.root}: there are no images", path=self.source.root)
-        self.hashes64 = key_hashes(self.scan.keys)
+        self.listed = Listed(self.scan, at_ns)
         self.allowed = allowed_rejects(self.max_rejects, len(self.scan.keys))
 
     def _make_scratch(self) -> Path:
@@ -210,122 +199,31 @@ class _Build:
         why = ""
         if asked.needs_size() or (asked.mode == "keep" and asked.kept_mode is None):
             self.progress(Progress("choose", message="looking at image sizes"))
-            asked, why = geometry.choose(self.job, self.executor, self.scan.keys, self.hashes64)
-        self.preprocess, self.why = asked.resolved(), why
-        normalize = self.preprocess.read_normalize()
-        image = Field(
-            "image",
-            self.preprocess.dtype,
-            self.preprocess.row_shape(),
-            "image",
-            self.preprocess.layout,
-            self.preprocess.read_scale(),
-            None if normalize is None else (normalize.mean, normalize.std),
-        )
-        self.fields = (image,) if self.scan.labels is None else (image, Field("label", "int64", (), "class"))
-        self.versions = versions_of(self.preprocess)
-        self.marks = marks_of(self.preprocess, self.versions, PIXEL_REVISION)
-        self.settings = {"preprocess": self.preprocess.settings(), "source": self.source.identity(), "shard_bytes": self.options.shard_bytes}
-        self.compared = {**self.settings, "versions": self.versions}
-        if (length := len(canonical(self.settings))) > INDEX_LIMIT // 2:
-            raise OptionError(
-                f"the settings are {length:,} bytes, at most {INDEX_LIMIT // 2:,} fit: give patterns to --include and --exclude, not single files"
-            )
+            asked, why = geometry.choose(self.job, self.executor, self.scan.keys, self.listed.hashes64)
+        self.wanted = Wanted.of(self.asked, asked, why, self.source, self.scan.labels is not None, self.options)
 
     def _plan(self) -> None:
         """Cut shards, and see which of them are there already."""
-        keys, labels, stat = self.scan.keys, self.scan.labels, self.scan.stat
-        self.rows = rows_per_shard(sum(f.row_bytes for f in self.fields), self.options.shard_bytes)
-        self.tasks = make_tasks(keys, labels, self.hashes64, self.rows, (self.marks.pixel, self.marks.store))
-        self.previous = Previous(self.out, self.fields, self.marks, marks_of_index)
-        self.previous.load()
-        self.changed = tuple(describe_changes(self.previous.settings, self.compared))
-        self._same_choice()
-        for line in self.changed:
+        self.planned = Planned(self.out, self.job, self.wanted, self.listed, self.options, self.executor)
+        for line in self.planned.changed:
             self.progress(Progress("plan", message=f"differs from what is in {self.out}: {line}"))
-        self.cache = StatCache(self.out / ".build" / "stat-cache", self.source.location())
-        self.source_hashes, self.known = self.cache.known(self.hashes64, stat)
-        candidates: list[tuple[ShardTask, Whole]] = []
-        for task in self.tasks:
-            part = slice(task.start, task.stop)
-            whole = self.previous.whole(task, keys[part], None if labels is None else labels[part])
-            if whole is not None:
-                if whole.stat is not None:
-                    same = (whole.stat == stat[part]) & (stat["size"][part] >= 0) & ~self.known[part]
-                    self.source_hashes[part][same] = whole.hashes[same]
-                    self.known[part] |= same
-                candidates.append((task, whole))
-        self._hash_unknown([i for task, _ in candidates for i in range(task.start, task.stop) if not self.known[i]])
-        self.whole: dict[int, Whole] = {}
-        for task, whole in candidates:
-            part = slice(task.start, task.stop)
-            if self.known[part].all() and np.array_equal(self.source_hashes[part], whole.hashes):
-                self.whole[task.number] = whole
-
-    def _same_choice(self) -> None:
-        """A rebuild that nobody told a size must not silently choose another one."""
-        before = (self.previous.settings or {}).get("preprocess")
-        if not self.why or not before or self.previous.index is None:
-            return
-        try:
-            old = Preprocess.from_settings(before)
-        except (OptionError, KeyError, TypeError, ValueError):
-            return
-        mine = self.preprocess
-        if old.mode == mine.mode == "keep" and self.asked.kept_mode is None and old.kept_mode != mine.kept_mode:
-            raise OptionError(
-                f"{self.out}: published with pictures of mode {old.kept_mode}; for the images that are there now the choice would be "
-                f"{mine.kept_mode} ({self.why}). Take the strays out, or build into a new folder",
-                before=old.kept_mode,
-                now=mine.kept_mode,
-            )
-        if self.asked.needs_size() and (old.resize, old.crop, old.pad, old.keep_size) != (mine.resize, mine.crop, mine.pad, mine.keep_size):
-            raise OptionError(
-                f"{self.out}: published with {typed(old)}; for the images that are there now the choice would be {typed(mine)} ({self.why}). "
-                f"Say which: add {typed(old)} to go on as before, or {typed(mine)} to change",
-                before=typed(old),
-                now=typed(mine),
-            )
-
-    def _hash_unknown(self, items: list[int]) -> None:
-        """Read the files whose stat does not tell that they are unchanged, where that may save a whole shard."""
-        chunks = [items[i : i + _HASH_CHUNK] for i in range(0, len(items), _HASH_CHUNK)]
-        futures = [self.executor.submit(hash_items, self.job, [self.scan.keys[i] for i in chunk]) for chunk in chunks]
-        for done, (chunk, future) in enumerate(zip(chunks, futures, strict=True)):
-            limit_s = self.options.decode_timeout_s + len(chunk) + int(self.scan.stat["size"][chunk].clip(0).sum()) / _HASH_BYTES_PER_S
-            try:
-                found = result_within(self.executor, future, limit_s)
-            except EngineError:  # not known, then: the build itself finds out which file it was
-                continue
-            same = np.array([self._unchanged(i) for i in chunk])
-            read = found.any(axis=1) & same
-            at = np.array(chunk)[read]
-            self.source_hashes[at], self.known[at] = found[read], True
-            self.progress(Progress("check", min(len(items), (done + 1) * _HASH_CHUNK), len(items)))
-
-    def _unchanged(self, item: int) -> bool:
-        """Is the file still the one that was scanned, so that what was read now may be remembered under that stat?"""
-        try:
-            return self.source.stat(self.scan.keys[item]) == tuple(self.scan.stat[item].tolist())
-        except OSError:
-            return False
+        self.planned.find_whole(self.progress)
 
     def _run(self, scratch: Path) -> None:
-        todo = [t for t in self.tasks if t.number not in self.whole]
+        todo = self.planned.todo
         total = sum(len(t) for t in todo)
         self._check_disk(total)
-        write_atomic(self.out / ".build" / "settings.json", canonical(self.compared))
-        table = write_table(self.previous.old, scratch) if todo else None
-        self.job = replace(self.job, preprocess=self.preprocess, fields=self.fields, reuse=table)
-        if self.previous.remembered and todo:
+        write_atomic(self.out / ".build" / "settings.json", canonical(self.wanted.compared))
+        table = write_table(self.planned.previous.old, scratch) if todo else None
+        self.job = replace(self.job, preprocess=self.wanted.preprocess, fields=self.wanted.fields, reuse=table)
+        if self.planned.previous.remembered and todo:
             self.job = replace(self.job, remembered=scratch / "remembered.json")
-            write_atomic(scratch / "remembered.json", canonical(self.previous.remembered), durable=False)
+            write_atomic(scratch / "remembered.json", canonical(self.planned.previous.remembered), durable=False)
         self.sealed: dict[int, Seal] = {}
         self._saved = time.monotonic()
 
         def on_sealed(work: ShardWork, seal: Seal) -> None:
-            part = slice(work.task.start, work.task.stop)
-            self.source_hashes[part], self.known[part] = work.hashes, work.known
+            self.planned.learn(work)
             self.sealed[work.task.number] = seal
             if time.monotonic() - self._saved > _SAVE_S:
                 self._save_stats()
@@ -334,20 +232,10 @@ class _Build:
             self.progress(Progress("build", counts.done, total, counts.rejects))
 
         self.runner = Runner(self.executor, self.job, on_sealed, on_progress, self.workers)
-        self.runner.run(self._works(todo))
-
-    def _works(self, todo: list[ShardTask]) -> Iterator[ShardWork]:
-        stat = self.scan.stat.copy()
-        stat[~old_enough(stat, self.scanned_ns)] = (-1, -1, -1, -1)
-        empty = Seal("", self.marks.pixel, self.marks.store, self.marks.formats, None, stat[:0], np.empty((0, 2), np.uint64), {}, {})
-        for task in todo:
-            part = slice(task.start, task.stop)
-            labels = None if self.scan.labels is None else self.scan.labels[part]
-            seal = replace(empty, task=task.id, stat=stat[part].copy())
-            yield ShardWork(task, self.scan.keys[part], labels, self.scan.stat[part], self.source_hashes[part].copy(), self.known[part].copy(), seal)
+        self.runner.run(self.planned.works())
 
     def _check_disk(self, items: int) -> None:
-        need = items * (sum(f.row_bytes for f in self.fields) + 256)
+        need = items * (self.wanted.row_bytes + 256)
         free = free_bytes(self.out)
         if free is not None and need > free:
             raise BuildError(
@@ -384,8 +272,8 @@ class _Build:
         self.progress(Progress("publish"))
         rejects: list[dict[str, Any]] = []
         parts = []
-        for task in self.tasks:
-            whole, seal = self.whole.get(task.number), self.sealed.get(task.number)
+        for task in self.planned.tasks:
+            whole, seal = self.planned.whole.get(task.number), self.sealed.get(task.number)
             if whole is not None:
                 lines = whole.rejects
                 parts.append(Part(whole.files, whole.rows, whole.sums() if whole.rows else [], whole.flags))
@@ -411,14 +299,21 @@ class _Build:
             )
         if len(rejects) > self.allowed:
             self._raise_rejects(rejects, listed)
-        contents = Contents(parts, rejects, self.fields, self.scan.classes, self.preprocess, self.settings, self.versions)
+        contents = Contents(
+            parts,
+            rejects,
+            self.wanted.fields,
+            self.scan.classes,
+            self.wanted.preprocess,
+            self.wanted.settings,
+            self.wanted.versions,
+        )
         if not lock.still_held():
             self._raise_removed()
         done = publish_shards(self.out, scratch, contents)
-        clean_up(self.out, self.previous.seals, self.sealed)
+        clean_up(self.out, self.planned.previous.seals, self.sealed)
         listed.unlink(missing_ok=True)  # the generation has them now
         counts = self.runner.counts
-        kept = sum(w.rows for w in self.whole.values())
         return replace(
             self._described(),
             samples=stored,
@@ -428,7 +323,7 @@ class _Build:
             generation=done.generation,
             decoded=counts.decoded,
             copied=counts.copied,
-            kept=kept,
+            kept=self.planned.kept,
             counts={**self.scan.counts, **done.flags},
             reject_reasons=dict(Counter(line["code"] for line in rejects)),
             rejects_file=done.rejects_file,
@@ -449,30 +344,30 @@ class _Build:
     # ------------------------------------------------------------------ small things
 
     def _described(self) -> BuildReport:
-        warnings = [*self.scan.warnings, *self.preprocess.notes(), *self._replaced()]
+        warnings = [*self.scan.warnings, *self.wanted.preprocess.notes(), *self._replaced()]
         if (warning := decode.pillow_warning()) is not None:
             warnings.append(warning)
         return replace(
             self.report,
             classes=self.scan.classes,
-            shape=self.preprocess.sample_shape(),
-            dtype=self.preprocess.dtype,
-            geometry=self.why or typed(self.preprocess),
+            shape=self.wanted.preprocess.sample_shape(),
+            dtype=self.wanted.preprocess.dtype,
+            geometry=self.wanted.why or typed(self.wanted.preprocess),
             workers=self.workers,
             left_out=self.scan.left_out,
             counts=self.scan.counts,
             warnings=tuple(warnings),
-            changed=self.changed,
+            changed=self.planned.changed,
         )
 
     def _replaced(self) -> Iterator[str]:
         """A line where most of what OUT held, or its labels, is not in RAW: perhaps another OUT was meant."""
-        before = self.previous.index
+        before = self.planned.previous.index
         if before is None:
             return
         labelled, now = any(f.meaning == "class" for f in before.fields), self.scan.labels is not None
         if len(self.scan.keys) * 2 < before.samples or labelled != now:
-            kind, old = {True: "with labels", False: "without labels"}, self.previous.generation
+            kind, old = {True: "with labels", False: "without labels"}, self.planned.previous.generation
             yield (
                 f"this replaces {before.samples:,} samples {kind[labelled]} by {len(self.scan.keys):,} {kind[now]}; until `mmcompile prune` "
                 f"the old ones are read with MMapShardDataset(out, generation='{old}')"
@@ -485,17 +380,16 @@ class _Build:
         step = max(1, len(items) // 24)
         keys = [self.scan.keys[i] for i in [items[0], *items[::step]]]
         try:
-            future = self.executor.submit(measure, replace(self.job, preprocess=self.preprocess), keys, 2.0)
+            future = self.executor.submit(measure, replace(self.job, preprocess=self.wanted.preprocess), keys, 2.0)
             done, seconds = result_within(self.executor, future, self.options.decode_timeout_s)
         except EngineError:
             return None
         return seconds / done * n / self.workers if done else None
 
     def _save_stats(self) -> None:
-        if hasattr(self, "cache"):
+        if hasattr(self, "planned"):
             self._saved = time.monotonic()
-            with contextlib.suppress(OSError):
-                self.cache.save(self.hashes64, self.scan.stat, self.source_hashes, self.known, self.scanned_ns)
+            self.planned.save_stats()
 
     def _stop(self) -> None:
         if isinstance(self.executor, LocalExecutor):

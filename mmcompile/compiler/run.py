@@ -20,23 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcompile.compiler.engines import LocalExecutor, signal_name
+from mmcompile.compiler.hand import hand_path, read_hand
 from mmcompile.compiler.plan import ShardTask, task_id
+from mmcompile.compiler.sealing import Rows, seal_shard
 from mmcompile.compiler.seals import Seal
-from mmcompile.compiler.task import (
-    COPIED,
-    FAILED,
-    REJECTED,
-    STORED,
-    Job,
-    Piece,
-    PieceResult,
-    Rows,
-    hand_path,
-    read_hand,
-    reject_line,
-    run_piece,
-    seal_shard,
-)
+from mmcompile.compiler.task import COPIED, FAILED, REJECTED, STORED, Job, Piece, PieceResult, reject_line, run_piece
 from mmcompile.errors import EngineError
 from mmcompile.format.npy import hash_bytes
 from mmcompile.format.samples import hash_pair, pair_hash, sample_dtype

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmcompile.compiler import task
+from mmcompile.compiler import sealing, task
 from mmcompile.compiler.sources.folder import FolderSource
 from tests.compiler.builds import picture
 
@@ -62,7 +62,7 @@ def _install(notes: Path) -> None:
         return
     task.planted = True  # type: ignore[attr-defined]
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    decode, probe, write_seal = task.decode.decode, task.decode.probe, task.write_seal
+    decode, probe, write_seal = task.decode.decode, task.decode.probe, sealing.write_seal
 
     def fault(data: bytes) -> None:
         if _MARK not in data:
@@ -93,7 +93,7 @@ def _install(notes: Path) -> None:
 
     task.decode.decode = bad_decode
     task.decode.probe = bad_probe
-    task.write_seal = bad_seal
+    sealing.write_seal = bad_seal
 
 
 class Deadly:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mmcompile.compiler import driver, output, statcache
+from mmcompile.compiler import driver, output, planning, statcache
 from mmcompile.compiler.driver import BuildOptions, build
 from mmcompile.compiler.options import allowed_rejects
 from mmcompile.compiler.outcome import Progress
@@ -423,9 +423,9 @@ def test_another_shard_size_copies_all_rows(raw: Path, out: Path) -> None:
 
 def test_another_library_version_is_named_and_decodes_the_formats_it_touches(raw: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(raw, out)
-    real = driver.versions_of
+    real = planning.versions_of
     other = lambda preprocess, format=None: {k: "other" if "jp" in k else v for k, v in real(preprocess, format).items()}  # noqa: E731
-    monkeypatch.setattr(driver, "versions_of", other)
+    monkeypatch.setattr(planning, "versions_of", other)
     report = run(raw, out)
     assert (report.decoded, report.copied) == (6, 6)  # the JPEGs anew, the PNGs as they are
     assert any(line.startswith("versions.") for line in report.changed)

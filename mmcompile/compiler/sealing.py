@@ -1,0 +1,109 @@
+"""Hides how the unfinished rows of a shard become its files, durable under their names, and its seal."""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mmcompile.compiler.seals import Seal, write_seal
+from mmcompile.format.commit import install
+from mmcompile.format.npy import ALIGN, file_name, hash_file, header, save_array
+from mmcompile.format.samples import shard_sums
+
+if TYPE_CHECKING:
+    from mmcompile.compiler.task import Job
+
+__all__ = ["Rows", "rows_path", "seal_shard", "write_all"]
+
+_COPY = 8 << 20
+
+
+@dataclass
+class Rows:
+    """The rows of a shard in the unfinished file of `task`: where each stands in it, its record, key and class number."""
+
+    task: str
+    positions: npt.NDArray[np.int64]
+    records: npt.NDArray[Any]
+    keys: list[bytes]
+    labels: npt.NDArray[np.int64] | None
+
+
+def rows_path(scratch: Path, task: str) -> Path:
+    """The unfinished file of a shard's images."""
+    return scratch / f"{task}.rows"
+
+
+def write_all(fd: int, view: memoryview, offset: int) -> None:
+    while view:
+        count = os.pwrite(fd, view, offset)
+        view, offset = view[count:], offset + count
+
+
+def seal_shard(job: Job, seal: Seal, rows: Rows, folder: Path) -> Seal:
+    """Make the files of a shard durable under their names, then its seal record; returns the completed seal.
+
+    The gaps of rejects are closed first.  When this returns, the shard survives anything; until then nothing is lost by doing it again: a note
+    of the hash is left before the rows move out of the unfinished file.
+    """
+    image, count = job.image, len(rows.positions)
+    files: dict[str, str] = {}
+    sums: list[dict[str, Any]] = []
+    written = rows_path(job.scratch, rows.task)
+    if count:
+        files[image.name] = _install_rows(job, written, rows.positions)
+        if rows.labels is not None:
+            files["label"] = save_array(job.shards, "label", rows.labels.astype("<i8"), job.scratch)
+        samples = rows.records
+        samples["key_stop"] = np.cumsum([len(k) for k in rows.keys])
+        files["samples"] = save_array(job.shards, "samples", samples, job.scratch)
+        files["keys"] = save_array(job.shards, "keys", np.frombuffer(b"".join(rows.keys), np.uint8), job.scratch)
+        sums = shard_sums(samples, image.sample_shape[1] * image.sample_shape[2])
+    done = seal.complete(files, count, sums, rows.records["flags"])
+    write_seal(folder, done)
+    written.unlink(missing_ok=True)
+    return done
+
+
+def _install_rows(job: Job, written: Path, positions: npt.NDArray[np.int64]) -> str:
+    """Give the rows of an unfinished file their header and final name; returns the hash."""
+    image, count, note = job.image, len(positions), written.with_suffix(".hash")
+    if not written.exists() and note.exists():  # a worker died between here and the seal
+        return note.read_text("ascii")
+    path = written if count == positions[-1] + 1 else _packed(written, positions, image.row_bytes)
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        os.ftruncate(fd, ALIGN + count * image.row_bytes)
+        write_all(fd, memoryview(header(image.stored, (count, *image.shape))), 0)
+        digest = hash_file(fd)
+    finally:
+        os.close(fd)
+    note.write_text(digest, "ascii")
+    install(path, job.shards / file_name(image.name, digest))
+    return digest
+
+
+def _packed(path: Path, positions: npt.NDArray[np.int64], row_bytes: int) -> Path:
+    """A copy of the rows without the gaps of rejects, run by run; the original stays until the shard is sealed, so this can be done again."""
+    packed = path.with_suffix(".packed")
+    source, target = os.open(path, os.O_RDONLY | os.O_CLOEXEC), os.open(packed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        at = ALIGN
+        for run in np.split(positions, np.flatnonzero(np.diff(positions) != 1) + 1):
+            start, left = ALIGN + int(run[0]) * row_bytes, len(run) * row_bytes
+            while left:
+                part = os.pread(source, min(_COPY, left), start)
+                if not part:
+                    raise OSError(errno.EIO, "an unfinished shard file is shorter than its rows")
+                write_all(target, memoryview(part), at)
+                at, start, left = at + len(part), start + len(part), left - len(part)
+    finally:
+        os.close(source)
+        os.close(target)
+    return packed
