@@ -31,16 +31,19 @@ _CHUNK = 1 << 20
 _BLOCK = 256
 
 
-def store(pixels: npt.NDArray[Any], preprocess: Preprocess, depth: int) -> npt.NDArray[Any]:
-    """The row of `preprocess.row_shape()` and `stored_dtype()` for pixels (H, W, C), C-contiguous.
+def store(pixels: npt.NDArray[Any], preprocess: Preprocess, depth: int, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
+    """The row of `preprocess.row_shape()` and `stored_dtype()` for pixels (H, W, C), C-contiguous; written to `out` where that is given.
 
     `depth` is 8 or 16 for unsigned sources of that depth, 0 for signed and float values, which are kept as they are.
     Raises DecodeError (stage `cast`) for a value that the dtype cannot hold.
     """
     row = pixels if preprocess.layout == "hwc" else pixels.transpose(2, 0, 1)
-    if preprocess.dtype in ("float16", "bfloat16", "float32", "float64"):
-        return np.ascontiguousarray(_to_float(row, preprocess, depth))
-    return np.ascontiguousarray(_to_integer(row, preprocess, depth))
+    floats = preprocess.dtype in ("float16", "bfloat16", "float32", "float64")
+    made = _to_float(row, preprocess, depth) if floats else _to_integer(row, preprocess, depth)
+    if out is None:
+        return np.ascontiguousarray(made)
+    out[...] = made
+    return out
 
 
 def _to_integer(row: npt.NDArray[Any], preprocess: Preprocess, depth: int) -> npt.NDArray[Any]:
@@ -86,7 +89,7 @@ def _bfloat16(value: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
 
 
 def channel_sums(pixels: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """(sums, sums of squares), each (C,), of pixels (H, W, C).
+    """(sums, sums of squares), each (C,), of pixels (H, W, C); fastest where each channel lies in one piece.
 
     Exact uint64 for unsigned pixels; float64 for signed and float ones.
     """

@@ -118,8 +118,7 @@ def sample(height: int, width: int, options: Preprocess, maker: Maker) -> _Pixel
         rules = kernel.Rules("torch", options.filter) if by_torch else kernel.Rules("pillow", options.filter, maker.rows_first)
         part = kernel.window(maker.array(False), kernel.Box(*fitted.size, *window), rules)
     elif by_torch:
-        whole = resize(maker.array(True), fitted.size, options.filter)
-        part = np.ascontiguousarray(whole[top:bottom, left:right, : options.channels].transpose(2, 0, 1)).transpose(1, 2, 0)
+        part = resize(maker.array(True), fitted.size, options.filter)[top:bottom, left:right, : options.channels]
     else:
         part = maker.by_pillow(fitted.size, window)
     return place(part, fitted)
