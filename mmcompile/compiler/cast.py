@@ -29,8 +29,8 @@ _8_TO_16 = 257
 _CHUNK = 1 << 20
 #: 256 squares of 8 bits stay below 2^24: their sums in float32 are exact, at half the cost.
 _BLOCK = 256
-#: Bytes of a channel that are summed at once: 512 KiB as float32, which stay in a core's second-level cache.
-_NARROW_CHUNK = 1 << 17
+#: Bytes of a channel that are summed at once: 256 KiB as float32, so that three of them stay in a core's second-level cache.
+_NARROW_CHUNK = 1 << 16
 
 
 def store(pixels: npt.NDArray[Any], preprocess: Preprocess, depth: int, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
@@ -110,13 +110,14 @@ def channel_sums(pixels: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArra
 
 def _sums_of_bytes(planes: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
     """(sums, sums of squares) of each row of (C, N): in blocks, as whole numbers that float32 holds, so that the order of adding changes nothing."""
-    sums, squares = np.zeros(len(planes), np.uint64), np.zeros(len(planes), np.uint64)
+    channels, n = planes.shape
+    sums, squares = np.zeros(channels, np.uint64), np.zeros(channels, np.uint64)
     ones = np.ones(_BLOCK, np.float32)
-    for channel, plane in enumerate(planes):
-        for start in range(0, len(plane), _NARROW_CHUNK):
-            part = plane[start : start + _NARROW_CHUNK].astype(np.float32)
-            whole = len(part) // _BLOCK * _BLOCK
-            for piece in (part[:whole].reshape(-1, _BLOCK), part[None, whole:]):
-                sums[channel] += int((piece @ ones[: piece.shape[1]]).sum(dtype=np.float64))
-                squares[channel] += int(np.matmul(piece[:, None, :], piece[:, :, None]).sum(dtype=np.float64))
+    for start in range(0, n, _NARROW_CHUNK):
+        part = planes[:, start : start + _NARROW_CHUNK]
+        if part.shape[1] % _BLOCK:
+            part = np.pad(part, ((0, 0), (0, -part.shape[1] % _BLOCK)))
+        blocks = part.reshape(-1, _BLOCK).astype(np.float32)
+        sums += (blocks @ ones).reshape(channels, -1).sum(axis=1, dtype=np.float64).astype(np.uint64)
+        squares += np.matmul(blocks[:, None, :], blocks[:, :, None]).reshape(channels, -1).sum(axis=1, dtype=np.float64).astype(np.uint64)
     return sums, squares

@@ -55,7 +55,7 @@ def padded(image: Image.Image) -> npt.NDArray[np.uint8]:
 
 def _lent(image: Image.Image, shape: tuple[int, int, int]) -> _Lent | None:
     # With another alignment there are gaps between the rows, of which the interface knows nothing.
-    if not hasattr(image, "__arrow_c_array__") or Image.core.get_alignment() != 1:
+    if not hasattr(image, "__arrow_c_array__") or vars(Image)["core"].get_alignment() != 1:
         return None
     try:
         _, capsule = image.__arrow_c_array__()
