@@ -242,7 +242,7 @@ def _renamed(records: npt.NDArray[Any], key: bytes) -> bool:
 def _decode(job: Job, data: bytes, key: bytes, digest: str, row: npt.NDArray[Any], hand: Hand) -> npt.NDArray[Any]:
     try:
         decoded = decode.decode(data, as_text(key), job.preprocess, on_open=hand.opened)
-        row[0] = store(decoded.pixels, job.preprocess, decoded.depth)
+        store(decoded.pixels, job.preprocess, decoded.depth, row[0])
     except (MMCompileError, MemoryError):
         raise
     except OwnFault as fault:
@@ -255,8 +255,15 @@ def _decode(job: Job, data: bytes, key: bytes, digest: str, row: npt.NDArray[Any
     record["mode"], record["format"] = decoded.mode.encode(), decoded.format.encode()
     record["orientation"], record["depth"] = decoded.orientation, decoded.depth
     record["flags"] = sum(_BITS[word] for word in set(decoded.warnings))
-    record["sum"], record["sum_squares"] = channel_sums(decoded.pixels)
+    record["sum"], record["sum_squares"] = channel_sums(_pixels_of(row[0], decoded.pixels, job.preprocess))
     return record
+
+
+def _pixels_of(row: npt.NDArray[Any], pixels: npt.NDArray[Any], preprocess: Preprocess) -> npt.NDArray[Any]:
+    """`pixels` (H, W, C), taken from the row where that holds the same values: there they lie together."""
+    if row.dtype.kind not in "ui" or preprocess.dtype != pixels.dtype.name:
+        return pixels
+    return row.transpose(1, 2, 0) if preprocess.layout == "chw" else row
 
 
 def _row_hash(row: npt.NDArray[Any], label: npt.NDArray[np.int64] | None) -> int:
