@@ -245,8 +245,8 @@ class Planned:
         """What a build would do.  Reads the sources that may be known by their content: those as long as one that is."""
         old = self.previous.old
         self._read_like(old, progress, {line["size"] for line in self.previous.remembered.values()})
-        copies, rejected = self.copies, self._remembered()
-        todo = self._todo()
+        copies, todo = self.copies, self._todo()
+        rejected = self._remembered(copies)
         copied, rejects = int((copies & todo).sum()), int((rejected & todo).sum())
         return Prediction(int(todo.sum()) - copied - rejects, copied, rejects, self._bytes_of(~rejected))
 
@@ -255,7 +255,8 @@ class Planned:
         """Which items (N,) are known to have a row that may be copied."""
         out = np.zeros(len(self.known), bool)
         at = np.flatnonzero(self.known & self._todo())
-        out[at] = self._row_list().find(self.hashes[at]) >= 0
+        if len(at):
+            out[at] = self._row_list().find(self.hashes[at]) >= 0
         return out
 
     def write_table(self, scratch: Path) -> Path | None:
@@ -302,16 +303,24 @@ class Planned:
         return out
 
     def _row_list(self) -> RowList:
+        """The rows that may be copied to unfinished shards: of known sources, or of the size of one that is not known."""
         if self._rows is None:
-            self._rows = list_rows(self.previous.old)
+            todo, sizes = self._todo(), self._listed.scan.stat["size"]
+            known, unread = np.unique(self.hashes[todo & self.known][:, 0]), np.unique(sizes[todo & ~self.known])
+
+            def wanted(samples: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+                return np.isin(samples["source_hash"][:, 0], known) | np.isin(samples["source_size"].astype(np.int64), unread)
+
+            stated = not len(unread) or int(unread[0]) >= 0
+            self._rows = list_rows(self.previous.old, wanted if stated else None)
         return self._rows
 
-    def _remembered(self) -> npt.NDArray[np.bool_]:
+    def _remembered(self, copies: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """Which items (N,) are known to be rejects that need not be decoded again."""
         out, lines = np.zeros(len(self.known), bool), self.previous.remembered
         if lines:
             pairs = np.array([hash_pair(name[:32]) for name in lines], np.uint64)
-            for i in np.flatnonzero(self.known & ~self.copies & np.isin(self.hashes[:, 0], pairs[:, 0])).tolist():
+            for i in np.flatnonzero(self.known & ~copies & np.isin(self.hashes[:, 0], pairs[:, 0])).tolist():
                 out[i] = remembered_as(pair_hash(self.hashes[i]), self._listed.keys[i]) in lines
         return out
 

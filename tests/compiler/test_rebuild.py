@@ -205,7 +205,7 @@ def test_shards_whose_bytes_would_be_the_same_are_not_touched_by_settings_of_oth
 def test_a_float_that_the_dtype_cannot_hold_is_the_same_reject_as_when_it_is_decoded(raw: Path, out: Path) -> None:
     run(raw, out)
     preprocess = replace(SMALL, dtype="float16", normalize=Normalize((0.0, 0.0, 0.0), (1.0, 1.0, 2e-5)), scale="none")
-    with pytest.raises(DecodeError, match="all 12 images were rejected .a value is beyond 65504"):
+    with pytest.raises(DecodeError, match="a value is beyond 65504"):
         run(raw, out, preprocess)
     write(raw, {"cat/dark.png": _plain(0)})
     assert run(raw, out, preprocess, max_rejects="100%").samples == 1
