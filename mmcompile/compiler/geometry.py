@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from typing import cast
@@ -25,7 +26,7 @@ _SIDE = 256
 _TRIES = 3
 
 
-def choose(job: Job, executor: Executor, keys: list[bytes], hashes: npt.NDArray[np.uint64]) -> tuple[Preprocess, str]:
+def choose(job: Job, executor: Executor, keys: Sequence[bytes], hashes: npt.NDArray[np.uint64]) -> tuple[Preprocess, str]:
     """The preprocess with its size (and with mode "keep" its mode) fixed as if typed, and a sentence that says what was chosen and why."""
     preprocess = job.preprocess
     picked = np.argsort(hashes, kind="stable")[:LOOKED_AT].tolist()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -156,7 +156,7 @@ class Previous:
     def _rejects(self, index: Index) -> dict[bytes, dict[str, Any]]:
         return {as_bytes(line.key): line.to_json() for line in load_rejects(self.root, index)}
 
-    def whole(self, task: ShardTask, keys: list[bytes], labels: npt.NDArray[np.int64] | None) -> Whole | None:
+    def whole(self, task: ShardTask, keys: Sequence[bytes], labels: npt.NDArray[np.int64] | None) -> Whole | None:
         """The finished shard with this task's keys and labels under today's settings, if there is one with all its files."""
         seal = self.seals.get(task.id)
         if seal is not None and len(seal.hashes) == len(keys) and self._files_stand(seal.files, seal.rows, seal=True):
@@ -170,7 +170,7 @@ class Previous:
                 return None
         return None
 
-    def _kept(self, found: _Published, keys: list[bytes], labels: npt.NDArray[np.int64] | None) -> Whole | None:
+    def _kept(self, found: _Published, keys: Sequence[bytes], labels: npt.NDArray[np.int64] | None) -> Whole | None:
         hashes = np.zeros((len(keys), 2), np.uint64)
         stored = np.zeros(len(keys), bool)
         rejects: dict[int, dict[str, Any]] = {}

@@ -11,7 +11,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -68,7 +68,7 @@ class ShardWork:
     """A shard that has to be made: its items, and what is known of each so far."""
 
     task: ShardTask
-    keys: list[bytes]
+    keys: Sequence[bytes]
     labels: npt.NDArray[np.int64] | None
     stat: npt.NDArray[Any]
     hashes: npt.NDArray[np.uint64]

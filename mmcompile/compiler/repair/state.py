@@ -261,7 +261,7 @@ def _alike(one: Index, other: Index) -> bool:
     return [(f.name, f.dtype, f.shape, f.layout) for f in one.fields] == [(f.name, f.dtype, f.shape, f.layout) for f in other.fields]
 
 
-def _cut(blob: bytes, keys: list[bytes]) -> tuple[list[bytes], int]:
+def _cut(blob: bytes, keys: Sequence[bytes]) -> tuple[list[bytes], int]:
     """A blob of keys cut where the keys of RAW, in their order, say; and how far that went."""
     out, at = [], 0
     for key in keys:
