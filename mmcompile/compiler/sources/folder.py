@@ -25,15 +25,16 @@ from mmcompile.compiler.sources.names import NO_EXTENSION, Choice, show
 from mmcompile.errors import SourceError
 from mmcompile.format.canonical import as_text, name_to_json
 
-__all__ = ["FolderSource"]
+__all__ = ["HEAD_BYTES", "MAX_SOURCE_BYTES", "FolderSource"]
 
 #: A larger file is refused before memory is taken for it: 178,956,970 pixels (the pixel limit) of 4 x 16 bit are 1.4 GB uncompressed.
-_MAX_SOURCE_BYTES = 2**31
+MAX_SOURCE_BYTES = 2**31
 
 #: O_NONBLOCK: opening a FIFO that took a file's place returns at once; it has no effect on regular files.
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
-_HEAD_BYTES = 32
+#: What decides about a file without an extension.
+HEAD_BYTES = 32
 _NO_STAT = (-1, -1, -1, -1)
 
 
@@ -95,8 +96,8 @@ class FolderSource:
             before = os.fstat(fd)
             if not stat_bits.S_ISREG(before.st_mode):
                 raise OSError(errno.EINVAL, "not a regular file", path)
-            if before.st_size > _MAX_SOURCE_BYTES:
-                raise OSError(errno.EFBIG, f"{before.st_size} bytes, more than the {_MAX_SOURCE_BYTES} that are read", path)
+            if before.st_size > MAX_SOURCE_BYTES:
+                raise OSError(errno.EFBIG, f"{before.st_size} bytes, more than the {MAX_SOURCE_BYTES} that are read", path)
             data = os.read(fd, before.st_size)
             while len(data) < before.st_size and (more := os.read(fd, before.st_size - len(data))):
                 data += more  # one read returns at most 2,147,479,552 bytes, and network file systems may return less
@@ -243,7 +244,7 @@ class _Listing:
         try:
             fd = os.open(path, _OPEN_FLAGS)
             try:
-                head = os.read(fd, _HEAD_BYTES) if stat_bits.S_ISREG(os.fstat(fd).st_mode) else b""
+                head = os.read(fd, HEAD_BYTES) if stat_bits.S_ISREG(os.fstat(fd).st_mode) else b""
             finally:
                 os.close(fd)
         except OSError:
