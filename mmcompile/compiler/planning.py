@@ -101,7 +101,7 @@ class Planned:
         scan = listed.scan
         rows = rows_per_shard(wanted.row_bytes, options.shard_bytes)
         self.tasks: list[ShardTask] = make_tasks(scan.keys, scan.labels, listed.hashes64, rows, (wanted.marks.pixel, wanted.marks.store))
-        self.previous = Previous(out, wanted.fields, wanted.marks, marks_of_index)
+        self.previous = Previous(out, wanted.fields, wanted.marks, marks_of_index, stubs=job.store is not None)
         self.previous.load()
         self.changed = tuple(describe_changes(self.previous.settings, wanted.compared))
         self._check_choice(out)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -81,7 +82,9 @@ def write_table(shards: list[OldShard], scratch: Path) -> Path | None:
 class RowTable:
     """Finds rows by the hash of their source, and hands them out checked; made of what `write_table` wrote.  Belongs to one process."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, bring: Callable[[Path], Path] | None = None) -> None:
+        """`bring`: where the image shards are, when they are not in their folder."""
+        self._bring = bring or (lambda path: path)
         self.shards: list[OldShard] = pickle.loads(path.with_suffix(".shards").read_bytes())
         size = os.path.getsize(path) - ALIGN
         fd, offset = open_array(path, _ROW, (size // _ROW.itemsize,))
@@ -115,6 +118,8 @@ class RowTable:
         state = xxhash.xxh3_64()
         for spec in shard.fields:
             path = shard.path(spec.name)
+            if spec.name == field.name:
+                path = self._bring(path)
             fd, offset = open_array(path, spec.stored, (shard.rows, *spec.shape))
             try:
                 target = out if spec.name == field.name else np.empty((1, *spec.shape), spec.stored)

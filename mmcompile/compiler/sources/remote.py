@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import threading
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -25,9 +25,9 @@ from mmcompile.compiler.sources.names import NO_EXTENSION, Choice, show
 from mmcompile.errors import RemoteError, SourceError
 from mmcompile.format.canonical import as_text
 from mmcompile.format.npy import hash_bytes
-from mmcompile.format.store import Store, entry_of, time_of
+from mmcompile.format.store import Store, entry_of, is_url, time_of
 
-__all__ = ["RemoteSource"]
+__all__ = ["RemoteSource", "folder_source"]
 
 #: Requests on their way at once while listing: a store answers one in some 10 to 100 ms, whatever else it is asked.
 _THREADS = 16
@@ -81,6 +81,14 @@ class RemoteSource:
     def stat(self, key: bytes) -> tuple[int, int, int, int]:
         """(size, mtime_ns, ctime_ns, a hash of its ETag) of one item as it is, or was just after this process read it.  Raises OSError."""
         return self._reads.stat(as_text(key))
+
+
+def folder_source(
+    root: str, include: Iterable[str] = (), exclude: Iterable[str] = (), *, hidden: bool = False, extensions: frozenset[str] | None = None
+) -> FolderSource | RemoteSource:
+    """The images below a path or a URL."""
+    kind = RemoteSource if is_url(root) else FolderSource
+    return kind(root, tuple(include), tuple(exclude), hidden, extensions)
 
 
 class _Reads:
