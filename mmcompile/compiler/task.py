@@ -52,6 +52,7 @@ class Job:
     reuse: Path | None = None
     remembered: Path | None = None
     timeout_s: float = 60.0
+    versions: dict[str, str] = field(default_factory=dict)
 
     @property
     def image(self) -> Field:
