@@ -46,7 +46,6 @@ class _Shard:
     lost: int = 0
     said: str = ""
     look: bool = True
-    done: bool = False
 
     def limit_s(self, timeout_s: float) -> float:
         """Seconds after the newest call at which a further one is made."""
@@ -139,10 +138,10 @@ class Cluster:
     def _turn(self) -> None:
         done, _ = wait(self._calls, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
         for future in done:
-            shard = self._calls.pop(future)
-            began = shard.calls.pop(future)
-            if shard.done:
+            shard = self._calls.pop(future, None)
+            if shard is None:  # another call for it was faster
                 continue
+            began = shard.calls.pop(future)
             try:
                 ok, value = pickle.loads(future.result())
             except Exception as error:
@@ -158,15 +157,21 @@ class Cluster:
         self._on_progress(self.counts)
 
     def _settle(self, shard: _Shard, found: ShardDone) -> None:
-        shard.done, work = True, shard.work
+        work = shard.work
         shutil.rmtree(shard_folder(self._job, work.task.number), ignore_errors=True)  # ends other calls for it, and clears what lost ones left
-        for future in shard.calls:
-            future.cancel()
+        self._forget(shard)
         work.hashes, work.known = found.hashes, found.known
         self.failures += found.failures
         self.counts = self.counts.plus(found.counts)
         if found.seal is not None:
             self._on_sealed(work, found.seal)
+
+    def _forget(self, shard: _Shard) -> None:
+        """Wait no longer for calls."""
+        for future in shard.calls:
+            future.cancel()
+            self._calls.pop(future, None)
+        shard.calls.clear()
 
     def _refused(self, shard: _Shard, error: Exception) -> None:
         """A worker says what is wrong.  Files that cannot be seen here either are no fault of that machine: then as in a local build."""
@@ -188,9 +193,7 @@ class Cluster:
     def _lost(self, shard: _Shard, said: str) -> None:
         shard.lost, shard.said, self._all_lost = shard.lost + 1, said, self._all_lost + 1
         if not self._came and self._all_lost >= _TRIES * self.workers:
-            raise EngineError(
-                f"the engine lost all of the first {self._all_lost} calls ({said}); nothing was built: see what its workers say", said=said
-            )
+            raise EngineError(f"the engine lost all of its first {self._all_lost} calls ({said}): see what its workers say", said=said)
         if shard.calls:
             return
         if shard.lost < _TRIES:
@@ -212,15 +215,12 @@ class Cluster:
         """Make a further call beside those that take too long."""
         now = time.monotonic()
         for shard in {id(s): s for s in self._calls.values()}.values():
-            if shard.done or now - max(shard.calls.values()) <= shard.limit_s(self._job.timeout_s):
+            if now - max(shard.calls.values()) <= shard.limit_s(self._job.timeout_s):
                 continue
             if len(shard.calls) + shard.lost < _TRIES:
                 self._call(shard)
                 continue
-            for future in shard.calls:
-                future.cancel()
-                self._calls.pop(future)
-            shard.calls.clear()
+            self._forget(shard)
             shard.lost = _TRIES - 1
             self._lost(shard, "no word from its workers")
 
@@ -228,7 +228,7 @@ class Cluster:
         """Workers without work do again what takes long elsewhere."""
         room = max(0, self.workers - len(self._calls))
         now, limit_s = time.monotonic(), max(_SLOW_S, _SLOW * self._slowest_s)
-        slow = [s for s in self._calls.values() if not s.done and len(s.calls) == 1 and not s.lost and now - max(s.calls.values()) > limit_s]
+        slow = [s for s in self._calls.values() if len(s.calls) == 1 and not s.lost and now - max(s.calls.values()) > limit_s]
         for shard in sorted(slow, key=lambda s: max(s.calls.values()))[:room]:
             self._call(shard)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import re
 import shutil
 import socket
@@ -18,9 +19,10 @@ from typing import Any
 import pytest
 
 from mmcompile.compiler import cluster, shardcall
-from mmcompile.compiler.run import Counts
+from mmcompile.compiler.run import Counts, ShardWork
 from mmcompile.compiler.seals import read_seals
 from mmcompile.compiler.sources.folder import FolderSource
+from mmcompile.compiler.task import Job
 from mmcompile.errors import BuildError, DecodeError, EngineError, SourceError
 from tests.compiler.builds import BROKEN, age, dataset, inline, keys, make_raw, run, write
 from tests.compiler.planted import Planted, plant
@@ -151,7 +153,7 @@ def test_a_shard_that_is_lost_every_time_is_named_and_all_else_is_kept(tmp_path:
     assert caught.value.details["key"] == "cat/0.png"
     with ThreadPoolExecutor(1) as threads:
         report = over(threads, raw, tmp_path / "out")
-    assert 0 < report.decoded <= 6 < report.kept
+    assert 0 < report.decoded <= 6 <= report.kept
     assert dataset(tmp_path / "out") == local(raw, tmp_path / "local")
 
 
@@ -253,7 +255,9 @@ def test_calls_follow_the_number_of_workers(tmp_path: Path) -> None:
         def less(self, _: Future[Any]) -> None:
             self.out -= 1
 
-    over(Growing(lambda _: None), raw, tmp_path / "out", workers=None)
+    executor = Growing(lambda _: None)
+    executor.workers = 1
+    over(executor, raw, tmp_path / "out", workers=None)
     assert max(seen[:6]) == 1
     assert max(seen) == 3
 
@@ -322,53 +326,43 @@ def test_files_that_are_gone_everywhere_end_as_in_a_local_build(tmp_path: Path, 
         over(threads, Elsewhere(str(raw)), tmp_path / "out")
 
 
-def test_a_machine_without_out_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    raw = make_raw(tmp_path / "raw")
-    run_here = cluster.build_shard
+class Altering(Executor):
+    """One thread at a time, which builds what `alter(job, work)` makes of the job."""
 
-    def elsewhere(job: Any, work: Any, look: bool) -> Any:
-        return run_here(replace(job, scratch=Path("/not/there")), work, look)
+    workers = 1
 
-    monkeypatch.setattr(cluster, "build_shard", elsewhere)
-    monkeypatch.setattr(cluster.pickle, "dumps", lambda call, _: call)
-    monkeypatch.setattr(cluster, "run_pickled", lambda call: cluster.pickle._dumps((False, caught(call))))
+    def __init__(self, alter: Callable[[Job, ShardWork], Job]) -> None:
+        self._alter = alter
 
-    def caught(call: Any) -> Exception | None:
-        try:
-            call[0](*call[1])
-        except Exception as error:
-            return error
-        return None
-
-    with (
-        ThreadPoolExecutor(1) as threads,
-        pytest.raises(EngineError, match=rf"a worker on {socket.gethostname()} cannot write to /not/there/shard-0 "),
-    ):
-        over(threads, raw, tmp_path / "out")
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        build, (job, work, look), _ = pickle.loads(args[0])
+        future: Future[Any] = Future()
+        future.set_result(fn(pickle.dumps((build, (self._alter(job, work), work, look), {}))))
+        return future
 
 
-def test_a_worker_whose_run_is_over_stops_and_seals_nothing(tmp_path: Path, threads: Executor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_out_is_named(tmp_path: Path) -> None:
+    executor = Altering(lambda job, _: replace(job, scratch=Path("/not/there")))
+    with pytest.raises(EngineError, match=r"a worker on \S+ cannot write to /not/there/shard-0 \(No such file or directory\); OUT must be there"):
+        over(executor, make_raw(tmp_path / "raw"), tmp_path / "out")
+
+
+def test_a_worker_whose_run_is_over_stops_and_seals_nothing(tmp_path: Path, threads: Executor) -> None:
     raw, out = tmp_path / "raw", tmp_path / "out"
     write(raw, {f"a/{i:03}.png": plant(i, "slow") for i in range(60)})
     source = Planted(str(raw), parent=os.getpid(), notes=str(tmp_path / "notes"))
     asked: list[Any] = []
-    monkeypatch.setattr(cluster, "build_shard", lambda *call: asked.append(call))
-    monkeypatch.setattr(cluster, "run_pickled", None)
 
-    class Noting(Executor):
-        workers = 1
+    def ask(job: Job, work: ShardWork) -> Job:
+        asked.append((job, work))
+        raise RuntimeError("enough")
 
-        def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-            asked.append(args)
-            raise RuntimeError("enough")
-
-    monkeypatch.setattr(cluster.pickle, "dumps", lambda call, _: call)
-    with pytest.raises(EngineError, match="enough"):
-        over(Noting(), source, out, rows=60)
-    job, work, look = asked[0][0][1]
+    with pytest.raises(RuntimeError, match="enough"):
+        over(Altering(ask), source, out, rows=60)
+    job, work = asked[0]
     shardcall.shard_folder(job, work.task.number).mkdir(parents=True)
     began = time.monotonic()
-    zombie = threads.submit(shardcall.build_shard, job, work, look)
+    zombie = threads.submit(shardcall.build_shard, job, work)
     while not list(job.scratch.glob("shard-0/call-*/hand-*")):
         assert time.monotonic() - began < 60
         time.sleep(0.01)
@@ -377,7 +371,7 @@ def test_a_worker_whose_run_is_over_stops_and_seals_nothing(tmp_path: Path, thre
         zombie.result()
     assert not read_seals(out / ".build" / "seals")
     with pytest.raises(EngineError, match="or the build that asked for this is over"):
-        shardcall.build_shard(job, work, look)
+        shardcall.build_shard(job, work)
 
 
 # ---------------------------------------------------------------- processes that are kept
