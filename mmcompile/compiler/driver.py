@@ -15,11 +15,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from mmcompile.compiler import decode, geometry
+from mmcompile.compiler.broker import BrokerExecutor, connect
+from mmcompile.compiler.cluster import Cluster
 from mmcompile.compiler.engines import LocalExecutor, make_executor, result_within
 from mmcompile.compiler.formats import TORCHVISION_EXTENSIONS
 from mmcompile.compiler.options import BuildOptions, allowed_rejects, typed
@@ -41,6 +44,7 @@ from mmcompile.compiler.planning import Listed, Planned, Wanted
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.run import Counts, Runner, ShardWork
 from mmcompile.compiler.seals import Seal
+from mmcompile.compiler.shardcall import versions_here
 from mmcompile.compiler.sources import Scan, Source
 from mmcompile.compiler.sources.remote import folder_source
 from mmcompile.compiler.staging import Staging
@@ -145,8 +149,9 @@ class _Build:
         self.report = BuildReport(out=str(out), samples=0, rejects=0, shards=0, bytes=0, seconds=0.0)
         allowed_rejects(max_rejects, 0)
         preprocess.resolved()
-        self.executor = make_executor(options.engine, options.workers)
+        self.executor = make_executor(options.workers)
         self.workers = self.executor.workers if isinstance(self.executor, LocalExecutor) else options.workers or 1
+        self.engine: Executor | None = None
 
     # ------------------------------------------------------------------ the two ways through
 
@@ -154,6 +159,7 @@ class _Build:
         """Build and publish."""
         try:
             self._check_output()
+            self.engine = connect(self.options.engine, self.options.address)
             if self.staging is None:
                 self._scan()
                 if self._stands():
@@ -318,7 +324,13 @@ class _Build:
         def on_progress(counts: Counts) -> None:
             self.progress(Progress("build", counts.done, total, counts.rejects))
 
-        self.runner = Runner(self.executor, self.job, on_sealed, on_progress, self.workers)
+        self.runner: Runner | Cluster
+        if self.engine is None:
+            self.runner = Runner(self.executor, self.job, on_sealed, on_progress, self.workers)
+        else:
+            self.job = replace(self.job, versions=versions_here(self.wanted.preprocess))
+            self.runner = Cluster(self.engine, self.job, on_sealed, on_progress, self.options.workers)
+            self.workers = self.runner.workers
         self.runner.run(self.planned.works())
 
     def _check_disk(self, items: int) -> None:
@@ -502,3 +514,5 @@ class _Build:
             self.executor.kill()
         else:
             self.executor.shutdown(cancel_futures=True)
+        if isinstance(self.engine, BrokerExecutor):
+            self.engine.kill()

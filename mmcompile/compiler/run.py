@@ -13,7 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -63,6 +63,10 @@ class Counts:
     @property
     def done(self) -> int:
         return self.decoded + self.copied + self.rejects + self.failures
+
+    def plus(self, more: Counts) -> Counts:
+        """Both together."""
+        return Counts(*(getattr(self, f.name) + getattr(more, f.name) for f in fields(Counts)))
 
 
 @dataclass

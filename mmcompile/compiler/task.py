@@ -57,6 +57,7 @@ class Job:
     timeout_s: float = 60.0
     #: Where finished shards are sent, and old ones are brought from, when OUT is a URL.
     store: Store | None = None
+    versions: dict[str, str] = field(default_factory=dict)
 
     @property
     def image(self) -> Field:
