@@ -57,7 +57,7 @@ class Files(Protocol):
         """Would `held` return at once?"""
 
     def ahead(self, wanted: Sequence[tuple[str, int | None]]) -> None:
-        """These files (name, bytes where known) will be wanted in this order; what was said before no longer counts.  Returns at once, never fails."""
+        """These files (name, bytes where known) will be wanted, in this order; what was said before no longer counts.  At once, and never fails."""
 
     def fitting(self, sizes: Sequence[int]) -> int:
         """How many of the first files of these sizes can be here at once."""

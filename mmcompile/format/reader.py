@@ -170,7 +170,7 @@ class Reader:
     def _gather_apart(self, field: str, rows: Rows, out: Array, region: tuple[slice, ...]) -> None:
         """Gather from a map for each shard, and read the rows of shards that are not mapped."""
         spec = self._fields[field]
-        shards = self._shards_of(rows)
+        shards = self.shards_of(rows)
         local = rows - self.starts[shards]
         if not region and spec.row_bytes <= ALIGN and self.engine == "mmap":  # small rows: one call of numpy for all rows of a shard
             for shard in dict.fromkeys(shards.tolist()):
@@ -204,7 +204,7 @@ class Reader:
                 addresses, _held = self._addresses(field, rows)
                 will_need(addresses, spec.row_bytes)
                 return
-            shards = self._shards_of(rows)
+            shards = self.shards_of(rows)
             for shard in dict.fromkeys(shards.tolist()):
                 file = self._opened.file(field, shard)
                 local = rows[shards == shard] - self.starts[shard]
@@ -289,14 +289,13 @@ class Reader:
         if self._files.far:
             self._files.ahead([(self._opened.name(field, shard), self._opened.nbytes(field, shard)) for shard in shards for field in fields])
 
-    def fitting(self, fields: Sequence[str], rows: Rows) -> int:
-        """How many of these rising rows can be here at once, in whole shards."""
-        if not self._files.far:
-            return len(rows)
-        shards, firsts = np.unique(self._shards_of(rows), return_index=True)
-        sizes = [sum(self._opened.nbytes(field, shard) for field in fields) for shard in shards.tolist()]
-        count = self._files.fitting(sizes)
-        return int(firsts[count]) if count < len(firsts) else len(rows)
+    def shard_bytes(self, fields: Sequence[str], shard: int) -> int:
+        """The size of a shard's files of these fields."""
+        return sum(self._opened.nbytes(field, shard) for field in fields)
+
+    def fitting(self, sizes: Sequence[int]) -> int:
+        """How many of the first files of these sizes can be here at once."""
+        return self._files.fitting(sizes)
 
     @property
     def far(self) -> bool:
@@ -316,14 +315,15 @@ class Reader:
     def row_bytes(self, field: str) -> int:
         return self._fields[field].row_bytes
 
-    def _shards_of(self, rows: Rows) -> Rows:
+    def shards_of(self, rows: Rows) -> Rows:
+        """The shard of each row: int64 (N,)."""
         return np.searchsorted(self.starts, rows, side="right") - 1
 
     def _here(self, field: str, rows: Rows) -> Rows:
         """Those of the rows whose files are here."""
         if not self._files.far or not len(rows):
             return rows
-        shards = self._shards_of(rows)
+        shards = self.shards_of(rows)
         here = [shard for shard in np.unique(shards).tolist() if self._files.here(self._opened.name(field, shard))]
         return rows[np.isin(shards, here)]
 
@@ -340,7 +340,7 @@ class Reader:
         found = self.flat(field, rows)
         if found is not None:
             return found[0].ctypes.data + found[1] * width, found[0]
-        shards = self._shards_of(rows)
+        shards = self.shards_of(rows)
         maps = {shard: self._map(field, shard) for shard in dict.fromkeys(shards.tolist())}
         if any(m is None for m in maps.values()):
             raise OSError(f"{self.root}: not mapped")

@@ -31,6 +31,7 @@ from mmcompile.runtime.selection import Selection, divide, integer, integers, sa
 if TYPE_CHECKING:
     from mmcompile.runtime.cache import Cache
     from mmcompile.runtime.device import Resident
+    from mmcompile.runtime.upcoming import Upcoming
     from mmcompile.runtime.warming import Warming
 
 __all__ = ["MMapShardDataset"]
@@ -330,8 +331,20 @@ class MMapShardDataset(Dataset[Any]):
         out._resident = to_device(out, found, budget)
         return out
 
+    def upcoming(self) -> Upcoming | None:
+        """What asks for shards before they are read, where they have to be brought here first: with a cache."""
+        resident = self._resident is not None and len(self._resident.store[0]) == len(self._rows.ascending())
+        if resident or not self._reader.far:
+            return None
+        from mmcompile.runtime.upcoming import Upcoming
+
+        return Upcoming(self)
+
     def warm(self, progress: Callable[[int, int], None] | None = None) -> Warming:
-        """Read the files of the fields in use into the page cache, in the background; see Warming.  progress: called with (bytes done, of all)."""
+        """Read the files of the fields in use into the page cache, in the background; see Warming.  progress: called with (bytes done, of all).
+
+        With a cache: bring as many shards as it may hold.
+        """
         from mmcompile.runtime.warming import Warming
 
         return Warming(self, progress)

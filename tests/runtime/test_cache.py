@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 import pickle
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from mmcompile.errors import CorruptShardError, FormatError, GenerationError, NotADatasetError, RemoteError
 from mmcompile.runtime.cache import Cache
 from mmcompile.runtime.dataset import MMapShardDataset
-from mmcompile.runtime.loader import ShardLoader
 from tests.s3 import Bucket, Proxy
 from tests.support import make_dataset
 
