@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcompile.compiler.engines import result_within
-from mmcompile.compiler.geometry import looked_at
+from mmcompile.compiler.geometry import looked_at, refuse_other
 from mmcompile.compiler.marks import Fingerprints, marks_of, versions_of
-from mmcompile.compiler.options import BuildOptions, typed
+from mmcompile.compiler.options import BuildOptions
 from mmcompile.compiler.outcome import Progress
 from mmcompile.compiler.output import describe_changes
 from mmcompile.compiler.plan import ShardTask, fingerprint, key_hashes, make_tasks, rows_per_shard
@@ -165,7 +165,8 @@ class Planned:
         self.previous = Previous(out, wanted.fields, wanted.preprocess, wanted.versions, wanted.marks, stubs=job.store is not None)
         self.previous.load()
         self.changed = tuple(describe_changes(self.previous.settings, wanted.compared))
-        self._check_choice(out)
+        if self.previous.index is not None and wanted.why:
+            refuse_other(out, (self.previous.settings or {}).get("preprocess"), wanted.asked, wanted.preprocess, wanted.why)
         self.hashes, self.known = listed.hashes, listed.known
         self.whole: dict[int, Whole] = {}
         self._rows: RowList | None = None
@@ -346,32 +347,6 @@ class Planned:
                 found.append(np.unique(shard.samples()["source_size"]).astype(np.int64))
         like = np.isin(self._listed.scan.stat["size"][unknown], np.unique(np.concatenate(found)))
         self._hash_unknown(unknown[like].tolist(), progress)
-
-    def _check_choice(self, out: Path) -> None:
-        """A rebuild that nobody told a size must not silently choose another one."""
-        wanted = self._wanted
-        before = (self.previous.settings or {}).get("preprocess")
-        if not wanted.why or not before or self.previous.index is None:
-            return
-        try:
-            old = Preprocess.from_settings(before)
-        except (OptionError, KeyError, TypeError, ValueError):
-            return
-        mine = wanted.preprocess
-        if old.mode == mine.mode == "keep" and wanted.asked.kept_mode is None and old.kept_mode != mine.kept_mode:
-            raise OptionError(
-                f"{out}: published with pictures of mode {old.kept_mode}; for the images that are there now the choice would be "
-                f"{mine.kept_mode} ({wanted.why}). Take the strays out, or build into a new folder",
-                before=old.kept_mode,
-                now=mine.kept_mode,
-            )
-        if wanted.asked.needs_size() and (old.resize, old.crop, old.pad, old.keep_size) != (mine.resize, mine.crop, mine.pad, mine.keep_size):
-            raise OptionError(
-                f"{out}: published with {typed(old)}; for the images that are there now the choice would be {typed(mine)} ({wanted.why}). "
-                f"Say which: add {typed(old)} to go on as before, or {typed(mine)} to change",
-                before=typed(old),
-                now=typed(mine),
-            )
 
     def _hash_unknown(self, items: list[int], progress: Callable[[Progress], None]) -> None:
         """Read these files, and know their hashes from then on."""
