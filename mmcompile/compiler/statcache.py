@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -56,7 +56,7 @@ class StatCache:
         if not data.startswith(self._head) or xxhash.xxh3_64_digest(memoryview(data)[:-8]) != data[-8:]:
             return np.empty(0, _ENTRY)
         start = data.index(b"\n", len(self._head)) + 1
-        self._saved, self.choice = data, json.loads(data[len(self._head) : start])
+        self._saved, self.choice = data[-8:], json.loads(data[len(self._head) : start])
         return np.frombuffer(data, _ENTRY, (len(data) - 8 - start) // _ENTRY.itemsize, start)
 
     def known(self, keys: npt.NDArray[np.uint64], stat: npt.NDArray[Any]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_]]:
@@ -111,8 +111,11 @@ class StatCache:
         for name in STAT_DTYPE.names or ():
             entries[name] = stat[name][take]
         entries["hash"] = hashes[take]
-        data = self._head + canonical(choice) + entries[np.argsort(entries["key"], kind="stable")].tobytes()
-        data += xxhash.xxh3_64_digest(data)
-        if data != self._saved:
-            write_atomic(self._path, data, durable=False)
-            self._saved = data
+        ordered = memoryview(cast(Any, entries[np.argsort(entries["key"], kind="stable")].view(np.uint8)))
+        parts: list[bytes | memoryview] = [self._head, canonical(choice), ordered]
+        state = xxhash.xxh3_64()
+        for part in parts:
+            state.update(part)
+        if (digest := state.digest()) != self._saved:
+            write_atomic(self._path, [*parts, digest], durable=False)
+            self._saved = digest
