@@ -22,12 +22,25 @@ from PIL import Image
 from mmcompile.compiler import depth as depths
 from mmcompile.compiler import resample
 from mmcompile.compiler.decode import convert, jpeg, opening
+from mmcompile.compiler.decode.jpeg import SUGGESTED_SCALING
 from mmcompile.compiler.decode.opening import FORMATS, pillow_warning, versions
 from mmcompile.compiler.formats import EXTENSIONS, TORCHVISION_EXTENSIONS, belongs, sniff
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.errors import DecodeError
 
-__all__ = ["EXTENSIONS", "FORMATS", "TORCHVISION_EXTENSIONS", "Decoded", "decode", "initialise", "pillow_warning", "probe", "sniff", "versions"]
+__all__ = [
+    "EXTENSIONS",
+    "FORMATS",
+    "SUGGESTED_SCALING",
+    "TORCHVISION_EXTENSIONS",
+    "Decoded",
+    "decode",
+    "initialise",
+    "pillow_warning",
+    "probe",
+    "sniff",
+    "versions",
+]
 
 _Pixels = npt.NDArray[Any]
 
