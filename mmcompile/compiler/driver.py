@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import glob
 import json
 import os
@@ -49,7 +50,7 @@ from mmcompile.compiler.sources import Scan, Source
 from mmcompile.compiler.sources.remote import folder_source
 from mmcompile.compiler.staging import Staging
 from mmcompile.compiler.statcache import StatCache
-from mmcompile.compiler.task import Job, measure
+from mmcompile.compiler.task import Job, measure, warm_up
 from mmcompile.errors import BuildError, DecodeError, EngineError, MMCompileError, RemoteError, SourceError
 from mmcompile.format.canonical import as_text, canonical, name_from_json
 from mmcompile.format.commit import sync_folder, write_atomic
@@ -150,6 +151,8 @@ class _Build:
         allowed_rejects(max_rejects, 0)
         preprocess.resolved()
         self.executor = make_executor(options.workers)
+        if isinstance(self.executor, LocalExecutor) and options.engine == "local":
+            self.executor.prepare(functools.partial(warm_up, preprocess))  # while RAW is listed
         self.workers = self.executor.workers if isinstance(self.executor, LocalExecutor) else options.workers or 1
         self.engine: Executor | None = None
 
