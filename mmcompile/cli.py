@@ -1,4 +1,4 @@
-"""The command line: parse, one library call, print.  The only home of click, tqdm, print and exit codes.
+"""The command line: parse, one library call, print.  The only home of click and exit codes.
 
 Results go to standard output, all else to standard error.  With --json standard output is exactly one JSON document, for errors too, valid against
 schemas/report.schema.json.  An expected error is one line and an exit code: 0 fine, 1 a problem, 2 wrong usage, 130 stopped by Ctrl-C; where a
@@ -11,9 +11,8 @@ import json
 import os
 import shutil
 import sys
-import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -21,118 +20,16 @@ from mmcompile import summary, text
 from mmcompile.compiler.outcome import Progress
 from mmcompile.errors import EngineError, MMCompileError, OptionError
 from mmcompile.options import BYTES, COUNT, NUMBERS, PAIR, PLACE, RANGE, RATIO, REJECTS, SECONDS, SIZE, Form, as_typed, read_config
+from mmcompile.terminal import Show, fill_standard_streams, say, say_json
 
 if TYPE_CHECKING:
     from mmcompile.compiler.preprocess import Preprocess
 
 __all__ = ["main", "program"]
 
-#: Plain progress lines where standard error is no terminal: the first after this many seconds, then one every so many.
-_FIRST_LINE_S, _LINES_S = 3.0, 10.0
 #: Bad files named under an error; all of them stand in the file that the error names.
 _EXAMPLES = 5
 _STOPPED = 130
-#: Stages whose progress counts bytes; all others count images.
-_IN_BYTES = frozenset({"verify"})
-
-
-# ---------------------------------------------------------------- output
-
-
-def _say(lines: Iterable[str] | str, *, err: bool = False) -> None:
-    """Write lines.  A reader that left (`| head`) is no error: the rest is dropped and the exit code stays what it was."""
-    stream = sys.stderr if err else sys.stdout
-    if stream is None:  # closed by the caller, as in `>&-`
-        return
-    try:
-        for line in [lines] if isinstance(lines, str) else lines:
-            print(line, file=stream)
-        stream.flush()
-    except BrokenPipeError:
-        _discard(stream)
-
-
-def _discard(stream: TextIO) -> None:
-    """Send what is still buffered, and all that follows, to nowhere, so that closing it at exit cannot fail again."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
-
-
-def _say_json(document: dict[str, Any]) -> None:
-    _say(json.dumps(text.json_ready(document), indent=2, allow_nan=False))
-
-
-class _Show:
-    """Shows progress: a bar on a terminal, else a plain line now and then.  `clock` is in seconds."""
-
-    def __init__(self, stream: TextIO | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream, self._clock = stream, clock
-        self._bar: Any = None
-        self._stage = ""
-        self._first = (0, clock())
-        self._due = clock() + _FIRST_LINE_S
-        self._terminal = stream is not None and stream.isatty()
-
-    def __call__(self, progress: Progress) -> None:
-        if self._stream is None:
-            return
-        if progress.message:
-            if self._bar is not None:
-                self._bar.clear()
-            _say(text.escape(progress.message), err=True)
-        now = self._clock()
-        if progress.stage != self._stage:
-            self.close()
-            self._stage, self._first = progress.stage, (progress.done, now)
-        if self._terminal:
-            self._draw(progress)
-        elif now >= self._due:
-            self._due = now + _LINES_S
-            done, since = self._first
-            rate = (progress.done - done) / (now - since) if now > since else None
-            units: dict[str, Any] = {"count": text.size, "unit": ""} if progress.stage in _IN_BYTES else {}
-            _say(text.escape(summary.progress_line(progress, rate, **units)), err=True)
-
-    def _draw(self, progress: Progress) -> None:
-        if self._bar is None:
-            import threading
-
-            from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
-
-            tqdm.set_lock(threading.RLock())  # its own is shared between processes, and a semaphore would outlive a kill
-            tqdm.monitor_interval = 0  # no thread of its own beside a build that starts processes
-            units: dict[str, Any] = {"unit": "B", "unit_scale": True, "unit_divisor": 1024} if progress.stage in _IN_BYTES else {"unit": " images"}
-            label, total = text.escape(progress.stage), progress.total or None
-            self._bar = tqdm(desc=label, total=total, initial=progress.done, file=self._stream, leave=False, **_width(self._stream), **units)
-        if progress.total:
-            self._bar.total = progress.total
-        if progress.rejects:
-            self._bar.set_postfix_str(f"{progress.rejects:,} rejects", refresh=False)
-        self._bar.update(progress.done - self._bar.n)
-
-    def close(self) -> None:
-        """Take the bar away, so that what is printed next stands alone."""
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
-
-
-def _width(stream: Any) -> dict[str, Any]:
-    """How large tqdm may draw: as the terminal is at each moment, but 80 x 24 on one that says 0 x 0, where it would draw nothing."""
-    try:
-        wide = os.get_terminal_size(stream.fileno()).columns > 0
-    except (OSError, ValueError):
-        wide = False
-    return {"dynamic_ncols": True} if wide else {"ncols": 80, "nrows": 24}
-
-
-def _fill_standard_streams() -> None:
-    """Put /dev/null where the caller closed a standard stream (`>&-`), so that no pipe of ours takes its number."""
-    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
-    os.close(fd)
-
 
 # ---------------------------------------------------------------- every outcome -> exit code
 
@@ -141,7 +38,7 @@ class _Program(click.Group):
     """The group of commands; the one place where errors become a line and an exit code."""
 
     def main(self, args: Any = None, prog_name: str | None = None, *_: Any, **extra: Any) -> NoReturn:
-        _fill_standard_streams()
+        fill_standard_streams()
         arguments = list(sys.argv[1:] if args is None else args)
         extra.pop("standalone_mode", None)
         for stream in (sys.stdout, sys.stderr):
@@ -188,11 +85,11 @@ def _report(error: Exception, arguments: list[str]) -> int | None:
     commands = [(intro, text.quote([*called, *words])) for intro, words in following]
     if "--json" in arguments:
         about = {"type": kind, "message": text.escape(message), "details": details}
-        _say_json({"command": command, "error": about, "next": [line for _, line in commands]})
+        say_json({"command": command, "error": about, "next": [line for _, line in commands]})
     if not isinstance(error, MMCompileError | OSError | click.ClickException | click.Abort):
         return None
     lines = [f"error: {text.escape(message)}", *text.examples(details, _EXAMPLES)]
-    _say([*lines, *(line for pair in commands for line in pair)], err=True)
+    say([*lines, *(line for pair in commands for line in pair)], err=True)
     return code
 
 
@@ -221,7 +118,7 @@ def _version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
     if asked:
         from mmcompile import __version__
 
-        _say(f"mmcompile {__version__}")
+        say(f"mmcompile {__version__}")
         ctx.exit()
 
 
@@ -238,7 +135,7 @@ def program(ctx: click.Context) -> int:
     Every command takes --json: one document on standard output, for errors too.  Exit codes: 0 fine, 1 a problem, 2 wrong usage.
     """
     if ctx.invoked_subcommand is None:
-        _say(ctx.get_help())
+        say(ctx.get_help())
         return 2
     return 0
 
@@ -316,6 +213,7 @@ _DTYPES = _one_of("uint8|uint16|int16|int32|float16|bfloat16|float32|float64")
 @_option("--truncated", _one_of("reject|accept"), "Files that end early.  Default: reject.")
 @_option("--max-pixels", _Typed(COUNT), "Reject larger pictures.  Default: 178956970, Pillow's limit.")
 @_option("--max-aspect", _Typed(RATIO), "Reject longer pictures.  Default: no limit.")
+@_option("--jpeg-scaling", _Typed(RATIO), "Decode large JPEGs at 1/2, 1/4 or 1/8 while this many times the size remains, as in 2.  Default: whole.")
 @_option("--include", str, "Take only these, as in 'cats/*.png' (* matches / too).  May repeat.", multiple=True, metavar="GLOB")
 @_option("--exclude", str, "Leave these out: pattern or exact path in RAW.  May repeat; adds to --config.", multiple=True, metavar="GLOB|KEY")
 @_option("--hidden", None, "Take names that begin with a dot, and __MACOSX.", is_flag=True)
@@ -324,6 +222,8 @@ _DTYPES = _one_of("uint8|uint16|int16|int32|float16|bfloat16|float32|float64")
 @_option("--max-rejects", _Typed(REJECTS), "Publish with up to so many bad images left out, as in 10 or 1%.  Default: 0.")
 @_option("--decode-timeout", _Typed(SECONDS), "For one picture, plus 1 s a megapixel.  Default: 60.")
 @_NO_LOCK
+@_option("--checksum", None, "Read every file, also those that look unchanged by size, times and inode.", is_flag=True)
+@_option("--redecode", None, "Decode again what only another library version made.", is_flag=True)
 @_option("--config", str, 'JSON with these options; the command line wins.  Example: {"crop": 224}', metavar="FILE", is_eager=True, callback=_config)
 @_option("--dry-run", None, "Say what would be built, and write nothing.", is_flag=True)
 @_JSON
@@ -352,22 +252,25 @@ def build(ctx: click.Context, /, raw: str, out: str, dry_run: bool, as_json: boo
         extensions=TORCHVISION_EXTENSIONS if exact else None,
     )
     run_names = {"workers": "workers", "shard_bytes": "shard_bytes", "decode_timeout": "decode_timeout_s"}
-    options = BuildOptions(lock=not given.pop("no_lock"), **{name: v for key, name in run_names.items() if (v := given.pop(key)) is not None})
+    again = {name: given.pop(name) for name in ("checksum", "redecode")}
+    options = BuildOptions(
+        lock=not given.pop("no_lock"), **again, **{name: v for key, name in run_names.items() if (v := given.pop(key)) is not None}
+    )
     max_rejects = given.pop("max_rejects")
     preprocess = _preprocess(given)
-    show = _Show(sys.stderr)
+    show = Show(sys.stderr)
     try:
         report = run(
             source, out, preprocess=preprocess, options=options, max_rejects=0 if max_rejects is None else max_rejects, progress=show, dry_run=dry_run
         )
-    except BrokenPipeError as error:  # not standard output, see `_say`
+    except BrokenPipeError as error:  # not standard output, see `say`
         raise EngineError("the connection to a worker process broke") from error
     finally:
         show.close()
     if as_json:
-        _say_json(report.to_json())
+        say_json(report.to_json())
     else:
-        _say(summary.build_lines(report))
+        say(summary.build_lines(report))
     return 0
 
 
@@ -398,7 +301,7 @@ def verify(out: str, raw: str | None, no_lock: bool, as_json: bool) -> int:
     mmcompile verify out/
     mmcompile verify out/ --repair raw/
     """
-    show = _Show(sys.stderr)
+    show = Show(sys.stderr)
     report: Any
     try:
         if raw is None:
@@ -413,9 +316,9 @@ def verify(out: str, raw: str | None, no_lock: bool, as_json: bool) -> int:
         show.close()
     document = report.to_json()
     if as_json:
-        _say_json(document)
+        say_json(document)
     else:
-        _say(summary.verify_lines(document) if raw is None else summary.repair_lines(document))
+        say(summary.verify_lines(document) if raw is None else summary.repair_lines(document))
     return 0 if report.ok else 1
 
 
@@ -440,9 +343,9 @@ def info(out: str, table: str | None, generation: str | None, as_json: bool) -> 
         document["samples_file"] = table
         _write_csv(table, samples_table(out, generation))
     if as_json:
-        _say_json(document)
+        say_json(document)
     else:
-        _say(summary.info_lines(document))
+        say(summary.info_lines(document))
     return 0
 
 
@@ -486,12 +389,12 @@ def prune(out: str, keep: int, yes: bool, as_json: bool) -> int:
     report = run(out, keep, delete=yes)
     document = report.to_json()
     if as_json:
-        _say_json(document)
+        say_json(document)
         return 0
-    _say(summary.prune_lines(document))
+    say(summary.prune_lines(document))
     asks = not yes and (document["generations"] or document["files"]) and _can_ask()
     if asks and click.confirm("delete these files?", err=True):
-        _say(summary.prune_lines(run(out, keep, delete=True).to_json()))
+        say(summary.prune_lines(run(out, keep, delete=True).to_json()))
     return 0
 
 

@@ -20,7 +20,7 @@ from click.testing import CliRunner, Result
 from PIL import Image
 
 import mmcompile.compiler.driver
-from mmcompile import cli, options, text
+from mmcompile import cli, options, terminal, text
 from mmcompile.compiler.formats import TORCHVISION_EXTENSIONS
 from mmcompile.compiler.outcome import BuildReport, Progress
 from mmcompile.compiler.preprocess import Normalize, Preprocess
@@ -398,7 +398,7 @@ def test_no_control_character_reaches_the_terminal(planted: Planted) -> None:
 def test_plain_progress_lines_come_soon_and_then_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     now, stream = [0.0], io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
-    show = cli._Show(stream, clock=lambda: now[0])
+    show = terminal.Show(stream, clock=lambda: now[0])
     for second in range(31):
         now[0] = float(second)
         show(Progress("decode", second * 100, 4000, rejects=second // 20))
@@ -416,7 +416,7 @@ def test_a_terminal_gets_a_bar_with_the_rejects_so_far(monkeypatch: pytest.Monke
 
     stream = Terminal()
     monkeypatch.setattr(sys, "stderr", stream)
-    show = cli._Show(stream)
+    show = terminal.Show(stream)
     show(Progress("scan"))
     show(Progress("decode", 10, 100))
     show(Progress("decode", 60, 100, rejects=2, message="hello"))
@@ -434,7 +434,7 @@ def test_a_terminal_that_does_not_know_its_size_gets_a_bar_too(monkeypatch: pyte
     with os.fdopen(follower, "w") as stream:
         monkeypatch.setattr(sys, "stderr", stream)
         assert os.get_terminal_size(follower).columns == 0
-        show = cli._Show(stream)
+        show = terminal.Show(stream)
         show(Progress("build", 1, 4))
         text = os.read(leader, 4096).decode()
         show.close()

@@ -19,7 +19,8 @@ class BuildOptions:
     """How to run a build.  Nothing here changes a byte of the dataset but `shard_bytes`, which moves the cuts.
 
     `workers`: processes, None: as many as this process may use.  `decode_timeout_s`: seconds that one image may take, and one more for
-    each megapixel.  `lock=False` is for file systems without file locks: the caller makes sure that no other run is at work.
+    each megapixel.  `lock=False` is for file systems without file locks: the caller makes sure that no other run is at work.  `checksum`: read
+    all files, also those whose size, times and inode say that they are unchanged.  `redecode`: decode again what other library versions made.
     """
 
     workers: int | None = None
@@ -27,6 +28,8 @@ class BuildOptions:
     shard_bytes: int = SHARD_BYTES
     decode_timeout_s: float = 60.0
     lock: bool = True
+    checksum: bool = False
+    redecode: bool = False
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
