@@ -2,7 +2,7 @@
 
 usage: python scripts/bench_listing.py [--dir DIR] [--files 1000000] [--items 10000000] [--seals 6000]
 
-`--files`: a tree of that many one-byte files, a thousand in each folder, is made in DIR, listed warm, and removed.  The same listing is timed on a disk
+`--files`: a tree of that many one-byte files, a thousand in each folder, is made in DIR, listed warm, and removed.  Part of it is listed on a disk
 that makes each call wait 1 ms, which is imitated.  `--items`: that many made-up keys and stats go through every step of a build between the listing
 and the first pixel.  `--seals`: as many sealed shards are read, as a build that goes on does.  For each step: seconds, items a second, bytes of
 memory an item that it holds when it is done and held at its peak (both beyond what the process had before the first step).
@@ -179,34 +179,35 @@ def measure_tree(folder: Path, files: int) -> None:
 
 
 def measure_items(folder: Path, items: int) -> None:
-    source = MadeUp(items)
-    out = folder / "out"
-    (out / ".build").mkdir(parents=True)
-    asked = Preprocess(resize=256, crop=224).resolved()
-    options = BuildOptions()
-    job = Job(source, asked, (), folder, out / "shards")
     steps = Steps(items)
+    path = folder / "listing"
+    plan_items(steps, folder, path, MadeUp(items))
+    loaded = steps("listing loaded, all else forgotten", lambda: load_listing(path))
+    if loaded is None or len(loaded[0].keys) != items:
+        raise SystemExit("bench_listing.py: the listing was not loaded")
+
+
+def plan_items(steps: Steps, folder: Path, path: Path, source: MadeUp) -> None:
+    out = folder / "out"
+    cache = out / ".build" / "stat-cache"
+    cache.parent.mkdir(parents=True)
+    asked, options = Preprocess(resize=256, crop=224).resolved(), BuildOptions()
     scan = steps("made-up items, put in order", source.scan)
-    print(f"{'':<58}of these {len(scan.keys.blob) / items + 8:.0f} B an item are the keys themselves")
-    listed = steps("hashes of keys", lambda: Listed(scan, 2 * 10**18))
+    print(f"{'':<58}of these {len(scan.keys.blob) / steps.items + 8:.0f} B an item are the keys themselves")
+    listed = steps("hashes of keys, and an empty stat cache", lambda: Listed(scan, 2 * 10**18, StatCache(cache, source.location())))
     wanted = Wanted.of(asked, asked, "", source, True, options)
+    job = Job(source, asked, wanted.fields, folder, out / "shards")
     with ThreadPoolExecutor(1) as pool:
-        planned = steps("planned: cuts, task ids, an empty stat cache", lambda: Planned(out, job, wanted, listed, options, pool))
+        planned = steps("cuts and task ids", lambda: Planned(out, job, wanted, listed, options, pool))
+        print(f"{'':<58}{len(planned.tasks):,} shards")
         steps("what stands already (nothing)", lambda: planned.find_whole(lambda _: None))
         steps("work for each shard", lambda: sum(len(work.keys) for work in planned.works()))
-        planned.hashes[:, 0], planned.known[:] = listed.hashes64, True
-        steps("stat cache saved", planned.save_stats, lambda: os.path.getsize(out / ".build" / "stat-cache"))
-        hashes, known = planned.hashes, planned.known
-        del planned
-        cache = out / ".build" / "stat-cache"
-        found = steps("stat cache loaded and asked for every item", lambda: StatCache(cache, source.location()).known(listed.hashes64, scan.stat))
-        assert found[1].all() and np.array_equal(found[0], hashes) and known.all()
-        del found, hashes, known
-    path = folder / "listing"
+    listed.hashes[:, 0], listed.known[:] = listed.hashes64, True
+    steps("stat cache saved", listed.save, lambda: os.path.getsize(cache))
+    found = steps("stat cache asked for every item", lambda: StatCache(cache, source.location()).known(listed.hashes64, scan.stat))
+    if not found[1].all() or not np.array_equal(found[0], listed.hashes):
+        raise SystemExit("bench_listing.py: the stat cache does not know what was saved")
     steps("listing saved", lambda: save_listing(path, scan, 1, {}), lambda: os.path.getsize(path))
-    del scan, listed
-    loaded = steps("listing loaded", lambda: load_listing(path))
-    assert loaded is not None and len(loaded[0].keys) == items
 
 
 def measure_seals(folder: Path, seals: int, rows: int = 1783) -> None:
@@ -216,7 +217,7 @@ def measure_seals(folder: Path, seals: int, rows: int = 1783) -> None:
     hashes = rng.integers(0, 2**63, (rows, 2), np.int64).astype(np.uint64)
     files = {"image": digest, "label": digest, "samples": digest, "keys": digest}
     sums = [{"depth": 8, "pixels": rows * 224 * 224, "sum": [10**10] * 3, "sum_squares": [10**12] * 3}]
-    seal = Seal(digest, digest, digest, {"JPEG": digest, "PNG": digest}, [7] * rows, stat, hashes, {}, files, rows, sums, {})
+    seal = Seal(digest, digest, digest, {"preprocess": {}, "versions": {}, "revision": 1}, [7] * rows, stat, hashes, {}, files, rows, sums, {})
     print(f"\n{seals:,} sealed shards of {rows:,} items")
     steps = Steps(seals, "seals")
     for number in range(seals):

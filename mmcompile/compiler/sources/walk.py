@@ -63,9 +63,7 @@ def list_tree(root: str, choice: Choice, progress: Callable[[int], None] | None 
     A file that cannot be looked at (a dangling link) is an item if it has the extension of an image; its stat is -1.  Raises SourceError where a
     folder cannot be listed or contains itself.
     """
-    done = _Walk(os.fsencode(root), choice, progress).run(_Sub(b"", _ancestors(root)))
-    while done:
-        yield done.pop()
+    return _Walk(os.fsencode(root), choice, progress).run(_Sub(b"", _ancestors(root)))
 
 
 class _Sub(NamedTuple):
@@ -93,9 +91,9 @@ class _Walk:
         self._found = 0
         self._stopped = self._quick = False
 
-    def run(self, top: _Sub) -> list[Folder]:
+    def run(self, top: _Sub) -> Iterator[Folder]:
         """Deals folders to threads.  Raises the first fault in the order of paths."""
-        todo, done = [top], []
+        todo = [top]
         fault: _Fault | None = None
         running: set[Future[tuple[list[Folder], list[_Sub], list[_Fault]]]] = set()
         try:
@@ -107,7 +105,7 @@ class _Walk:
                 finished, running = wait(running, _PROGRESS_S, FIRST_COMPLETED)
                 for future in finished:
                     folders, subs, faults = future.result()
-                    done += folders
+                    yield from folders
                     todo += subs
                     fault = min([*faults, *([fault] if fault else [])], key=lambda found: found.position, default=None)
                 if fault is not None:
@@ -119,7 +117,6 @@ class _Walk:
             self._pool.shutdown(cancel_futures=True)
         if fault is not None:
             raise fault.error
-        return done
 
     def _list(self, subs: list[_Sub]) -> tuple[list[Folder], list[_Sub], list[_Fault]]:
         """(folders listed, folders found in them, faults), in a thread."""
