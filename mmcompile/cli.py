@@ -241,10 +241,10 @@ def build(ctx: click.Context, /, raw: str, out: str, dry_run: bool, as_json: boo
     from mmcompile.compiler.driver import BuildOptions
     from mmcompile.compiler.driver import build as run
     from mmcompile.compiler.formats import TORCHVISION_EXTENSIONS
-    from mmcompile.compiler.sources.folder import FolderSource
+    from mmcompile.compiler.sources.remote import folder_source
 
     exact = given["compat"] == "torchvision"
-    source = FolderSource(
+    source = folder_source(
         raw,
         include=given.pop("include"),
         exclude=(*ctx.meta.get("mmcompile.exclude", ()), *given.pop("exclude")),

@@ -11,14 +11,18 @@ import glob
 import json
 import os
 import shutil
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from mmcompile.compiler import decode, geometry
+from mmcompile.compiler.broker import BrokerExecutor, connect
+from mmcompile.compiler.cluster import Cluster
 from mmcompile.compiler.engines import LocalExecutor, make_executor, result_within
 from mmcompile.compiler.formats import TORCHVISION_EXTENSIONS
 from mmcompile.compiler.options import BuildOptions, allowed_rejects, typed
@@ -40,15 +44,19 @@ from mmcompile.compiler.planning import Listed, Planned, Wanted
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.run import Counts, Runner, ShardWork
 from mmcompile.compiler.seals import Seal
+from mmcompile.compiler.shardcall import versions_here
 from mmcompile.compiler.sources import Scan, Source
-from mmcompile.compiler.sources.folder import FolderSource
+from mmcompile.compiler.sources.remote import folder_source
+from mmcompile.compiler.staging import Staging
 from mmcompile.compiler.statcache import StatCache
 from mmcompile.compiler.task import Job, measure
-from mmcompile.errors import BuildError, DecodeError, EngineError, MMCompileError, SourceError
+from mmcompile.errors import BuildError, DecodeError, EngineError, MMCompileError, RemoteError, SourceError
 from mmcompile.format.canonical import as_text, canonical, name_from_json
 from mmcompile.format.commit import sync_folder, write_atomic
 from mmcompile.format.index import INDEX_LIMIT
 from mmcompile.format.lock import Lock
+from mmcompile.format.store import is_url
+from mmcompile.format.storelock import StoreLock
 
 __all__ = ["BuildOptions", "BuildReport", "build"]
 
@@ -85,7 +93,19 @@ def build(
     options = options or BuildOptions()
     if workers is not None:
         options = replace(options, workers=workers)
-    run = _Build(_as_source(source, preprocess), Path(out), preprocess, options, max_rejects, progress or (lambda _: None))
+    progress = progress or (lambda _: None)
+    if is_url(out):
+        with Staging(str(out), progress) as staging:
+            try:
+                run = _Build(_as_source(source, preprocess), staging.folder, preprocess, options, max_rejects, staging.progress, staging)
+                return staging.report(_outcome(run, dry_run))
+            except MMCompileError as error:
+                raise staging.told(error) from error
+    return _outcome(_Build(_as_source(source, preprocess), Path(out), preprocess, options, max_rejects, progress), dry_run)
+
+
+def _outcome(run: _Build, dry_run: bool) -> BuildReport:
+    out = run.report.out
     try:
         return run.dry() if dry_run else run.build()
     except MMCompileError:
@@ -104,15 +124,23 @@ def _as_source(source: str | Path | Source, preprocess: Preprocess) -> Source:
     if not isinstance(source, str | Path):
         return source
     exact = preprocess.compat == "torchvision"
-    return FolderSource(os.fspath(source), hidden=exact, extensions=TORCHVISION_EXTENSIONS if exact else None)
+    return folder_source(os.fspath(source), hidden=exact, extensions=TORCHVISION_EXTENSIONS if exact else None)
 
 
 class _Build:
     """One call of `build`, step by step."""
 
     def __init__(
-        self, source: Source, out: Path, preprocess: Preprocess, options: BuildOptions, max_rejects: int | str, progress: Callable[[Progress], None]
+        self,
+        source: Source,
+        out: Path,
+        preprocess: Preprocess,
+        options: BuildOptions,
+        max_rejects: int | str,
+        progress: Callable[[Progress], None],
+        staging: Staging | None = None,
     ) -> None:
+        self.staging = staging
         self.source, self.options, self.max_rejects, self.progress = source, options, max_rejects, progress
         self.out = Path(os.path.abspath(out))
         self.asked = preprocess
@@ -121,20 +149,28 @@ class _Build:
         self.report = BuildReport(out=str(out), samples=0, rejects=0, shards=0, bytes=0, seconds=0.0)
         allowed_rejects(max_rejects, 0)
         preprocess.resolved()
-        self.executor = make_executor(options.engine, options.workers)
+        self.executor = make_executor(options.workers)
         self.workers = self.executor.workers if isinstance(self.executor, LocalExecutor) else options.workers or 1
+        self.engine: Executor | None = None
 
     # ------------------------------------------------------------------ the two ways through
 
     def build(self) -> BuildReport:
         """Build and publish."""
         try:
-            check_output(self.out, self.source.root)
-            self._scan()
-            if self._stands():
-                return self._standing()
-            (self.out / ".build").mkdir(parents=True, exist_ok=True)
-            with Lock(self.out / ".build" / "lock", required=self.options.lock) as lock:
+            self._check_output()
+            self.engine = connect(self.options.engine, self.options.address)
+            if self.staging is None:
+                self._scan()
+                if self._stands():
+                    return self._standing()
+                (self.out / ".build").mkdir(parents=True, exist_ok=True)
+            with self._lock() as lock:
+                if self.staging is not None:
+                    self.staging.pull()
+                    self._scan()
+                    if self._stands():
+                        return self._standing()
                 scratch = self._make_scratch()
                 try:
                     self._choose(scratch)
@@ -151,13 +187,17 @@ class _Build:
                     self._stop()
                     self._save_stats()
                     shutil.rmtree(scratch, ignore_errors=True)
+                    if self.staging is not None and not isinstance(sys.exception(), RemoteError) and lock.still_held():
+                        self.staging.keep()
         finally:
             self._stop()
 
     def dry(self) -> BuildReport:
         """Say what would be built; write nothing."""
         try:
-            check_output(self.out, self.source.root)
+            self._check_output()
+            if self.staging is not None:
+                self.staging.pull()
             self._scan()
             self._choose(Path(os.devnull))
             self._plan()
@@ -174,7 +214,7 @@ class _Build:
                 copied=foreseen.copied,
                 kept=self.planned.kept,
                 dry_run=True,
-                free_bytes=free_bytes(self.out),
+                free_bytes=self._free_bytes(),
                 write_bytes=foreseen.write_bytes,
                 estimate_s=self._estimate(self.planned.todo, foreseen.decoded),
                 seconds=time.monotonic() - self.began,
@@ -183,6 +223,15 @@ class _Build:
             self._stop()
 
     # ------------------------------------------------------------------ steps
+
+    def _check_output(self) -> None:
+        if self.staging is not None:
+            self.staging.look()
+        check_output(self.out, self.source.root, None if self.staging is None else self.staging.store.url)
+
+    def _lock(self) -> Lock | StoreLock:
+        required = self.options.lock
+        return Lock(self.out / ".build" / "lock", required=required) if self.staging is None else self.staging.lock(required)
 
     def _scan(self) -> None:
         self.progress(Progress("scan"))
@@ -207,12 +256,16 @@ class _Build:
         return scratch
 
     def _choose(self, scratch: Path) -> None:
-        self.job = Job(self.source, self.asked.resolved(), (), scratch, self.out / "shards", timeout_s=self.options.decode_timeout_s)
+        self.job = self._job(self.asked.resolved(), scratch)
         chosen, why = self.job.preprocess, ""
         if self._has_to_choose():
             self.progress(Progress("choose", message="looking at image sizes"))
             chosen, why = self.listed.choose(chosen, lambda: geometry.choose(self.job, self.executor, self.listed.keys, self.listed.hashes64))
         self._want(chosen, why)
+
+    def _job(self, preprocess: Preprocess, scratch: Path) -> Job:
+        store = None if self.staging is None else self.staging.store
+        return Job(self.source, preprocess, (), scratch, self.out / "shards", timeout_s=self.options.decode_timeout_s, store=store)
 
     def _has_to_choose(self) -> bool:
         asked = self.asked
@@ -236,7 +289,7 @@ class _Build:
             chosen = self.listed.chosen(self.asked.resolved())
         if chosen is None or not self.listed.known.all() or not (self.out / "index.json").exists():
             return False
-        self.job = Job(self.source, chosen[0], (), Path(os.devnull), self.out / "shards", timeout_s=self.options.decode_timeout_s)
+        self.job = self._job(chosen[0], Path(os.devnull))
         self._want(*chosen)
         self.early = self.planned = Planned(self.out, self.job, self.wanted, self.listed, self.options, self.executor)
         self.planned.find_whole(self.progress, read=False)
@@ -252,6 +305,8 @@ class _Build:
         self.planned.check_versions(self.progress)
         self._check_disk(total)
         write_atomic(self.out / ".build" / "settings.json", canonical(self.wanted.compared))
+        if self.staging is not None:
+            self.staging.keep()
         table = self.planned.write_table(scratch)
         self.job = replace(self.job, preprocess=self.wanted.preprocess, fields=self.wanted.fields, reuse=table)
         if self.planned.previous.remembered and todo:
@@ -269,12 +324,18 @@ class _Build:
         def on_progress(counts: Counts) -> None:
             self.progress(Progress("build", counts.done, total, counts.rejects))
 
-        self.runner = Runner(self.executor, self.job, on_sealed, on_progress, self.workers)
+        self.runner: Runner | Cluster
+        if self.engine is None:
+            self.runner = Runner(self.executor, self.job, on_sealed, on_progress, self.workers)
+        else:
+            self.job = replace(self.job, versions=versions_here(self.wanted.preprocess))
+            self.runner = Cluster(self.engine, self.job, on_sealed, on_progress, self.options.workers)
+            self.workers = self.runner.workers
         self.runner.run(self.planned.works())
 
     def _check_disk(self, items: int) -> None:
         need = items * (self.wanted.row_bytes + 256)
-        free = free_bytes(self.out)
+        free = self._free_bytes()
         if free is not None and need > free:
             raise BuildError(
                 f"{self.out}: {need:,} bytes are needed for {items:,} samples, {free:,} are free; nothing was decoded: free some space, "
@@ -282,6 +343,9 @@ class _Build:
                 needed=need,
                 free=free,
             )
+
+    def _free_bytes(self) -> int | None:
+        return free_bytes(self.out) if self.staging is None else None
 
     def _raise_removed(self, error: OSError | None = None) -> NoReturn:
         raise BuildError(f"{self.out}: .build was removed while the build ran; nothing is published: run the same command again") from error
@@ -306,8 +370,10 @@ class _Build:
             count=len(failures),
         )
 
-    def _publish(self, lock: Lock, scratch: Path) -> BuildReport:
+    def _publish(self, lock: Lock | StoreLock, scratch: Path) -> BuildReport:
         self.progress(Progress("publish"))
+        if self.staging is not None:
+            self.staging.refresh()
         rejects: list[dict[str, Any]] = []
         parts = []
         for task in self.planned.tasks:
@@ -351,6 +417,8 @@ class _Build:
         done = publish_shards(self.out, scratch, contents)
         clean_up(self.out, self.planned.previous.seals, self.sealed)
         listed.unlink(missing_ok=True)  # the generation has them now
+        if self.staging is not None:
+            self.staging.publish(lock.still_held)
         counts = self.runner.counts
         return replace(self._finished(done, rejects), decoded=counts.decoded, copied=counts.copied)
 
@@ -446,3 +514,5 @@ class _Build:
             self.executor.kill()
         else:
             self.executor.shutdown(cancel_futures=True)
+        if isinstance(self.engine, BrokerExecutor):
+            self.engine.kill()

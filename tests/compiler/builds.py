@@ -82,7 +82,7 @@ def run(raw: Any, out: Path, preprocess: Preprocess | None = SMALL, *, rows: int
 
 
 def inline(monkeypatch: Any) -> None:
-    monkeypatch.setattr(driver, "make_executor", lambda engine, workers: Inline())
+    monkeypatch.setattr(driver, "make_executor", lambda workers: Inline())
 
 
 def dataset(out: Path) -> dict[str, bytes]:

@@ -16,11 +16,11 @@ from typing import ClassVar
 from mmcompile.compiler.sources import Scan
 from mmcompile.compiler.sources.arrange import arrange
 from mmcompile.compiler.sources.names import Choice, show
-from mmcompile.compiler.sources.walk import HEAD_BYTES, OPEN_FLAGS, list_tree, stat_columns
+from mmcompile.compiler.sources.walk import OPEN_FLAGS, list_tree, stat_columns
 from mmcompile.errors import SourceError
 from mmcompile.format.canonical import name_to_json
 
-__all__ = ["HEAD_BYTES", "MAX_SOURCE_BYTES", "FolderSource"]
+__all__ = ["MAX_SOURCE_BYTES", "FolderSource"]
 
 #: A larger file is refused before memory is taken for it: 178,956,970 pixels (the pixel limit) of 4 x 16 bit are 1.4 GB uncompressed.
 MAX_SOURCE_BYTES = 2**31
