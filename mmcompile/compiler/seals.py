@@ -58,6 +58,10 @@ class Seal:
         """The seal with what became of the rows; `flags` (rows,) are counted by word."""
         return replace(self, files=files, rows=rows, sums=sums, flags=flag_counts(flags))
 
+    def outline(self) -> Seal:
+        """What publishing needs of it: most of the memory is in what stands for each item."""
+        return replace(self, labels=None, stat=self.stat[:0].copy(), hashes=self.hashes[:0].copy())
+
     def names(self) -> list[str]:
         """The files in shards/ that this seal stands for."""
         return [file_name(kind, digest) for kind, digest in self.files.items()]
@@ -100,7 +104,8 @@ def _parse(path: Path) -> Seal:
     data = path.read_bytes()
     whole = parse(data, path)
     found = whole["seal"]
-    if data[: len(_HEAD)] + data[len(_HEAD) + 32 : _BODY] != _HEAD + _TAIL or hash_bytes(data[_BODY:-2] + b"\n") != whole["hash"]:
+    written = data[: len(_HEAD)] + data[len(_HEAD) + 32 : _BODY] + data[-2:] == _HEAD + _TAIL + b"}\n"
+    if not written or hash_bytes(data[_BODY:-2] + b"\n") != whole["hash"]:
         raise ValueError("damaged")
     files = {}
     for name in found["files"]:

@@ -42,8 +42,8 @@ _MOST_THREADS = 32
 _BATCH = 256
 #: Folders that a thread is given at a time, where calls do not wait.
 _FOLDERS = 32
-#: A call that waits longer than this waits for a disk or a network, not for other threads: one from memory takes 5 us.
-_SLOW_S = 100e-6
+#: A call that waits longer than this, and for each thread a turn more, waits for a disk or a network and not for other threads.
+_SLOW_S, _TURN_S = 100e-6, 10e-6
 
 _PROGRESS_S = 1.0
 #: What decides about a file without an extension.
@@ -175,14 +175,13 @@ class _Walk:
             self._helping -= 1
 
     def _note(self, clock: _Clock, calls: int) -> None:
-        """More threads where calls wait."""
+        """More threads where calls wait, and fewer where they only wait for each other."""
         with self._lock:
             self._waited += clock.waited()
             self._calls += calls
             if self._calls >= _BATCH:
-                self._quick = self._waited / self._calls <= _SLOW_S
-                if not self._quick:
-                    self._threads = min(2 * self._threads, _MOST_THREADS)
+                self._quick = self._waited / self._calls <= _SLOW_S + self._threads * _TURN_S
+                self._threads = max(1, self._threads // 2) if self._quick else min(2 * self._threads, _MOST_THREADS)
                 self._waited, self._calls = 0.0, 0
 
 
