@@ -320,7 +320,7 @@ class _Build:
 
         def on_sealed(work: ShardWork, seal: Seal) -> None:
             self.planned.learn(work)
-            self.sealed[work.task.number] = seal
+            self.sealed[work.task.number] = seal.outline()
             if time.monotonic() - self._saved > _SAVE_S:
                 self._save_stats()
 
