@@ -22,7 +22,7 @@ from mmcompile.errors import EngineError
 __all__ = ["BrokerExecutor", "connect"]
 
 #: Seconds in which a cluster must answer: when it is first spoken to, and when it was lost and may come back.
-_ANSWER_S = 30.0
+_ANSWER_S = 15.0
 #: ... after which its client, which should have said so itself, is taken for one that hangs.
 _HANG_S = 60.0
 #: Seconds for which the client waits for calls to end before it looks for new ones.

@@ -24,7 +24,8 @@ class BuildOptions:
 
     `workers`: processes, None: as many as this process may use, or as the engine has.  `engine`: "local", "dask", "ray", or an Executor of yours,
     which is not shut down; `address`: of the scheduler of that engine.  `decode_timeout_s`: seconds that one image may take, and one more for
-    each megapixel.  `lock=False` is for file systems without file locks: the caller makes sure that no other run is at work.
+    each megapixel.  `lock=False` is for file systems without file locks: the caller makes sure that no other run is at work.  `checksum`: read
+    all files, also those whose size, times and inode say that they are unchanged.  `redecode`: decode again what other library versions made.
     """
 
     workers: int | None = None
@@ -33,6 +34,8 @@ class BuildOptions:
     shard_bytes: int = SHARD_BYTES
     decode_timeout_s: float = 60.0
     lock: bool = True
+    checksum: bool = False
+    redecode: bool = False
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:

@@ -6,7 +6,7 @@ A cut depends on keys alone, never on outcomes, so one file added near the front
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from mmcompile.compiler.sources.keys import Keys
 from mmcompile.format.canonical import canonical
 from mmcompile.format.npy import hash_bytes
-from mmcompile.format.samples import key_hash
 
 __all__ = ["SHARD_BYTES", "ShardTask", "cuts", "fingerprint", "key_hashes", "make_tasks", "rows_per_shard", "task_id"]
 
@@ -37,9 +37,9 @@ class ShardTask:
         return self.stop - self.start
 
 
-def key_hashes(keys: Iterable[bytes]) -> npt.NDArray[np.uint64]:
+def key_hashes(keys: Sequence[bytes]) -> npt.NDArray[np.uint64]:
     """xxh3-64 of each key: uint64 (N,)."""
-    return np.fromiter(map(key_hash, keys), np.uint64)
+    return Keys.of(keys).hashes()
 
 
 def rows_per_shard(row_bytes: int, shard_bytes: int = SHARD_BYTES) -> int:
@@ -68,21 +68,23 @@ def fingerprint(settings: dict[str, Any], versions: dict[str, str], revision: in
     return hash_bytes(canonical({"settings": settings, "versions": versions, "revision": revision}))
 
 
-def task_id(keys: list[bytes], labels: npt.NDArray[np.int64] | None, pixel: str, store: str) -> str:
+def task_id(keys: Sequence[bytes], labels: npt.NDArray[np.int64] | None, pixel: str, store: str) -> str:
     """What a shard is made of, as 32 hex digits: its ordered keys and labels and both fingerprints.  Not the content of the sources."""
     state = xxhash.xxh3_128(f"{pixel} {store} {len(keys)} ".encode())
-    for key in keys:
-        state.update(len(key).to_bytes(4, "little") + key)
+    columns = Keys.of(keys)
+    state.update(np.diff(columns.stops, prepend=0).astype("<u4").tobytes())
+    state.update(columns.blob.tobytes())
     if labels is not None:
         state.update(np.ascontiguousarray(labels, "<i8").tobytes())
     return state.hexdigest()
 
 
 def make_tasks(
-    keys: list[bytes], labels: npt.NDArray[np.int64] | None, hashes: npt.NDArray[np.uint64], rows: int, fingerprints: tuple[str, str]
+    keys: Sequence[bytes], labels: npt.NDArray[np.int64] | None, hashes: npt.NDArray[np.uint64], rows: int, fingerprints: tuple[str, str]
 ) -> list[ShardTask]:
     """The shards of one split, in order; `fingerprints` are (pixel, store)."""
     bounds = cuts(hashes, rows)
+    keys = Keys.of(keys)
     out = []
     for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
         if stop > start:

@@ -11,7 +11,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -27,7 +27,7 @@ from mmcompile.compiler.seals import Seal
 from mmcompile.compiler.task import COPIED, FAILED, REJECTED, STORED, Job, Piece, PieceResult, reject_line, run_piece
 from mmcompile.errors import EngineError
 from mmcompile.format.npy import hash_bytes
-from mmcompile.format.samples import hash_pair, pair_hash, sample_dtype
+from mmcompile.format.samples import hash_pair, sample_dtype
 
 __all__ = ["CRASHES", "Counts", "Runner", "ShardWork"]
 
@@ -69,10 +69,10 @@ class Counts:
 
 @dataclass
 class ShardWork:
-    """A shard that has to be made: its items, and what is known of each so far."""
+    """A shard that has to be made: its items, and what is known of each so far; `copies` (N,) are those that will not be read."""
 
     task: ShardTask
-    keys: list[bytes]
+    keys: Sequence[bytes]
     labels: npt.NDArray[np.int64] | None
     stat: npt.NDArray[Any]
     hashes: npt.NDArray[np.uint64]
@@ -84,6 +84,7 @@ class ShardWork:
     waiting: int = 0
     suspects: int = 0
     cut: bool = False
+    copies: npt.NDArray[np.bool_] | None = None
 
 
 @dataclass
@@ -157,7 +158,8 @@ class Runner:
             work.outcome, work.records = np.zeros(n, np.uint8), np.zeros(n, sample_dtype(self._job.fields))
             part: list[int] = []
             size = 0
-            for i, length in enumerate(work.stat["size"].tolist()):
+            sizes = work.stat["size"] if work.copies is None else np.where(work.copies, 0, work.stat["size"])
+            for i, length in enumerate(sizes.tolist()):
                 part.append(i)
                 size += max(length, 0)
                 if size >= _PIECE_BYTES or len(part) >= _PIECE_ITEMS:
@@ -176,8 +178,9 @@ class Runner:
             self._serial,
             tuple(positions),
             tuple(work.keys[i] for i in positions),
-            None if work.labels is None else tuple(work.labels[positions].tolist()),
-            tuple(pair_hash(work.hashes[i]) if work.known[i] else None for i in positions),
+            None if work.labels is None else work.labels[positions],
+            work.hashes[positions],
+            work.known[positions],
             tuple(work.stat[i].item() for i in positions),
         )
         future = self._executor.submit(run_piece, self._job, piece)

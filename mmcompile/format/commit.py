@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Iterable
 from pathlib import Path
 
 __all__ = ["install", "sync_folder", "write_atomic"]
@@ -32,8 +33,8 @@ def install(temporary: str | Path, final: str | Path) -> None:
     sync_folder(Path(final).parent)
 
 
-def write_atomic(path: str | Path, data: bytes, *, durable: bool = True) -> None:
-    """Write a whole small file under its final name, all or nothing.
+def write_atomic(path: str | Path, data: bytes | Iterable[bytes | memoryview], *, durable: bool = True) -> None:
+    """Write a whole file under its final name, all or nothing: from bytes, or from parts one after the other.
 
     With `durable=False` a power cut may leave the old file or an empty one: for caches only.
     """
@@ -42,7 +43,7 @@ def write_atomic(path: str | Path, data: bytes, *, durable: bool = True) -> None
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         with open(fd, "wb") as file:
-            file.write(data)
+            file.writelines([data] if isinstance(data, bytes) else data)
             file.flush()
             if durable:
                 os.fsync(file.fileno())

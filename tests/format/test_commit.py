@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -163,3 +164,17 @@ def test_a_killed_writer_leaves_the_old_or_the_new_file(tmp_path: Path) -> None:
         writer.communicate()
         data = (tmp_path / "a").read_bytes()
         assert data == data[:7] * 5000
+
+
+def test_a_file_may_be_written_in_parts(tmp_path: Path) -> None:
+    write_atomic(tmp_path / "file", iter([b"ab", memoryview(b"c"), b""]))
+    assert (tmp_path / "file").read_bytes() == b"abc"
+
+    def fails() -> Iterator[bytes]:
+        yield b"half"
+        raise ValueError("no more")
+
+    with pytest.raises(ValueError, match="no more"):
+        write_atomic(tmp_path / "file", fails())
+    assert os.listdir(tmp_path) == ["file"]
+    assert (tmp_path / "file").read_bytes() == b"abc"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -218,7 +218,7 @@ def _mend_samples(d: Damaged, recipe: Recipe, group: list[Place]) -> None:
 
 
 def _blame(
-    d: Damaged, generation: Generation, shard: int, keys: list[bytes], made: Any, labels: Any
+    d: Damaged, generation: Generation, shard: int, keys: Sequence[bytes], made: Any, labels: Any
 ) -> tuple[str, list[tuple[bytes | None, str | None]]]:
     """Which sources give other rows than those that are stored, as far as the shard's images tell."""
     name = d.file(generation, "image", shard)

@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from mmcompile.compiler.marks import marks_of_index
+from mmcompile.compiler.marks import Fingerprints, marks_of_index
 from mmcompile.compiler.outcome import Progress
 from mmcompile.compiler.output import free_bytes
 from mmcompile.compiler.plan import ShardTask, key_hashes, make_tasks, rows_per_shard
-from mmcompile.compiler.previous import Fingerprints
 from mmcompile.compiler.repair.aside import Made, Recipe, Workshop, recipe_of
 from mmcompile.compiler.reuse import OldShard
 from mmcompile.compiler.run import ShardWork
@@ -261,7 +260,7 @@ def _alike(one: Index, other: Index) -> bool:
     return [(f.name, f.dtype, f.shape, f.layout) for f in one.fields] == [(f.name, f.dtype, f.shape, f.layout) for f in other.fields]
 
 
-def _cut(blob: bytes, keys: list[bytes]) -> tuple[list[bytes], int]:
+def _cut(blob: bytes, keys: Sequence[bytes]) -> tuple[list[bytes], int]:
     """A blob of keys cut where the keys of RAW, in their order, say; and how far that went."""
     out, at = [], 0
     for key in keys:

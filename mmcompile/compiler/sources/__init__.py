@@ -13,6 +13,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from mmcompile.compiler.sources.keys import Keys
+
 __all__ = ["STAT_DTYPE", "Scan", "Source"]
 
 #: What tells an unchanged file from a changed one; all -1 where the file could not be looked at.
@@ -28,7 +30,7 @@ class Scan:
     `counts` are facts for the summary.
     """
 
-    keys: list[bytes]
+    keys: Keys
     labels: npt.NDArray[np.int64] | None
     stat: npt.NDArray[np.void]
     classes: tuple[str, ...] | None
@@ -46,6 +48,10 @@ class Source(Protocol):
 
     def identity(self) -> dict[str, object]:
         """The settings of this source that decide which samples there are (canonical JSON values; no path of this machine)."""
+
+    @property
+    def parallel(self) -> int:
+        """How many reads at a time pay, in one process."""
 
     def location(self) -> str:
         """Tells one RAW from another on this machine (device and inode of its folder): the stat cache belongs to one location."""

@@ -1,4 +1,4 @@
-"""Names of items as text: patterns that choose among them, and how they stand in a message.
+"""Names of items as text: which of them count, patterns that choose among them, and how they stand in a message.
 
 A name is bytes on disk and a str here (UTF-8 with surrogateescape), so it may hold newlines and bytes that are no UTF-8.
 """
@@ -9,7 +9,13 @@ import fnmatch
 import re
 from collections.abc import Iterable
 
-__all__ = ["Patterns", "show"]
+from mmcompile.compiler.formats import EXTENSIONS
+from mmcompile.format.canonical import as_text
+
+__all__ = ["NO_EXTENSION", "Choice", "Patterns", "show"]
+
+#: The reason to leave out a file whose name says nothing; where its first bytes can be had, they decide.
+NO_EXTENSION = "no extension"
 
 
 def show(text: str) -> str:
@@ -18,12 +24,13 @@ def show(text: str) -> str:
 
 
 class Patterns:
-    """A set of exact keys and fnmatch globs (`*` matches `/` too; case counts).  Remembers which of them never matched."""
+    """A set of exact keys and fnmatch globs (`*` matches `/` too; case counts).  Remembers which of them never matched; threads may share one."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
-        self._unmatched = dict.fromkeys(patterns)  # a dict keeps the order
-        self._exact = {pattern.rstrip("/") or pattern: pattern for pattern in self._unmatched}
-        self._globs = {pattern: re.compile(fnmatch.translate(pattern)) for pattern in self._unmatched if re.search(r"[*?\[]", pattern)}
+        self._patterns = dict.fromkeys(patterns)  # a dict keeps the order
+        self._matched: set[str] = set()
+        self._exact = {pattern.rstrip("/") or pattern: pattern for pattern in self._patterns}
+        self._globs = {pattern: re.compile(fnmatch.translate(pattern)) for pattern in self._patterns if re.search(r"[*?\[]", pattern)}
         self._any = re.compile("|".join(glob.pattern for glob in self._globs.values())) if self._globs else None
 
     def __bool__(self) -> bool:
@@ -31,16 +38,68 @@ class Patterns:
 
     @property
     def unmatched(self) -> tuple[str, ...]:
-        return tuple(self._unmatched)
+        return tuple(pattern for pattern in self._patterns if pattern not in self._matched)
 
     def match(self, key: str) -> bool:
         """Whether one of the patterns is this key (a `/` at its end does not count) or matches all of it."""
         pattern = self._exact.get(key)
         if pattern is not None:
-            self._unmatched.pop(pattern, None)
+            self._matched.add(pattern)
             return True
         if self._any is None or not self._any.match(key):
             return False
-        for glob in [glob for glob in self._unmatched if glob in self._globs and self._globs[glob].match(key)]:
-            del self._unmatched[glob]
+        if len(self._matched) < len(self._patterns):
+            self._matched.update(pattern for pattern, glob in self._globs.items() if pattern not in self._matched and glob.match(key))
         return True
+
+
+class Choice:
+    """Which names of a source count.  Threads may share one.
+
+    `include` and `exclude` are patterns on whole keys, `hidden` takes names that begin with a dot and `__MACOSX`, `extensions` (lower case, with
+    the dot) replaces the list of known formats.
+    """
+
+    def __init__(self, include: Iterable[str], exclude: Iterable[str], hidden: bool, extensions: frozenset[str] | None) -> None:
+        self._include, self._exclude, self._hidden = Patterns(include), Patterns(exclude), hidden
+        self._extensions = EXTENSIONS if extensions is None else extensions
+        #: Do the first bytes decide about a file without an extension?
+        self.sniffs = extensions is None
+        self._known: dict[bytes, str] = {}  # suffix as it stands in a name -> "" for an image, else the reason to leave it out
+
+    def is_hidden(self, name: bytes) -> bool:
+        """Is this the name of a file or folder that is left out as "hidden"?"""
+        return not self._hidden and (name[:1] == b"." or name == b"__MACOSX")
+
+    def excludes_folder(self, key: bytes) -> bool:
+        """Is the folder with this key left out, with all that is in it?"""
+        return bool(self._exclude) and self._exclude.match(as_text(key))
+
+    def why_not(self, name: bytes, folder: str) -> str:
+        """The reason to leave out a file that is not hidden, or "".  `folder` is the text of the key that it lies in.
+
+        NO_EXTENSION where the patterns would take it, and its content decides if `sniffs`.
+        """
+        dot = name.rfind(b".")
+        suffix = name[dot:] if dot >= 0 else b""
+        reason = self._known.get(suffix)
+        if reason is None:
+            reason = self._known[suffix] = self._judge(suffix)
+        if (reason and not (reason == NO_EXTENSION and self.sniffs)) or not (self._include or self._exclude):
+            return reason
+        text = as_text(name)
+        key = f"{folder}/{text}" if folder else text
+        if self._exclude.match(key):
+            return "excluded"
+        return "not included" if self._include and not self._include.match(key) else reason
+
+    def warnings(self) -> list[str]:
+        """A line for each pattern that matched nothing so far."""
+        given = (("--include", self._include), ("--exclude", self._exclude))
+        return [f"{option} {show(pattern)} matches nothing" for option, patterns in given for pattern in patterns.unmatched]
+
+    def _judge(self, suffix: bytes) -> str:
+        text = as_text(suffix).lower()
+        if len(text) <= 1:
+            return NO_EXTENSION
+        return "" if text in self._extensions else f"extension {show(text)}"

@@ -1,0 +1,116 @@
+"""Hides how a scan is kept for a later run or another machine: one file, a head in JSON and then the columns as they are in memory.
+
+A damaged file, or one that is no listing, counts as absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from mmcompile.compiler.sources import STAT_DTYPE, Scan
+from mmcompile.compiler.sources.keys import Keys
+from mmcompile.errors import FormatError
+from mmcompile.format.canonical import canonical, name_from_json, name_to_json, parse
+from mmcompile.format.commit import write_atomic
+
+__all__ = ["load_listing", "save_listing"]
+
+_MAGIC = b"mmcompile listing 1\n"
+#: Bytes of the head at most: names of classes and warnings, mostly.
+_HEAD_LIMIT = 1 << 30
+#: Bytes that are written or checked at a time, so that no column is there twice.
+_PART = 1 << 24
+
+
+def save_listing(path: Path, scan: Scan, at_ns: int, head: dict[str, Any]) -> None:
+    """Save a scan made at `at_ns` (wall clock), with what the caller wants to know of it again: `head`, JSON values.  All or nothing."""
+    document = {
+        "at_ns": at_ns,
+        "head": head,
+        "items": len(scan.keys),
+        "key_bytes": len(scan.keys.blob),
+        "labelled": scan.labels is not None,
+        "classes": None if scan.classes is None else [name_to_json(name) for name in scan.classes],
+        "left_out": scan.left_out,
+        "warnings": scan.warnings,
+        "counts": scan.counts,
+    }
+    write_atomic(path, _parts(canonical(document), scan))
+
+
+def load_listing(path: Path) -> tuple[Scan, int, dict[str, Any]] | None:
+    """(scan, at_ns, head) as they were saved; None where there is no such file, or it is not whole."""
+    try:
+        with open(path, "rb") as file:
+            return _load(file, path)
+    except (FormatError, OSError, ValueError, KeyError, TypeError, AttributeError, MemoryError):
+        return None
+
+
+def _parts(head: bytes, scan: Scan) -> Iterator[bytes | memoryview]:
+    state = xxhash.xxh3_128()
+    lengths = np.diff(scan.keys.stops, prepend=0).astype("<u4")
+    columns = [lengths, scan.keys.blob, scan.stat] + ([] if scan.labels is None else [scan.labels.astype("<i4")])
+    for data in (_MAGIC, len(head).to_bytes(8, "little"), head):
+        state.update(data)
+        yield data
+    for column in columns:
+        view = memoryview(np.ascontiguousarray(column).view(np.uint8))  # type: ignore[arg-type]
+        for at in range(0, len(view), _PART):
+            state.update(view[at : at + _PART])
+            yield view[at : at + _PART]
+    yield state.digest()
+
+
+def _load(file: IO[bytes], path: Path) -> tuple[Scan, int, dict[str, Any]]:
+    """Raises ValueError and its like where the file is not what `_parts` makes."""
+    state = xxhash.xxh3_128()
+
+    def take(count: int) -> bytes:
+        data = file.read(count)
+        state.update(data)
+        return data
+
+    def column(dtype: npt.DTypeLike, count: int) -> npt.NDArray[Any]:
+        out = np.empty(count, dtype)
+        view = memoryview(out.view(np.uint8))  # type: ignore[arg-type]
+        for at in range(0, len(view), _PART):
+            part = view[at : at + _PART]
+            if file.readinto(part) != len(part):  # type: ignore[attr-defined]
+                raise ValueError("ends early")
+            state.update(part)
+        return out
+
+    if take(len(_MAGIC)) != _MAGIC or (length := int.from_bytes(take(8), "little")) > _HEAD_LIMIT:
+        raise ValueError("no listing")
+    document = parse(take(length), path)
+    n, size = int(document["items"]), int(document["key_bytes"])
+    rest = n * (4 + STAT_DTYPE.itemsize + 4 * bool(document["labelled"])) + size + 16
+    at = file.tell()
+    if min(n, size) < 0 or file.seek(0, 2) - at != rest:
+        raise ValueError("another length")
+    file.seek(at)
+    lengths, blob, stat = column("<u4", n), column(np.uint8, size), column(STAT_DTYPE, n)
+    labels = column("<i4", n).astype(np.int64) if document["labelled"] else None
+    if state.digest() != file.read():
+        raise ValueError("damaged")
+    stops = np.cumsum(lengths, dtype=np.int64)
+    classes = document["classes"]
+    scan = Scan(
+        Keys(blob, stops),
+        labels,
+        stat,
+        None if classes is None else tuple(name_from_json(name) for name in classes),
+        dict(document["left_out"]),
+        tuple(document["warnings"]),
+        dict(document["counts"]),
+    )
+    if (stops[-1] if n else 0) != size:
+        raise ValueError("lengths of keys do not add up")
+    return scan, int(document["at_ns"]), dict(document["head"])

@@ -1,0 +1,65 @@
+"""Keys in one array against a list of bytes."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mmcompile.compiler.sources.keys import Keys
+
+LISTS = st.lists(st.binary(max_size=6), max_size=30)
+
+
+@given(LISTS, st.slices(30))
+def test_keys_are_the_list_that_they_were_made_of(names: list[bytes], part: slice) -> None:
+    keys = Keys.of(iter(names))
+    assert (len(keys), list(keys), bool(keys)) == (len(names), names, bool(names))
+    assert keys == names
+    assert names == keys
+    assert [keys[i] for i in range(-len(names), len(names))] == names + names
+    assert isinstance(keys[part], Keys)
+    assert list(keys[part]) == names[part]
+    assert keys[part] == Keys.of(names[part])
+
+
+@given(LISTS, st.slices(30), st.slices(30))
+def test_a_part_of_a_part_is_what_it_is_of_a_list(names: list[bytes], one: slice, two: slice) -> None:
+    part = Keys.of(names)[one][two]
+    wanted = names[one][two]
+    assert list(part) == wanted
+    assert part.blob.tobytes() == b"".join(wanted)
+    assert part.stops.tolist() == np.cumsum([len(name) for name in wanted], dtype=int).tolist()
+    assert part.hashes().tolist() == [xxhash.xxh3_64_intdigest(name) for name in wanted]
+    again = pickle.loads(pickle.dumps(part))
+    assert again == part
+
+
+def test_keys_with_the_same_bytes_cut_elsewhere_differ() -> None:
+    assert Keys.of([b"ab", b"c"]) != Keys.of([b"a", b"bc"])
+    assert Keys.of([b"ab", b""]) != [b"ab"]
+    assert Keys.of([b"a"]) != [b"b"]
+    assert Keys.of([b"97"]) != b"97"
+    assert Keys.of([]) != "…"
+
+
+def test_a_slice_is_a_view_and_its_pickle_holds_no_more() -> None:
+    keys = Keys.of(b"%06d" % i for i in range(100_000))
+    assert list(keys) == [b"%06d" % i for i in range(100_000)]
+    part = keys[50_000:50_010]
+    assert np.shares_memory(part.blob, keys.blob)
+    assert len(pickle.dumps(part)) < 1000
+
+
+def test_an_index_beyond_the_end_is_an_error_and_keys_have_no_hash() -> None:
+    keys = Keys.of([b"a"])
+    for at in (1, -2):
+        with pytest.raises(IndexError):
+            keys[at]
+    with pytest.raises(TypeError):
+        hash(keys)
+    assert repr(Keys.of([b"a", b"b", b"c", b"d"])) == "Keys([b'a', b'b', b'c'], …, 4 in all)"

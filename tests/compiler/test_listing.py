@@ -1,0 +1,77 @@
+"""A scan saved and loaded again, and files that are no saved scan."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mmcompile.compiler.listing import load_listing, save_listing
+from mmcompile.compiler.sources import STAT_DTYPE, Scan
+from mmcompile.compiler.sources.keys import Keys
+
+STAT = np.array([(10, 1, 2, 3), (-1, -1, -1, -1), (2**40, -5, 2**62, -(2**63))], STAT_DTYPE)
+LABELLED = Scan(
+    Keys.of([b"a/1.png", b"a/\xff.png", b"c/\n.png"]),
+    np.array([0, 0, 2]),
+    STAT,
+    ("a", "b\udcff", "c"),
+    {"hidden": 3},
+    ("2 of 3 class folders hold no image",),
+    {"folders": 4},
+)
+FLAT = Scan(Keys.of([b"", b"x"]), None, STAT[:2], None)
+EMPTY = Scan(Keys.of([]), None, STAT[:0], None)
+
+
+@pytest.mark.parametrize("scan", [LABELLED, FLAT, EMPTY])
+def test_what_was_saved_is_loaded(tmp_path: Path, scan: Scan) -> None:
+    save_listing(tmp_path / "listing", scan, 123, {"source": {"kind": "folder"}})
+    assert os.listdir(tmp_path) == ["listing"]
+    loaded = load_listing(tmp_path / "listing")
+    assert loaded is not None
+    found, at_ns, head = loaded
+    assert (at_ns, head) == (123, {"source": {"kind": "folder"}})
+    assert found.keys == scan.keys
+    assert found.stat.dtype == STAT_DTYPE
+    assert np.array_equal(found.stat, scan.stat)
+    assert (found.classes, found.left_out, found.warnings, found.counts) == (scan.classes, scan.left_out, scan.warnings, scan.counts)
+    if scan.labels is None:
+        assert found.labels is None
+    else:
+        assert found.labels is not None
+        assert found.labels.dtype == np.int64
+        assert np.array_equal(found.labels, scan.labels)
+
+
+def test_any_damage_makes_the_listing_count_as_absent(tmp_path: Path) -> None:
+    path = tmp_path / "listing"
+    assert load_listing(path) is None
+    save_listing(path, LABELLED, 123, {})
+    data = path.read_bytes()
+    damaged = [data[:n] for n in range(len(data))] + [data + b"x", b"[" * 100_000]
+    for at in range(len(data)):
+        flipped = bytearray(data)
+        flipped[at] ^= 1 << (at % 8)
+        damaged.append(bytes(flipped))
+    for content in damaged:
+        path.write_bytes(content)
+        assert load_listing(path) is None
+
+
+def test_a_folder_of_that_name_is_no_listing(tmp_path: Path) -> None:
+    assert load_listing(tmp_path) is None
+
+
+def test_a_save_that_fails_leaves_the_old_listing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "listing"
+    save_listing(path, LABELLED, 123, {})
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space left"):
+        save_listing(path, FLAT, 124, {})
+    assert os.listdir(tmp_path) == ["listing"]
+    loaded = load_listing(path)
+    assert loaded is not None
+    assert loaded[1] == 123
