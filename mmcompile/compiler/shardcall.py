@@ -97,10 +97,6 @@ def check_versions(job: Job) -> None:
         if found == wanted:
             continue
         pin = f"pip install {name}=={wanted}" if name in _PACKAGES else "install the wheels that the coordinator has"
-            f"pip install {name}=={wanted}"
-            if name in ("mmcompile", "pillow", "simplejpeg", "torch")
-            else "install the wheels that the coordinator has"
-        )
         raise EngineError(
             f"a worker on {socket.gethostname()} has {name} {found}, this build needs {wanted}; on that machine: {pin}",
             host=socket.gethostname(),
