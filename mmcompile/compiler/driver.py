@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import glob
-import json
 import os
 import shutil
 import time
@@ -38,30 +36,27 @@ from mmcompile.compiler.output import (
     publish_shards,
     remove_temporaries,
 )
+from mmcompile.compiler.parts import PartNumber, load_plan, locked, plan_exists, remove_plan, save_plan, scratch_of
 from mmcompile.compiler.plan import ShardTask
 from mmcompile.compiler.planning import Listed, Planned, Wanted
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.run import Counts, Runner, ShardWork
 from mmcompile.compiler.seals import Seal
-from mmcompile.compiler.shardcall import versions_here
+from mmcompile.compiler.shardcall import check_versions, versions_here
 from mmcompile.compiler.sources import Scan, Source
 from mmcompile.compiler.sources.folder import FolderSource
 from mmcompile.compiler.statcache import StatCache
 from mmcompile.compiler.task import Job, measure
-from mmcompile.errors import BuildError, DecodeError, EngineError, MMCompileError, SourceError
-from mmcompile.format.canonical import as_text, canonical, name_from_json
+from mmcompile.compiler.verdict import listed_rejects, too_many, unsettled, unsettled_part
+from mmcompile.errors import BuildError, EngineError, MMCompileError, SourceError
+from mmcompile.format.canonical import canonical
 from mmcompile.format.commit import sync_folder, write_atomic
-from mmcompile.format.index import INDEX_LIMIT
 from mmcompile.format.lock import Lock
 
 __all__ = ["BuildOptions", "BuildReport", "build"]
 
 #: Seconds between two saves of the stat cache while shards are sealed (a save writes all of it; seals hold the same facts).
 _SAVE_S = 30.0
-#: Most keys and reject lines that an error carries.
-_SHOWN = 1000
-#: Bytes of a list of keys that can still be excluded one by one: they become settings, and the index has to hold those.
-_MOST_EXCLUDED = INDEX_LIMIT // 4
 
 
 def build(
@@ -89,9 +84,12 @@ def build(
     options = options or BuildOptions()
     if workers is not None:
         options = replace(options, workers=workers)
+    part = None if options.part is None else PartNumber.parse(options.part)
     run = _Build(_as_source(source, preprocess), Path(out), preprocess, options, max_rejects, progress or (lambda _: None))
     try:
-        return run.dry() if dry_run else run.build()
+        if dry_run:
+            return run.dry()
+        return run.plan() if options.plan_only else run.build() if part is None else run.part(part)
     except MMCompileError:
         raise
     except OSError as error:
@@ -121,6 +119,7 @@ class _Build:
         self.out = Path(os.path.abspath(out))
         self.asked = preprocess
         self.began = time.monotonic()
+        self.scan: Scan
         self.early: Planned | None = None
         self.report = BuildReport(out=str(out), samples=0, rejects=0, shards=0, bytes=0, seconds=0.0)
         allowed_rejects(max_rejects, 0)
@@ -146,6 +145,7 @@ class _Build:
                     self._choose(scratch)
                     self._plan()
                     if self._is_current():
+                        remove_plan(self.out)
                         return self._standing()
                     self._run(scratch)
                     return self._publish(lock, scratch)
@@ -188,12 +188,65 @@ class _Build:
         finally:
             self._stop()
 
+    def plan(self) -> BuildReport:
+        """Save what parts have to know."""
+        try:
+            check_output(self.out, self.source.root)
+            self._scan()
+            (self.out / ".build").mkdir(parents=True, exist_ok=True)
+            with Lock(self.out / ".build" / "lock", required=self.options.lock):
+                scratch = self._make_scratch()
+                try:
+                    self._choose(scratch)
+                    self._plan()
+                    self.planned.check_versions(self.progress)
+                    save_plan(self.out, self.scan, self.listed.at_ns, self.wanted, versions_here(self.wanted.preprocess))
+                finally:
+                    self._save_stats()
+                    shutil.rmtree(scratch, ignore_errors=True)
+            return self._unpublished(plan_only=True)
+        finally:
+            self._stop()
+
+    def part(self, part: PartNumber) -> BuildReport:
+        """Build and seal the shards of one part of what was planned."""
+        try:
+            check_output(self.out, self.source.root)
+            with locked(self.out, part, required=self.options.lock) as lock, scratch_of(self.out, part) as scratch:
+                plan = load_plan(self.out)
+                plan.check(self.source, self.asked, self.options)
+                self.asked, self.options = plan.asked, replace(self.options, shard_bytes=plan.shard_bytes)
+                self.scan = plan.scan
+                self.listed = Listed(self.scan, plan.at_ns, StatCache(self.out / ".build" / "stat-cache", self.source.location()))
+                self.listed.cache = None  # it is not this part's to write
+                self.job = Job(self.source, plan.chosen, (), scratch, self.out / "shards", timeout_s=self.options.decode_timeout_s)
+                self.job = replace(self.job, versions=plan.versions)
+                check_versions(self.job)
+                self.wanted = plan.wanted(self.source, self.options)
+                self.planned = Planned(self.out, self.job, self.wanted, self.listed, self.options, self.executor)
+                self.planned.tasks = part.of(self.planned.tasks)
+                self.planned.find_whole(self.progress)
+                try:
+                    self._run(scratch)
+                except OSError as error:
+                    if isinstance(error, MMCompileError) or lock.still_held():
+                        raise
+                    self._raise_removed(error)
+                finally:
+                    self._stop()
+                if self.runner.failures:
+                    raise unsettled_part(self.out, str(self.options.part), self.runner.failures)
+                counts = self.runner.counts
+                return self._unpublished(part=self.options.part, sealed=len(self.sealed), decoded=counts.decoded, copied=counts.copied)
+        finally:
+            self._stop()
+
     # ------------------------------------------------------------------ steps
 
     def _scan(self) -> None:
         self.progress(Progress("scan"))
         at_ns = time.time_ns()
-        self.scan: Scan = self.source.scan(lambda n: self.progress(Progress("scan", n)))
+        self.scan = self.source.scan(lambda n: self.progress(Progress("scan", n)))
         if not self.scan.keys:
             raise SourceError(f"{self.source.root}: there are no images", path=self.source.root)
         cache = StatCache(self.out / ".build" / "stat-cache", self.source.location())
@@ -240,7 +293,7 @@ class _Build:
         chosen: tuple[Preprocess, str] | None = (self.asked.resolved(), "")
         if self._has_to_choose():
             chosen = self.listed.chosen(self.asked.resolved())
-        if chosen is None or not self.listed.known.all() or not (self.out / "index.json").exists():
+        if chosen is None or not self.listed.known.all() or not (self.out / "index.json").exists() or plan_exists(self.out):
             return False
         self.job = Job(self.source, chosen[0], (), Path(os.devnull), self.out / "shards", timeout_s=self.options.decode_timeout_s)
         self._want(*chosen)
@@ -298,26 +351,6 @@ class _Build:
     def _raise_removed(self, error: OSError | None = None) -> NoReturn:
         raise BuildError(f"{self.out}: .build was removed while the build ran; nothing is published: run the same command again") from error
 
-    def _raise_failures(self, rejects: int, listed: Path) -> NoReturn:
-        failures = sorted(self.runner.failures)
-        keys = [as_text(key) for key, _ in failures]
-        listing, exclude = self.out / ".build" / "exclude.json", json.dumps({"exclude": [glob.escape(key) for key in keys]}).encode()
-        if written := len(exclude) < _MOST_EXCLUDED:
-            write_atomic(listing, exclude)
-        first = "; ".join(f"{as_text(key)!r}: {reason}" for key, reason in failures[:3])
-        raise SourceError(
-            f"{len(failures):,} file{'s' if len(failures) > 1 else ''} could not be read or settled ({first}{', …' if len(failures) > 3 else ''}); "
-            "all else is finished and kept, nothing is published: mend them, or leave them out"
-            + (f"; {rejects:,} bad images stand in {listed}" if rejects else ""),
-            keys=keys[:_SHOWN],
-            exclude_file=str(listing) if written else None,
-            max_rejects=rejects if rejects > self.allowed else None,
-            rejects=rejects,
-            report=str(listed),
-            reasons=[reason for _, reason in failures[:_SHOWN]],
-            count=len(failures),
-        )
-
     def _publish(self, lock: Lock, scratch: Path) -> BuildReport:
         self.progress(Progress("publish"))
         rejects: list[dict[str, Any]] = []
@@ -335,20 +368,13 @@ class _Build:
             rejects += [lines[i] for i in sorted(lines)]
         if not lock.still_held():
             self._raise_removed()
-        listed = self.out / ".build" / "rejects.jsonl"
+        listed = listed_rejects(self.out)
         write_atomic(listed, b"".join(canonical(line) for line in rejects))
         if self.runner.failures:
-            self._raise_failures(len(rejects), listed)
+            raise unsettled(self.out, self.runner.failures, len(rejects), self.allowed)
         stored = len(self.scan.keys) - len(rejects)
-        if not stored:
-            message, _ = Counter(line["message"] for line in rejects).most_common(1)[0]
-            raise DecodeError(
-                f"{self.out}: all {len(rejects):,} images were rejected ({message}), so there is nothing to publish; see {listed}",
-                rejects=len(rejects),
-                report=str(listed),
-            )
-        if len(rejects) > self.allowed:
-            self._raise_rejects(rejects, listed)
+        if not stored or len(rejects) > self.allowed:
+            raise too_many(self.out, rejects, len(self.scan.keys), self.allowed)
         contents = Contents(
             parts,
             rejects,
@@ -362,6 +388,7 @@ class _Build:
             self._raise_removed()
         done = publish_shards(self.out, scratch, contents)
         clean_up(self.out, self.planned.previous.seals, self.sealed)
+        remove_plan(self.out)
         listed.unlink(missing_ok=True)  # the generation has them now
         counts = self.runner.counts
         return replace(self._finished(done, rejects), decoded=counts.decoded, copied=counts.copied)
@@ -390,15 +417,18 @@ class _Build:
             seconds=time.monotonic() - self.began,
         )
 
-    def _raise_rejects(self, rejects: list[dict[str, Any]], listed: Path) -> NoReturn:
-        reasons = Counter(line["code"] for line in rejects)
-        raise DecodeError(
-            f"{len(rejects):,} of {len(self.scan.keys):,} images were rejected ({', '.join(f'{n:,} {code}' for code, n in reasons.most_common())}), "
-            f"{self.allowed:,} allowed; all others are finished and kept, nothing is published: see {listed}",
-            rejects=len(rejects),
-            allowed=self.allowed,
-            report=str(listed),
-            examples=[(name_from_json(line["key"]), line["message"]) for line in rejects[:10]],
+    def _unpublished(self, **more: Any) -> BuildReport:
+        """The report of a plan, or of one part."""
+        lines = [line for found in (*self.planned.whole.values(), *getattr(self, "sealed", {}).values()) for line in found.rejects.values()]
+        return replace(
+            self._described(),
+            samples=sum(len(task) for task in self.planned.tasks) - len(lines),
+            rejects=len(lines),
+            reject_reasons=dict(Counter(line["code"] for line in lines)),
+            shards=len(self.planned.tasks),
+            kept=self.planned.kept,
+            seconds=time.monotonic() - self.began,
+            **more,
         )
 
     # ------------------------------------------------------------------ small things

@@ -31,6 +31,8 @@ class BuildOptions:
     workers: int | None = None
     engine: str | Executor = "local"
     address: str | None = None
+    part: str | None = None
+    plan_only: bool = False
     shard_bytes: int = SHARD_BYTES
     decode_timeout_s: float = 60.0
     lock: bool = True
@@ -44,6 +46,8 @@ class BuildOptions:
             raise OptionError(f"engine must be {', '.join(map(repr, ENGINES))} or an Executor, not {self.engine!r}")
         if self.address is not None and self.engine not in ("dask", "ray"):
             raise OptionError(f"address {self.address!r} is that of a dask or ray cluster: give the engine, too (--engine dask or --engine ray)")
+        if self.part is not None and (self.plan_only or self.engine != "local"):
+            raise OptionError(f"part {self.part} is built by processes of this machine: leave --engine and --plan-only out", options=["part"])
         if self.shard_bytes < 1:
             raise OptionError(f"shard_bytes must be at least 1, not {self.shard_bytes}")
         if not self.decode_timeout_s > 0:

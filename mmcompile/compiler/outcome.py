@@ -44,6 +44,9 @@ class BuildReport:
     dtype: str = ""
     geometry: str = ""
     dry_run: bool = False
+    plan_only: bool = False
+    part: str | None = None
+    sealed: int = 0
     free_bytes: int | None = None
     write_bytes: int | None = None
     estimate_s: float | None = None
