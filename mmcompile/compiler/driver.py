@@ -9,6 +9,7 @@ import contextlib
 import errno
 import os
 import shutil
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -36,22 +37,25 @@ from mmcompile.compiler.output import (
     publish_shards,
     remove_temporaries,
 )
-from mmcompile.compiler.parts import PartNumber, load_plan, locked, plan_exists, remove_plan, save_plan, scratch_of
+from mmcompile.compiler.parts import plan_exists, remove_plan
 from mmcompile.compiler.plan import ShardTask
 from mmcompile.compiler.planning import Listed, Planned, Wanted
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.run import Counts, Runner, ShardWork
 from mmcompile.compiler.seals import Seal
-from mmcompile.compiler.shardcall import check_versions, versions_here
+from mmcompile.compiler.shardcall import versions_here
 from mmcompile.compiler.sources import Scan, Source
-from mmcompile.compiler.sources.folder import FolderSource
+from mmcompile.compiler.sources.remote import folder_source
+from mmcompile.compiler.staging import Staging
 from mmcompile.compiler.statcache import StatCache
 from mmcompile.compiler.task import Job, measure
-from mmcompile.compiler.verdict import listed_rejects, too_many, unsettled, unsettled_part
-from mmcompile.errors import BuildError, EngineError, MMCompileError, SourceError
+from mmcompile.compiler.verdict import listed_rejects, too_many, unsettled
+from mmcompile.errors import BuildError, EngineError, MMCompileError, OptionError, RemoteError, SourceError
 from mmcompile.format.canonical import canonical
 from mmcompile.format.commit import sync_folder, write_atomic
 from mmcompile.format.lock import Lock
+from mmcompile.format.store import is_url
+from mmcompile.format.storelock import StoreLock
 
 __all__ = ["BuildOptions", "BuildReport", "build"]
 
@@ -84,12 +88,26 @@ def build(
     options = options or BuildOptions()
     if workers is not None:
         options = replace(options, workers=workers)
-    part = None if options.part is None else PartNumber.parse(options.part)
-    run = _Build(_as_source(source, preprocess), Path(out), preprocess, options, max_rejects, progress or (lambda _: None))
+    progress = progress or (lambda _: None)
+    if is_url(out):
+        if options.part is not None or options.plan_only:
+            raise OptionError(f"{out}: parts are sealed in a folder that all machines share; with a URL for OUT let an engine spread the work")
+        with Staging(str(out), progress) as staging:
+            try:
+                run = Build(_as_source(source, preprocess), staging.folder, preprocess, options, max_rejects, staging.progress, staging)
+                return staging.report(_outcome(run, dry_run))
+            except MMCompileError as error:
+                raise staging.told(error) from error
+    made: type[Build] = Build
+    if options.part is not None or options.plan_only:
+        from mmcompile.compiler.apart import PartBuild as made  # it is a Build itself
+    return _outcome(made(_as_source(source, preprocess), Path(out), preprocess, options, max_rejects, progress), dry_run)
+
+
+def _outcome(run: Build, dry_run: bool) -> BuildReport:
+    out = run.report.out
     try:
-        if dry_run:
-            return run.dry()
-        return run.plan() if options.plan_only else run.build() if part is None else run.part(part)
+        return run.dry() if dry_run else run.build()
     except MMCompileError:
         raise
     except OSError as error:
@@ -106,15 +124,23 @@ def _as_source(source: str | Path | Source, preprocess: Preprocess) -> Source:
     if not isinstance(source, str | Path):
         return source
     exact = preprocess.compat == "torchvision"
-    return FolderSource(os.fspath(source), hidden=exact, extensions=TORCHVISION_EXTENSIONS if exact else None)
+    return folder_source(os.fspath(source), hidden=exact, extensions=TORCHVISION_EXTENSIONS if exact else None)
 
 
-class _Build:
+class Build:
     """One call of `build`, step by step."""
 
     def __init__(
-        self, source: Source, out: Path, preprocess: Preprocess, options: BuildOptions, max_rejects: int | str, progress: Callable[[Progress], None]
+        self,
+        source: Source,
+        out: Path,
+        preprocess: Preprocess,
+        options: BuildOptions,
+        max_rejects: int | str,
+        progress: Callable[[Progress], None],
+        staging: Staging | None = None,
     ) -> None:
+        self.staging = staging
         self.source, self.options, self.max_rejects, self.progress = source, options, max_rejects, progress
         self.out = Path(os.path.abspath(out))
         self.asked = preprocess
@@ -133,13 +159,19 @@ class _Build:
     def build(self) -> BuildReport:
         """Build and publish."""
         try:
-            check_output(self.out, self.source.root)
+            self._check_output()
             self.engine = connect(self.options.engine, self.options.address)
-            self._scan()
-            if self._stands():
-                return self._standing()
-            (self.out / ".build").mkdir(parents=True, exist_ok=True)
-            with Lock(self.out / ".build" / "lock", required=self.options.lock) as lock:
+            if self.staging is None:
+                self._scan()
+                if self._stands():
+                    return self._standing()
+                (self.out / ".build").mkdir(parents=True, exist_ok=True)
+            with self._lock() as lock:
+                if self.staging is not None:
+                    self.staging.pull()
+                    self._scan()
+                    if self._stands():
+                        return self._standing()
                 scratch = self._make_scratch()
                 try:
                     self._choose(scratch)
@@ -157,13 +189,17 @@ class _Build:
                     self._stop()
                     self._save_stats()
                     shutil.rmtree(scratch, ignore_errors=True)
+                    if self.staging is not None and not isinstance(sys.exception(), RemoteError) and lock.still_held():
+                        self.staging.keep()
         finally:
             self._stop()
 
     def dry(self) -> BuildReport:
         """Say what would be built; write nothing."""
         try:
-            check_output(self.out, self.source.root)
+            self._check_output()
+            if self.staging is not None:
+                self.staging.pull()
             self._scan()
             self._choose(Path(os.devnull))
             self._plan()
@@ -180,7 +216,7 @@ class _Build:
                 copied=foreseen.copied,
                 kept=self.planned.kept,
                 dry_run=True,
-                free_bytes=free_bytes(self.out),
+                free_bytes=self._free_bytes(),
                 write_bytes=foreseen.write_bytes,
                 estimate_s=self._estimate(self.planned.todo, foreseen.decoded),
                 seconds=time.monotonic() - self.began,
@@ -188,60 +224,16 @@ class _Build:
         finally:
             self._stop()
 
-    def plan(self) -> BuildReport:
-        """Save what parts have to know."""
-        try:
-            check_output(self.out, self.source.root)
-            self._scan()
-            (self.out / ".build").mkdir(parents=True, exist_ok=True)
-            with Lock(self.out / ".build" / "lock", required=self.options.lock):
-                scratch = self._make_scratch()
-                try:
-                    self._choose(scratch)
-                    self._plan()
-                    self.planned.check_versions(self.progress)
-                    save_plan(self.out, self.scan, self.listed.at_ns, self.wanted, versions_here(self.wanted.preprocess))
-                finally:
-                    self._save_stats()
-                    shutil.rmtree(scratch, ignore_errors=True)
-            return self._unpublished(plan_only=True)
-        finally:
-            self._stop()
-
-    def part(self, part: PartNumber) -> BuildReport:
-        """Build and seal the shards of one part of what was planned."""
-        try:
-            check_output(self.out, self.source.root)
-            with locked(self.out, part, required=self.options.lock) as lock, scratch_of(self.out, part) as scratch:
-                plan = load_plan(self.out)
-                plan.check(self.source, self.asked, self.options)
-                self.asked, self.options = plan.asked, replace(self.options, shard_bytes=plan.shard_bytes)
-                self.scan = plan.scan
-                self.listed = Listed(self.scan, plan.at_ns, StatCache(self.out / ".build" / "stat-cache", self.source.location()))
-                self.listed.cache = None  # it is not this part's to write
-                self.job = Job(self.source, plan.chosen, (), scratch, self.out / "shards", timeout_s=self.options.decode_timeout_s)
-                self.job = replace(self.job, versions=plan.versions)
-                check_versions(self.job)
-                self.wanted = plan.wanted(self.source, self.options)
-                self.planned = Planned(self.out, self.job, self.wanted, self.listed, self.options, self.executor)
-                self.planned.tasks = part.of(self.planned.tasks)
-                self.planned.find_whole(self.progress)
-                try:
-                    self._run(scratch)
-                except OSError as error:
-                    if isinstance(error, MMCompileError) or lock.still_held():
-                        raise
-                    self._raise_removed(error)
-                finally:
-                    self._stop()
-                if self.runner.failures:
-                    raise unsettled_part(self.out, str(self.options.part), self.runner.failures)
-                counts = self.runner.counts
-                return self._unpublished(part=self.options.part, sealed=len(self.sealed), decoded=counts.decoded, copied=counts.copied)
-        finally:
-            self._stop()
-
     # ------------------------------------------------------------------ steps
+
+    def _check_output(self) -> None:
+        if self.staging is not None:
+            self.staging.look()
+        check_output(self.out, self.source.root, None if self.staging is None else self.staging.store.url)
+
+    def _lock(self) -> Lock | StoreLock:
+        required = self.options.lock
+        return Lock(self.out / ".build" / "lock", required=required) if self.staging is None else self.staging.lock(required)
 
     def _scan(self) -> None:
         self.progress(Progress("scan"))
@@ -266,12 +258,16 @@ class _Build:
         return scratch
 
     def _choose(self, scratch: Path) -> None:
-        self.job = Job(self.source, self.asked.resolved(), (), scratch, self.out / "shards", timeout_s=self.options.decode_timeout_s)
+        self.job = self._job(self.asked.resolved(), scratch)
         chosen, why = self.job.preprocess, ""
         if self._has_to_choose():
             self.progress(Progress("choose", message="looking at image sizes"))
             chosen, why = self.listed.choose(chosen, lambda: geometry.choose(self.job, self.executor, self.listed.keys, self.listed.hashes64))
         self._want(chosen, why)
+
+    def _job(self, preprocess: Preprocess, scratch: Path) -> Job:
+        store = None if self.staging is None else self.staging.store
+        return Job(self.source, preprocess, (), scratch, self.out / "shards", timeout_s=self.options.decode_timeout_s, store=store)
 
     def _has_to_choose(self) -> bool:
         asked = self.asked
@@ -295,7 +291,7 @@ class _Build:
             chosen = self.listed.chosen(self.asked.resolved())
         if chosen is None or not self.listed.known.all() or not (self.out / "index.json").exists() or plan_exists(self.out):
             return False
-        self.job = Job(self.source, chosen[0], (), Path(os.devnull), self.out / "shards", timeout_s=self.options.decode_timeout_s)
+        self.job = self._job(chosen[0], Path(os.devnull))
         self._want(*chosen)
         self.early = self.planned = Planned(self.out, self.job, self.wanted, self.listed, self.options, self.executor)
         self.planned.find_whole(self.progress, read=False)
@@ -311,6 +307,8 @@ class _Build:
         self.planned.check_versions(self.progress)
         self._check_disk(total)
         write_atomic(self.out / ".build" / "settings.json", canonical(self.wanted.compared))
+        if self.staging is not None:
+            self.staging.keep()
         table = self.planned.write_table(scratch)
         self.job = replace(self.job, preprocess=self.wanted.preprocess, fields=self.wanted.fields, reuse=table)
         if self.planned.previous.remembered and todo:
@@ -339,7 +337,7 @@ class _Build:
 
     def _check_disk(self, items: int) -> None:
         need = items * (self.wanted.row_bytes + 256)
-        free = free_bytes(self.out)
+        free = self._free_bytes()
         if free is not None and need > free:
             raise BuildError(
                 f"{self.out}: {need:,} bytes are needed for {items:,} samples, {free:,} are free; nothing was decoded: free some space, "
@@ -348,11 +346,16 @@ class _Build:
                 free=free,
             )
 
+    def _free_bytes(self) -> int | None:
+        return free_bytes(self.out) if self.staging is None else None
+
     def _raise_removed(self, error: OSError | None = None) -> NoReturn:
         raise BuildError(f"{self.out}: .build was removed while the build ran; nothing is published: run the same command again") from error
 
-    def _publish(self, lock: Lock, scratch: Path) -> BuildReport:
+    def _publish(self, lock: Lock | StoreLock, scratch: Path) -> BuildReport:
         self.progress(Progress("publish"))
+        if self.staging is not None:
+            self.staging.refresh()
         rejects: list[dict[str, Any]] = []
         parts = []
         for task in self.planned.tasks:
@@ -390,6 +393,8 @@ class _Build:
         clean_up(self.out, self.planned.previous.seals, self.sealed)
         remove_plan(self.out)
         listed.unlink(missing_ok=True)  # the generation has them now
+        if self.staging is not None:
+            self.staging.publish(lock.still_held)
         counts = self.runner.counts
         return replace(self._finished(done, rejects), decoded=counts.decoded, copied=counts.copied)
 
@@ -415,20 +420,6 @@ class _Build:
             reject_reasons=dict(Counter(line["code"] for line in rejects)),
             rejects_file=done.rejects_file,
             seconds=time.monotonic() - self.began,
-        )
-
-    def _unpublished(self, **more: Any) -> BuildReport:
-        """The report of a plan, or of one part."""
-        lines = [line for found in (*self.planned.whole.values(), *getattr(self, "sealed", {}).values()) for line in found.rejects.values()]
-        return replace(
-            self._described(),
-            samples=sum(len(task) for task in self.planned.tasks) - len(lines),
-            rejects=len(lines),
-            reject_reasons=dict(Counter(line["code"] for line in lines)),
-            shards=len(self.planned.tasks),
-            kept=self.planned.kept,
-            seconds=time.monotonic() - self.began,
-            **more,
         )
 
     # ------------------------------------------------------------------ small things

@@ -23,8 +23,9 @@ class BuildOptions:
     """How to run a build.  Nothing here changes a byte of the dataset but `shard_bytes`, which moves the cuts.
 
     `workers`: processes, None: as many as this process may use, or as the engine has.  `engine`: "local", "dask", "ray", or an Executor of yours,
-    which is not shut down; `address`: of the scheduler of that engine.  `decode_timeout_s`: seconds that one image may take, and one more for
-    each megapixel.  `lock=False` is for file systems without file locks: the caller makes sure that no other run is at work.  `checksum`: read
+    which is not shut down; `address`: of its scheduler.  `plan_only`: save the listing and the plan, build nothing; `part`: build the shards of part
+    "I/N" of that plan (0 <= I <= N, 0 and N are the same), and publish nothing.  `decode_timeout_s`: seconds that one image may take, and one more
+    for each megapixel.  `lock=False` is for file systems without file locks: the caller makes sure that no other run is at work.  `checksum`: read
     all files, also those whose size, times and inode say that they are unchanged.  `redecode`: decode again what other library versions made.
     """
 

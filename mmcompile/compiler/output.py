@@ -22,6 +22,7 @@ from mmcompile.format.catalog import kept_files, list_folder, load_table, named_
 from mmcompile.format.index import LIST_LIMIT, Field, Index, Split, load_index, publish
 from mmcompile.format.npy import file_bytes, file_name, save_array, save_blob
 from mmcompile.format.samples import combine_statistics, hash_pair
+from mmcompile.format.store import Store, is_url
 
 __all__ = [
     "Contents",
@@ -86,8 +87,15 @@ class Published:
     rejects_file: str | None
 
 
-def is_inside(out: Path, raw: str | Path) -> bool:
-    """Is OUT the folder RAW, or in it, whatever links lead there?"""
+def is_inside(out: str | Path, raw: str | Path) -> bool:
+    """Is OUT the folder RAW, or in it, whatever links lead there?  Either may be a URL."""
+    stores = [Store(str(place)) if is_url(place) else None for place in (out, raw)]
+    if stores[0] is not None and stores[1] is not None and stores[1].holds(stores[0]):
+        return True
+    disks = [place if store is None else store.folder_on_disk() for place, store in zip((out, raw), stores, strict=True)]
+    if disks[0] is None or disks[1] is None:
+        return False
+    out, raw = disks[0], disks[1]
     real, real_raw = os.path.realpath(out), os.path.realpath(raw)
     return real == real_raw or real.startswith(real_raw.rstrip("/") + "/")
 
@@ -103,9 +111,12 @@ def make_scratch(out: Path) -> Path:
     return scratch
 
 
-def check_output(out: Path, raw: str) -> None:
-    """OUT is a new folder, an empty one, or one of ours, and not RAW or inside it.  Raises OutputExistsError; touches nothing."""
-    if is_inside(out, raw):
+def check_output(out: Path, raw: str, url: str | None = None) -> None:
+    """OUT is a new folder, an empty one, or one of ours, and not RAW or inside it.  Raises OutputExistsError; touches nothing.
+
+    `url`: where OUT is, when `out` is a folder that stands for it.
+    """
+    if is_inside(url or out, raw):
         raise OutputExistsError(f"{out}: inside RAW ({raw}), which is never written; choose an OUT outside it", path=str(out))
     if not os.path.lexists(out):
         return

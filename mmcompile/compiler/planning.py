@@ -162,7 +162,7 @@ class Planned:
         rows = rows_per_shard(wanted.row_bytes, options.shard_bytes)
         self.tasks: list[ShardTask] = make_tasks(listed.keys, scan.labels, listed.hashes64, rows, (wanted.marks.pixel, wanted.marks.store))
         self._seen = _state(out)
-        self.previous = Previous(out, wanted.fields, wanted.preprocess, wanted.versions, wanted.marks)
+        self.previous = Previous(out, wanted.fields, wanted.preprocess, wanted.versions, wanted.marks, stubs=job.store is not None)
         self.previous.load()
         self.changed = tuple(describe_changes(self.previous.settings, wanted.compared))
         self._check_choice(out)

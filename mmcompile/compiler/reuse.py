@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -130,7 +131,9 @@ def write_table(shards: list[OldShard], scratch: Path, rows: RowList | None = No
 class RowTable:
     """Finds rows by the hash of their source; made of what `write_table` wrote, whose columns all workers share.  Belongs to one process."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, bring: Callable[[Path], Path] | None = None) -> None:
+        """`bring`: where the image shards are, when they are not in their folder."""
+        self._bring = bring or (lambda path: path)
         names, count, shards = pickle.loads(path.read_bytes())
         columns = {name: _mapped(path.parent / f"rows-{name}-{digest}.npy", _COLUMNS[name], count) for name, digest in names.items()}
         self.rows = RowList(**columns)
@@ -140,7 +143,7 @@ class RowTable:
     def shelf(self, number: int) -> Shelf:
         """A shard, open; the last few stay so."""
         found = self._shelves.get(number)
-        return found if found is not None else keep(self._shelves, number, Shelf(self.shards[number]), _OPEN)
+        return found if found is not None else keep(self._shelves, number, Shelf(self.shards[number], self._bring), _OPEN)
 
     def places(self, pair: tuple[int, int]) -> list[tuple[int, int]]:
         """(shard, row) of all rows of a source."""
@@ -151,8 +154,8 @@ class RowTable:
 class Shelf:
     """An old shard held open: its provenance in memory, its rows read a range at a time.  Raises FormatError or FileNotFoundError."""
 
-    def __init__(self, shard: OldShard) -> None:
-        self.shard = shard
+    def __init__(self, shard: OldShard, bring: Callable[[Path], Path]) -> None:
+        self.shard, self._bring = shard, bring
         self._files: dict[str, tuple[int, int]] = {}
 
     @cached_property
@@ -169,7 +172,7 @@ class Shelf:
         """Fill `out` (n, *shape) with the images of the rows from `row` on, unchecked."""
         spec = self.shard.fields[0]
         if spec.name not in self._files:
-            self._files[spec.name] = open_array(self.shard.path(spec.name), spec.stored, (self.shard.rows, *spec.shape))
+            self._files[spec.name] = open_array(self._bring(self.shard.path(spec.name)), spec.stored, (self.shard.rows, *spec.shape))
         fd, offset = self._files[spec.name]
         read_into(fd, out, offset + row * spec.row_bytes, self.shard.path(spec.name))
 

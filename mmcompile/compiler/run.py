@@ -47,6 +47,8 @@ _EXITS = 16
 _START_S = 60.0
 #: A disk slower than this, while a shard is sealed, is taken for one that hangs.
 _SEAL_BYTES_PER_S = 1e6
+#: ... and a store that takes so many times as long: each of its requests may be made again for half a minute.
+_STORE_TIMES = 10
 
 
 @dataclass
@@ -350,6 +352,7 @@ class Runner:
         self._looked = now
         for future, (work, _) in self._sealing.items():
             limit_s = _START_S + len(work.keys) * self._job.image.row_bytes / _SEAL_BYTES_PER_S
+            limit_s *= _STORE_TIMES if self._job.store is not None else 1
             if future.running() and now - self._begun.setdefault(future, now) > limit_s:
                 self._kill(future)
         for future, watch in self._watched.items():

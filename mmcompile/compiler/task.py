@@ -26,12 +26,14 @@ from mmcompile.compiler.preprocess import Preprocess, channel_sums, store
 from mmcompile.compiler.reuse import RowTable
 from mmcompile.compiler.sealing import rows_path, write_all
 from mmcompile.compiler.sources import Source
+from mmcompile.compiler.staging import Fetched
 from mmcompile.errors import DecodeError, MMCompileError
 from mmcompile.format.canonical import as_text, name_to_json
 from mmcompile.format.index import Field
 from mmcompile.format.npy import ALIGN, hash_bytes
 from mmcompile.format.rejects import Reject
 from mmcompile.format.samples import FLAGS, hash_pair, pair_hash, sample_dtype
+from mmcompile.format.store import Store
 
 __all__ = ["COPIED", "FAILED", "REJECTED", "STORED", "Job", "Piece", "PieceResult", "hash_items", "measure", "probe", "reject_line", "run_piece"]
 
@@ -53,6 +55,8 @@ class Job:
     reuse: Path | None = None
     remembered: Path | None = None
     timeout_s: float = 60.0
+    #: Where finished shards are sent, and old ones are brought from, when OUT is a URL.
+    store: Store | None = None
     versions: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -99,7 +103,8 @@ def _copier_of(job: Job) -> Copier | None:
     key = str(job.reuse)
     if key not in _copiers:
         _copiers.clear()
-        _copiers[key] = Copier(RowTable(job.reuse), job.preprocess, job.fields)
+        bring = None if job.store is None else Fetched(job.store, job.scratch / "fetched")
+        _copiers[key] = Copier(RowTable(job.reuse, bring), job.preprocess, job.fields)
     return _copiers[key]
 
 

@@ -12,12 +12,13 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from mmcompile.errors import RemoteError
 
-__all__ = ["Entry", "Store", "is_url"]
+__all__ = ["Entry", "Store", "entry_of", "is_url", "time_of"]
 
 _T = TypeVar("_T")
 
@@ -27,8 +28,22 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 WAITS_S = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 #: What another try does not change.
 _FINAL = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError, NotImplementedError, TypeError, AttributeError)
+#: The same among what the stores' own packages raise, by name: they are not imported here.
+_FINAL_NAMES = frozenset(
+    (
+        "DefaultCredentialsError",
+        "NoCredentialsError",
+        "NoRegionError",
+        "ParamValidationError",
+        "PartialCredentialsError",
+        "ProfileNotFound",
+        "RefreshError",
+        "TokenRetrievalError",
+    )
+)
 #: Bytes moved at a time between a file and an object.
 _CHUNK = 8 << 20
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Entry(NamedTuple):
@@ -37,6 +52,11 @@ class Entry(NamedTuple):
     name: str
     size: int
     stamp: str
+
+
+def entry_of(name: str, facts: dict[str, Any]) -> Entry:
+    """An object as `Store.list` lists it."""
+    return Entry(name, int(facts["size"] or 0), stamp_of(facts))
 
 
 def is_url(place: object) -> bool:
@@ -71,7 +91,7 @@ class Store:
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
         """The bytes [start, stop) of an object; to its end when None."""
         whole = not start and stop is None
-        data = self._try(name, lambda fs, path: fs.cat_file(path) if whole else fs.cat_file(path, start=start, end=stop))
+        data = self._try(name, lambda fs, path: fs.cat_file(path, **_in_one(fs)) if whole else fs.cat_file(path, start=start, end=stop))
         return bytes(data)
 
     def get(self, name: str, path: Path) -> int:
@@ -89,30 +109,33 @@ class Store:
 
     def put(self, path: Path, name: str) -> None:
         """Copy a local file into an object: it is there whole, or not at all."""
-        self._try(name, lambda fs, remote: self._put(fs, path, remote))
+        self._write(name, lambda fs, remote: self._put(fs, path, remote))
 
     def write(self, name: str, data: bytes) -> None:
         """Make an object of these bytes, in place of one that is there: whole, or not at all."""
-        self._try(name, lambda fs, remote: self._pipe(fs, remote, data))
+        self._write(name, lambda fs, remote: self._pipe(fs, remote, data))
 
     def create(self, name: str, data: bytes) -> bool:
         """As `write`, but only where there is no such object: False if there is one.
 
-        Where the store cannot promise that, two writers at once may both see True.
+        The bytes have to be unlike those of any other writer: an object that holds them already is ours, made by a try whose answer was lost.
+        Where the store cannot promise more, two writers at once may both see True.
         """
 
         def make(fs: Any, remote: str) -> bool:
             try:
+                if _is_disk(fs):
+                    fs.makedirs(remote.rpartition("/")[0], exist_ok=True)
                 fs.pipe_file(remote, data, mode="create")
             except FileExistsError:
-                return False
+                return bool(fs.cat_file(remote) == data)
             except (TypeError, ValueError, NotImplementedError):  # a file system that does not know the mode
                 if fs.exists(remote):
                     return False
                 fs.pipe_file(remote, data)
             return True
 
-        return self._try(name, make)
+        return self._write(name, make)
 
     def size(self, name: str) -> int | None:
         """Bytes of an object; None where there is none."""
@@ -121,14 +144,22 @@ class Store:
 
     def stat(self, name: str) -> Entry | None:
         """Size and stamp of an object; None where there is none."""
+        found = self.facts(name)
+        return None if found is None else entry_of(name, found)
+
+    def facts(self, name: str) -> dict[str, Any] | None:
+        """fsspec's facts of an object, as `list` gives them; None where there is none."""
         try:
-            found = self._try(name, lambda fs, remote: fs.info(remote, **_fresh(fs)))
+            found: dict[str, Any] = self._try(name, lambda fs, remote: fs.info(remote, **_fresh(fs)))
         except FileNotFoundError:
             return None
-        return None if found["type"] == "directory" else Entry(name, int(found["size"]), stamp_of(found))
+        return None if found["type"] == "directory" else found
 
     def list(self, folder: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-        """(name, fsspec's facts: type, size, …) of what lies directly in a folder, sorted by name; nothing where it is not there."""
+        """(name, fsspec's facts: type, size, …) of what lies directly in a folder, sorted by name; nothing where it is not there.
+
+        One request for each page of what is listed (S3: 1,000 names), all of which are held at once.
+        """
         try:
             entries = self._try(folder, lambda fs, remote: fs.ls(remote, detail=True, **_fresh(fs)))
         except FileNotFoundError:
@@ -147,6 +178,18 @@ class Store:
                 self._try(name, lambda fs, remote: fs.rm_file(remote))
             except FileNotFoundError:
                 continue
+
+    def holds(self, other: Store) -> bool:
+        """Is the other store this one, or a folder in it, however its URL is written?"""
+        (mine, here), (theirs, there) = self._files(), other._files()
+        same = type(mine) is type(theirs) and (_is_disk(mine) or getattr(mine, "endpoint_url", None) == getattr(theirs, "endpoint_url", None))
+        here, there = here.strip("/"), there.strip("/")
+        return same and (there == here or there.startswith(here + "/") or not here)
+
+    def folder_on_disk(self) -> str | None:
+        """The path of a store that is a folder of this machine (`file://`)."""
+        fs, path = self._files()
+        return path if _is_disk(fs) else None
 
     # ------------------------------------------------------------------
 
@@ -179,8 +222,19 @@ class Store:
                 raise RemoteError(f"{self.url}: {str(error) or 'a kind of URL that fsspec does not know'}", path=self.url) from error
             except Exception as error:  # whatever the store's own package raises on a name or a setting it does not take
                 raise RemoteError(f"{self.url}: cannot be opened ({_said(error)})", path=self.url) from error
+            if type(fs).__name__ == "S3FileSystem":
+                # One layer repeats what fails, here; of the two below each would wait for every try of the other.  A part of a large upload gets
+                # one more, so that not all of it is sent again.
+                fs.config_kwargs = {"retries": {"mode": "standard", "total_max_attempts": 1}, **fs.config_kwargs}
+                fs.retries = 2
             self._opened = (os.getpid(), fs, str(path))
         return self._opened[1], self._opened[2]
+
+    def _write(self, name: str, action: Callable[[Any, str], _T]) -> _T:
+        try:
+            return self._try(name, action)
+        except FileNotFoundError as error:
+            raise RemoteError(f"{self.where(name)}: there is no such bucket, or no folder to write into", path=self.where(name)) from error
 
     def _try(self, name: str, action: Callable[[Any, str], _T]) -> _T:
         fs, root = self._files()
@@ -195,6 +249,8 @@ class Store:
             except MemoryError:
                 raise
             except Exception as error:
+                if type(error).__name__ in _FINAL_NAMES:
+                    raise RemoteError(f"{self.where(name)}: {_said(error)}", path=self.where(name)) from error
                 if wait_s is None:
                     tries = len(WAITS_S) + 1
                     raise RemoteError(f"{self.where(name)}: failed {tries} times ({_said(error)})", path=self.where(name)) from error
@@ -202,13 +258,35 @@ class Store:
         raise AssertionError("the last wait is None")
 
 
-def stamp_of(entry: dict[str, Any]) -> str:
+def stamp_of(facts: dict[str, Any]) -> str:
     """What changes with the content of an object: its ETag or another of the store's own marks, else its time."""
-    for name in ("ETag", "etag", "md5Hash", "content_md5", "generation", "LastModified", "mtime", "created"):
-        value = entry.get(name)
+    for name in ("ETag", "etag", "md5Hash", "content_md5", "generation"):
+        value = facts.get(name)
         if value:
-            return value.isoformat() if hasattr(value, "isoformat") else str(value).strip('"')
-    return ""
+            return str(value).strip('"')
+    return str(time_of(facts) or "")
+
+
+def time_of(facts: dict[str, Any]) -> int:
+    """When an object was made, in nanoseconds since 1970; 0 where the store does not say."""
+    for name in ("LastModified", "last_modified", "mtime", "updated", "created"):
+        value = facts.get(name)
+        if isinstance(value, str):
+            try:
+                value = datetime.fromisoformat(value)
+            except ValueError:
+                continue
+        if isinstance(value, datetime):
+            whole = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
+            return (whole - _EPOCH) // timedelta(microseconds=1) * 1000
+        if isinstance(value, int | float) and value:
+            return round(value * 1e6) * 1000  # a float holds no nanoseconds
+    return 0
+
+
+def _in_one(fs: Any) -> dict[str, int]:
+    """S3's would ask for the size first, to fetch large objects in several pieces."""
+    return {"max_concurrency": 1} if type(fs).__name__ == "S3FileSystem" else {}
 
 
 def _is_disk(fs: Any) -> bool:

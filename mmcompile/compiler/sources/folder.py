@@ -23,7 +23,7 @@ from mmcompile.format.canonical import name_to_json
 __all__ = ["FolderSource"]
 
 #: A larger file is refused before memory is taken for it: 178,956,970 pixels (the pixel limit) of 4 x 16 bit are 1.4 GB uncompressed.
-_MAX_SOURCE_BYTES = 2**31
+MAX_SOURCE_BYTES = 2**31
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ class FolderSource:
             before = os.fstat(fd)
             if not stat_bits.S_ISREG(before.st_mode):
                 raise OSError(errno.EINVAL, "not a regular file", path)
-            if before.st_size > _MAX_SOURCE_BYTES:
-                raise OSError(errno.EFBIG, f"{before.st_size} bytes, more than the {_MAX_SOURCE_BYTES} that are read", path)
+            if before.st_size > MAX_SOURCE_BYTES:
+                raise OSError(errno.EFBIG, f"{before.st_size} bytes, more than the {MAX_SOURCE_BYTES} that are read", path)
             data = os.read(fd, before.st_size)
             while len(data) < before.st_size and (more := os.read(fd, before.st_size - len(data))):
                 data += more  # one read returns at most 2,147,479,552 bytes, and network file systems may return less

@@ -46,7 +46,7 @@ _FOLDERS = 32
 _SLOW_S = 50e-6
 
 _PROGRESS_S = 1.0
-_HEAD_BYTES = 32
+HEAD_BYTES = 32
 _NO_STAT = (-1, -1, -1, -1)
 
 
@@ -320,7 +320,7 @@ def _why_no_image(path: bytes) -> str:
     try:
         fd = os.open(path, OPEN_FLAGS)
         try:
-            head = os.read(fd, _HEAD_BYTES) if stat_bits.S_ISREG(os.fstat(fd).st_mode) else b""
+            head = os.read(fd, HEAD_BYTES) if stat_bits.S_ISREG(os.fstat(fd).st_mode) else b""
         finally:
             os.close(fd)
     except OSError:
