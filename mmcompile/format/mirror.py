@@ -59,6 +59,7 @@ class Mirror:
         """Just what tells whether this is a dataset, a build, or something else: names, and the index where there is one."""
         self._list([""])
         if "index.json" in self.there:
+            self._list(["generations"])
             self._get(["index.json"])
         else:
             self._list(_FOLDERS[1:])
