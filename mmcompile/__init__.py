@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from mmcompile.compiler.preprocess import Normalize, Preprocess
     from mmcompile.format.verify import verify
     from mmcompile.runtime.augment import Augment
+    from mmcompile.runtime.cache import Cache
     from mmcompile.runtime.dataset import MMapShardDataset
     from mmcompile.runtime.loader import ShardLoader
     from mmcompile.runtime.sampler import ShardSampler
@@ -40,6 +41,7 @@ __all__ = [
     "BuildError",
     "BuildOptions",
     "BuildReport",
+    "Cache",
     "CorruptShardError",
     "DecodeError",
     "EngineError",
@@ -67,6 +69,7 @@ _HOMES = {
     "Augment": "mmcompile.runtime.augment",
     "BuildOptions": "mmcompile.compiler.options",
     "BuildReport": "mmcompile.compiler.outcome",
+    "Cache": "mmcompile.runtime.cache",
     "MMapShardDataset": "mmcompile.runtime.dataset",
     "Normalize": "mmcompile.compiler.preprocess",
     "Preprocess": "mmcompile.compiler.preprocess",

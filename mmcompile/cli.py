@@ -213,6 +213,7 @@ _DTYPES = _one_of("uint8|uint16|int16|int32|float16|bfloat16|float32|float64")
 @_option("--truncated", _one_of("reject|accept"), "Files that end early.  Default: reject.")
 @_option("--max-pixels", _Typed(COUNT), "Reject larger pictures.  Default: 178956970, Pillow's limit.")
 @_option("--max-aspect", _Typed(RATIO), "Reject longer pictures.  Default: no limit.")
+@_option("--jpeg-scaling", _Typed(RATIO), "Decode large JPEGs at 1/2, 1/4 or 1/8 while this many times the size remains, as in 2.  Default: whole.")
 @_option("--include", str, "Take only these, as in 'cats/*.png' (* matches / too).  May repeat.", multiple=True, metavar="GLOB")
 @_option("--exclude", str, "Leave these out: pattern or exact path in RAW.  May repeat; adds to --config.", multiple=True, metavar="GLOB|KEY")
 @_option("--hidden", None, "Take names that begin with a dot, and __MACOSX.", is_flag=True)
@@ -221,6 +222,8 @@ _DTYPES = _one_of("uint8|uint16|int16|int32|float16|bfloat16|float32|float64")
 @_option("--max-rejects", _Typed(REJECTS), "Publish with up to so many bad images left out, as in 10 or 1%.  Default: 0.")
 @_option("--decode-timeout", _Typed(SECONDS), "For one picture, plus 1 s a megapixel.  Default: 60.")
 @_NO_LOCK
+@_option("--checksum", None, "Read every file, also those that look unchanged by size, times and inode.", is_flag=True)
+@_option("--redecode", None, "Decode again what only another library version made.", is_flag=True)
 @_option("--config", str, 'JSON with these options; the command line wins.  Example: {"crop": 224}', metavar="FILE", is_eager=True, callback=_config)
 @_option("--dry-run", None, "Say what would be built, and write nothing.", is_flag=True)
 @_JSON
@@ -249,7 +252,10 @@ def build(ctx: click.Context, /, raw: str, out: str, dry_run: bool, as_json: boo
         extensions=TORCHVISION_EXTENSIONS if exact else None,
     )
     run_names = {"workers": "workers", "shard_bytes": "shard_bytes", "decode_timeout": "decode_timeout_s"}
-    options = BuildOptions(lock=not given.pop("no_lock"), **{name: v for key, name in run_names.items() if (v := given.pop(key)) is not None})
+    again = {name: given.pop(name) for name in ("checksum", "redecode")}
+    options = BuildOptions(
+        lock=not given.pop("no_lock"), **again, **{name: v for key, name in run_names.items() if (v := given.pop(key)) is not None}
+    )
     max_rejects = given.pop("max_rejects")
     preprocess = _preprocess(given)
     show = Show(sys.stderr)

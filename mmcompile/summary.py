@@ -66,7 +66,8 @@ def _stored(report: BuildReport) -> list[Pair]:
     ]
     if report.geometry:
         rows.append(("geometry", escape(report.geometry)))
-    parts = [f"{n:,} {word}" for n, word in ((report.decoded, "decoded"), (report.copied, "copied"), (report.kept, "kept as they were")) if n]
+    words = ("to decode", "to copy", "kept as they are") if report.dry_run else ("decoded", "copied", "kept as they were")
+    parts = [f"{n:,} {word}" for n, word in zip((report.decoded, report.copied, report.kept), words, strict=True) if n]
     if report.copied or report.kept:
         rows.append(("rows", ", ".join(parts)))
     return rows
@@ -80,8 +81,11 @@ def _took(report: BuildReport) -> str:
 
 def _dry(report: BuildReport) -> list[Pair]:
     rows = []
+    need = report.bytes if report.write_bytes is None else report.write_bytes
+    if report.write_bytes is not None:
+        rows.append(("writes", f"{size(need)} of shards"))
     if report.free_bytes is not None:
-        enough = "enough" if report.free_bytes >= report.bytes else f"NOT enough: {size(report.bytes - report.free_bytes)} are missing"
+        enough = "enough" if report.free_bytes >= need else f"NOT enough: {size(need - report.free_bytes)} are missing"
         rows.append(("free", f"{size(report.free_bytes)} on that disk, {enough}"))
     if report.estimate_s is not None:
         rows.append(("time", f"about {duration(report.estimate_s)}" + (f" with {number(report.workers, 'worker')}" if report.workers else "")))

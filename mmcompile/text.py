@@ -96,6 +96,8 @@ def go_on(arguments: Sequence[str], details: Mapping[str, Any]) -> list[tuple[st
         added = [word for key in named[:MOST_KEYS] for word in ("--exclude", key)]
         whom = "it" if total == 1 else "them" if total <= MOST_KEYS else f"the first {MOST_KEYS} of {total:,} files (the next run names the rest)"
         return [(f"{kept} without {whom}:", add_options(arguments, added))]
+    if details.get("redecode") is True:
+        return [("to decode them again:", add_options(arguments, ["--redecode"]))]
     before, now = details.get("before"), details.get("now")
     if isinstance(before, str) and isinstance(now, str):
         return [("to change:", add_options(arguments, now.split())), ("to go on as before:", add_options(arguments, before.split()))]

@@ -16,6 +16,7 @@ PUBLIC = [
     "BuildError",
     "BuildOptions",
     "BuildReport",
+    "Cache",
     "CorruptShardError",
     "DecodeError",
     "EngineError",

@@ -15,11 +15,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from mmcompile.compiler import decode, geometry
+from mmcompile.compiler.broker import BrokerExecutor, connect
+from mmcompile.compiler.cluster import Cluster
 from mmcompile.compiler.engines import LocalExecutor, make_executor, result_within
 from mmcompile.compiler.formats import TORCHVISION_EXTENSIONS
 from mmcompile.compiler.options import BuildOptions, allowed_rejects, typed
@@ -27,8 +30,10 @@ from mmcompile.compiler.outcome import BuildReport, Progress
 from mmcompile.compiler.output import (
     Contents,
     Part,
+    Published,
     check_output,
     clean_up,
+    describe_published,
     free_bytes,
     make_scratch,
     publish_shards,
@@ -37,12 +42,13 @@ from mmcompile.compiler.output import (
 from mmcompile.compiler.plan import ShardTask
 from mmcompile.compiler.planning import Listed, Planned, Wanted
 from mmcompile.compiler.preprocess import Preprocess
-from mmcompile.compiler.reuse import write_table
 from mmcompile.compiler.run import Counts, Runner, ShardWork
 from mmcompile.compiler.seals import Seal
+from mmcompile.compiler.shardcall import versions_here
 from mmcompile.compiler.sources import Scan, Source
 from mmcompile.compiler.sources.remote import folder_source
 from mmcompile.compiler.staging import Staging
+from mmcompile.compiler.statcache import StatCache
 from mmcompile.compiler.task import Job, measure
 from mmcompile.errors import BuildError, DecodeError, EngineError, MMCompileError, RemoteError, SourceError
 from mmcompile.format.canonical import as_text, canonical, name_from_json
@@ -139,11 +145,13 @@ class _Build:
         self.out = Path(os.path.abspath(out))
         self.asked = preprocess
         self.began = time.monotonic()
+        self.early: Planned | None = None
         self.report = BuildReport(out=str(out), samples=0, rejects=0, shards=0, bytes=0, seconds=0.0)
         allowed_rejects(max_rejects, 0)
         preprocess.resolved()
-        self.executor = make_executor(options.engine, options.workers)
+        self.executor = make_executor(options.workers)
         self.workers = self.executor.workers if isinstance(self.executor, LocalExecutor) else options.workers or 1
+        self.engine: Executor | None = None
 
     # ------------------------------------------------------------------ the two ways through
 
@@ -151,15 +159,24 @@ class _Build:
         """Build and publish."""
         try:
             self._check_output()
-            self._scan()
-            (self.out / ".build").mkdir(parents=True, exist_ok=True)
+            self.engine = connect(self.options.engine, self.options.address)
+            if self.staging is None:
+                self._scan()
+                if self._stands():
+                    return self._standing()
+                (self.out / ".build").mkdir(parents=True, exist_ok=True)
             with self._lock() as lock:
                 if self.staging is not None:
                     self.staging.pull()
+                    self._scan()
+                    if self._stands():
+                        return self._standing()
                 scratch = self._make_scratch()
                 try:
                     self._choose(scratch)
                     self._plan()
+                    if self._is_current():
+                        return self._standing()
                     self._run(scratch)
                     return self._publish(lock, scratch)
                 except OSError as error:
@@ -179,22 +196,27 @@ class _Build:
         """Say what would be built; write nothing."""
         try:
             self._check_output()
-            self._scan()
             if self.staging is not None:
                 self.staging.pull()
+            self._scan()
             self._choose(Path(os.devnull))
             self._plan()
-            todo = self.planned.todo
-            n = sum(len(t) for t in todo)
+            self.planned.check_versions(self.progress)
+            foreseen = self.planned.predict(self.progress)
+            rejects = foreseen.rejects + sum(len(w.rejects) for w in self.planned.whole.values())
             return replace(
                 self._described(),
-                samples=len(self.scan.keys) - sum(len(w.rejects) for w in self.planned.whole.values()),
+                samples=len(self.scan.keys) - rejects,
+                rejects=rejects,
                 shards=len(self.planned.tasks),
                 bytes=len(self.scan.keys) * self.wanted.row_bytes,
+                decoded=foreseen.decoded,
+                copied=foreseen.copied,
                 kept=self.planned.kept,
                 dry_run=True,
                 free_bytes=self._free_bytes(),
-                estimate_s=self._estimate(todo, n),
+                write_bytes=foreseen.write_bytes,
+                estimate_s=self._estimate(self.planned.todo, foreseen.decoded),
                 seconds=time.monotonic() - self.began,
             )
         finally:
@@ -217,7 +239,8 @@ class _Build:
         self.scan: Scan = self.source.scan(lambda n: self.progress(Progress("scan", n)))
         if not self.scan.keys:
             raise SourceError(f"{self.source.root}: there are no images", path=self.source.root)
-        self.listed = Listed(self.scan, at_ns)
+        cache = StatCache(self.out / ".build" / "stat-cache", self.source.location())
+        self.listed = Listed(self.scan, at_ns, cache, checksum=self.options.checksum)
         self.allowed = allowed_rejects(self.max_rejects, len(self.scan.keys))
 
     def _make_scratch(self) -> Path:
@@ -233,30 +256,58 @@ class _Build:
         return scratch
 
     def _choose(self, scratch: Path) -> None:
-        asked = self.asked.resolved()
-        store = None if self.staging is None else self.staging.store
-        self.job = Job(self.source, asked, (), scratch, self.out / "shards", timeout_s=self.options.decode_timeout_s, store=store)
-        why = ""
-        if asked.needs_size() or (asked.mode == "keep" and asked.kept_mode is None):
+        self.job = self._job(self.asked.resolved(), scratch)
+        chosen, why = self.job.preprocess, ""
+        if self._has_to_choose():
             self.progress(Progress("choose", message="looking at image sizes"))
-            asked, why = geometry.choose(self.job, self.executor, self.scan.keys, self.listed.hashes64)
-        self.wanted = Wanted.of(self.asked, asked, why, self.source, self.scan.labels is not None, self.options)
+            chosen, why = self.listed.choose(chosen, lambda: geometry.choose(self.job, self.executor, self.listed.keys, self.listed.hashes64))
+        self._want(chosen, why)
+
+    def _job(self, preprocess: Preprocess, scratch: Path) -> Job:
+        store = None if self.staging is None else self.staging.store
+        return Job(self.source, preprocess, (), scratch, self.out / "shards", timeout_s=self.options.decode_timeout_s, store=store)
+
+    def _has_to_choose(self) -> bool:
+        asked = self.asked
+        return asked.needs_size() or (asked.mode == "keep" and asked.kept_mode is None)
+
+    def _want(self, chosen: Preprocess, why: str) -> None:
+        self.wanted = Wanted.of(self.asked, chosen, why, self.source, self.scan.labels is not None, self.options)
 
     def _plan(self) -> None:
         """Cut shards, and see which of them are there already."""
-        self.planned = Planned(self.out, self.job, self.wanted, self.listed, self.options, self.executor)
+        if self.early is None or not self.early.holds:
+            self.planned = Planned(self.out, self.job, self.wanted, self.listed, self.options, self.executor)
         for line in self.planned.changed:
             self.progress(Progress("plan", message=f"differs from what is in {self.out}: {line}"))
         self.planned.find_whole(self.progress)
 
+    def _stands(self) -> bool:
+        """Is there nothing to do?  Decided by stats alone: without a worker, a lock, or a byte written; False where they do not tell."""
+        chosen: tuple[Preprocess, str] | None = (self.asked.resolved(), "")
+        if self._has_to_choose():
+            chosen = self.listed.chosen(self.asked.resolved())
+        if chosen is None or not self.listed.known.all() or not (self.out / "index.json").exists():
+            return False
+        self.job = self._job(chosen[0], Path(os.devnull))
+        self._want(*chosen)
+        self.early = self.planned = Planned(self.out, self.job, self.wanted, self.listed, self.options, self.executor)
+        self.planned.find_whole(self.progress, read=False)
+        return self._is_current() and self.planned.holds
+
+    def _is_current(self) -> bool:
+        before = self.planned.previous.index
+        return self.planned.unchanged and before is not None and before.rejects <= self.allowed
+
     def _run(self, scratch: Path) -> None:
         todo = self.planned.todo
         total = sum(len(t) for t in todo)
+        self.planned.check_versions(self.progress)
         self._check_disk(total)
         write_atomic(self.out / ".build" / "settings.json", canonical(self.wanted.compared))
         if self.staging is not None:
             self.staging.keep()
-        table = write_table(self.planned.previous.old, scratch) if todo else None
+        table = self.planned.write_table(scratch)
         self.job = replace(self.job, preprocess=self.wanted.preprocess, fields=self.wanted.fields, reuse=table)
         if self.planned.previous.remembered and todo:
             self.job = replace(self.job, remembered=scratch / "remembered.json")
@@ -273,7 +324,13 @@ class _Build:
         def on_progress(counts: Counts) -> None:
             self.progress(Progress("build", counts.done, total, counts.rejects))
 
-        self.runner = Runner(self.executor, self.job, on_sealed, on_progress, self.workers)
+        self.runner: Runner | Cluster
+        if self.engine is None:
+            self.runner = Runner(self.executor, self.job, on_sealed, on_progress, self.workers)
+        else:
+            self.job = replace(self.job, versions=versions_here(self.wanted.preprocess))
+            self.runner = Cluster(self.engine, self.job, on_sealed, on_progress, self.options.workers)
+            self.workers = self.runner.workers
         self.runner.run(self.planned.works())
 
     def _check_disk(self, items: int) -> None:
@@ -363,15 +420,25 @@ class _Build:
         if self.staging is not None:
             self.staging.publish(lock.still_held)
         counts = self.runner.counts
+        return replace(self._finished(done, rejects), decoded=counts.decoded, copied=counts.copied)
+
+    def _standing(self) -> BuildReport:
+        """The report of a build that found its dataset published already."""
+        whole = [self.planned.whole[task.number] for task in self.planned.tasks]
+        parts = [Part(w.files, w.rows, [], w.flags) for w in whole]
+        index, generation = self.planned.previous.index, self.planned.previous.generation
+        assert index is not None
+        assert generation is not None
+        return self._finished(describe_published(self.out, index, generation, parts), [line for w in whole for line in w.rejects.values()])
+
+    def _finished(self, done: Published, rejects: list[dict[str, Any]]) -> BuildReport:
         return replace(
             self._described(),
-            samples=stored,
+            samples=len(self.scan.keys) - len(rejects),
             rejects=len(rejects),
             shards=done.shards,
             bytes=done.bytes,
             generation=done.generation,
-            decoded=counts.decoded,
-            copied=counts.copied,
             kept=self.planned.kept,
             counts={**self.scan.counts, **done.flags},
             reject_reasons=dict(Counter(line["code"] for line in rejects)),
@@ -394,6 +461,8 @@ class _Build:
 
     def _described(self) -> BuildReport:
         warnings = [*self.scan.warnings, *self.wanted.preprocess.notes(), *self._replaced()]
+        if damaged := self.planned.previous.damaged:
+            warnings.append(f"{damaged:,} sealed shard{'s' if damaged > 1 else ''} of an unfinished build had been damaged, and had to be made again")
         if (warning := decode.pillow_warning()) is not None:
             warnings.append(warning)
         return replace(
@@ -438,10 +507,12 @@ class _Build:
     def _save_stats(self) -> None:
         if hasattr(self, "planned"):
             self._saved = time.monotonic()
-            self.planned.save_stats()
+            self.listed.save()
 
     def _stop(self) -> None:
         if isinstance(self.executor, LocalExecutor):
             self.executor.kill()
         else:
             self.executor.shutdown(cancel_futures=True)
+        if isinstance(self.engine, BrokerExecutor):
+            self.engine.kill()

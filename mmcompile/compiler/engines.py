@@ -1,4 +1,4 @@
-"""Hides how work reaches other processes: a name -> a `concurrent.futures.Executor`.
+"""Hides how work reaches other processes of this machine: a `concurrent.futures.Executor`.
 
 The local engine is processes of our own rather than `ProcessPoolExecutor`, which after one crash fails every outstanding future and names no
 culprit.  Here the death of a worker fails the one future that it had in hand, with its exit code, and the next piece of work gets a new process.
@@ -29,7 +29,7 @@ from typing import IO, Any
 
 from mmcompile.errors import EngineError, OptionError
 
-__all__ = ["LocalExecutor", "make_executor", "result_within", "signal_name", "usable_cpus"]
+__all__ = ["LocalExecutor", "make_executor", "result_within", "run_pickled", "signal_name", "usable_cpus"]
 
 _PR_SET_PDEATHSIG = 1
 #: Seconds between two looks at whether a silent worker is still there: its pipe may be held open by a process that it left behind.
@@ -38,10 +38,8 @@ _ALIVE_S = 2.0
 _BEGUN_S = 0.2
 
 
-def make_executor(engine: str, workers: int | None) -> Executor:
-    """The executor of an engine; `workers=None` takes as many as this process may use."""
-    if engine != "local":
-        raise OptionError(f"engine must be 'local', not {engine!r}")
+def make_executor(workers: int | None) -> Executor:
+    """Worker processes on this machine; `workers=None` takes as many as this process may use."""
     return LocalExecutor(usable_cpus() if workers is None else workers)
 
 
@@ -264,14 +262,18 @@ def _work(fd: int, parent: int) -> None:
         except (EOFError, OSError):
             os._exit(0)
         try:
-            fn, args, kwargs = _load(data)
-            reply = pickle.dumps((True, fn(*args, **kwargs)), pickle.HIGHEST_PROTOCOL)
-        except BaseException as error:
-            reply = _as_reply(error)
-        try:
-            pipe.send_bytes(reply)
+            pipe.send_bytes(run_pickled(data))
         except OSError:
             os._exit(0)
+
+
+def run_pickled(data: bytes) -> bytes:
+    """Run a pickled (function, arguments, keywords); the reply is pickled, too: (True, what it returned) or (False, what it raised)."""
+    try:
+        fn, args, kwargs = _load(data)
+        return pickle.dumps((True, fn(*args, **kwargs)), pickle.HIGHEST_PROTOCOL)
+    except BaseException as error:
+        return _as_reply(error)
 
 
 def _load(data: bytes) -> Any:

@@ -17,7 +17,7 @@ from mmcompile.compiler.run import CRASHES
 from mmcompile.compiler.task import Job, probe
 from mmcompile.errors import EngineError
 
-__all__ = ["LOOKED_AT", "choose"]
+__all__ = ["LOOKED_AT", "choose", "looked_at"]
 
 #: Headers looked at: those with the smallest key hash, so that the choice is even over the folder and depends on the keys alone.
 LOOKED_AT = 1000
@@ -26,11 +26,15 @@ _SIDE = 256
 _TRIES = 3
 
 
+def looked_at(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+    """The items whose headers a choice is made by, from the hashes (N,) of all keys."""
+    return np.argsort(hashes, kind="stable")[:LOOKED_AT]
+
+
 def choose(job: Job, executor: Executor, keys: Sequence[bytes], hashes: npt.NDArray[np.uint64]) -> tuple[Preprocess, str]:
     """The preprocess with its size (and with mode "keep" its mode) fixed as if typed, and a sentence that says what was chosen and why."""
     preprocess = job.preprocess
-    picked = np.argsort(hashes, kind="stable")[:LOOKED_AT].tolist()
-    found = [f for f in _probe_all(job, executor, [keys[i] for i in picked]) if f is not None]
+    found = [f for f in _probe_all(job, executor, [keys[i] for i in looked_at(hashes).tolist()]) if f is not None]
     said = []
     if preprocess.mode == "keep" and preprocess.kept_mode is None:
         modes = Counter(mode for _, _, mode in found)

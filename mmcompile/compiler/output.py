@@ -16,11 +16,11 @@ import numpy as np
 
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.seals import Seal
-from mmcompile.errors import BuildError, FormatError, OutputExistsError
+from mmcompile.errors import BuildError, FormatError, OutputExistsError, ResumeError
 from mmcompile.format.canonical import canonical, name_to_json, parse
 from mmcompile.format.catalog import kept_files, list_folder, load_table, named_files, single_files
 from mmcompile.format.index import LIST_LIMIT, Field, Index, Split, load_index, publish
-from mmcompile.format.npy import file_name, save_array, save_blob
+from mmcompile.format.npy import file_bytes, file_name, save_array, save_blob
 from mmcompile.format.samples import combine_statistics, hash_pair
 from mmcompile.format.store import Store, is_url
 
@@ -31,6 +31,7 @@ __all__ = [
     "check_output",
     "clean_up",
     "describe_changes",
+    "describe_published",
     "free_bytes",
     "is_inside",
     "make_scratch",
@@ -196,9 +197,6 @@ def publish_shards(out: Path, scratch: Path, contents: Contents) -> Published:
     """Write the shard table, lists and index of what is sealed and kept, and make it the current generation."""
     shards, parts, rejects = out / "shards", [part for part in contents.parts if part.rows], contents.rejects
     samples = sum(part.rows for part in parts)
-    flags: Counter[str] = Counter()
-    for part in parts:
-        flags.update(part.flags)
     statistics = combine_statistics([part.sums for part in parts], contents.preprocess.scale == "unit")
     fields, classes = contents.fields, contents.classes
     if contents.preprocess.normalize == "auto":
@@ -230,11 +228,38 @@ def publish_shards(out: Path, scratch: Path, contents: Contents) -> Published:
         for name, digest in part.files.items():
             table[i][name] = hash_pair(digest)
     index = replace(index, table=save_array(shards, "table", table, scratch))
-    generation = publish(out, index)
+    _check_files(out, fields, parts)
+    return describe_published(out, index, publish(out, index), parts)
+
+
+def _check_files(out: Path, fields: tuple[Field, ...], parts: list[Part]) -> None:
+    """Raises ResumeError where a file of a finished shard is gone, or not as long as it was."""
+    for part in parts:
+        for name, digest in part.files.items():
+            path = out / "shards" / file_name(name, digest)
+            wanted = next((file_bytes(f.stored, (part.rows, *f.shape)) for f in fields if f.name == name), None)
+            try:
+                found = os.path.getsize(path)
+            except FileNotFoundError:
+                found = -1
+            if found < 0 or wanted not in (None, found):
+                how = "gone" if found < 0 else f"{found:,} bytes instead of {wanted:,}"
+                raise ResumeError(
+                    f"{path}: {how}, after its shard was finished; nothing is published: the same command makes it again", path=str(path)
+                )
+
+
+def describe_published(out: Path, index: Index, generation: str, parts: list[Part]) -> Published:
+    """What a generation holds, from its index and its finished shards."""
+    parts = [part for part in parts if part.rows]
+    flags: Counter[str] = Counter()
+    for part in parts:
+        flags.update(part.flags)
+    shards = out / "shards"
     files = {file for _, file in single_files(index)} | {file_name(name, digest) for part in parts for name, digest in part.files.items()}
     named = [out / "index.json", out / "generations" / f"{generation}.json", *(shards / file for file in files)]
     total = sum(os.path.getsize(path) for path in named)
-    rejects_path = None if rejects_file is None else str(shards / file_name("rejects", rejects_file, ".jsonl"))
+    rejects_path = None if index.rejects_file is None else str(shards / file_name("rejects", index.rejects_file, ".jsonl"))
     return Published(generation, len(parts), total, dict(flags), rejects_path)
 
 

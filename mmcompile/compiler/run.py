@@ -13,7 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from mmcompile.compiler.seals import Seal
 from mmcompile.compiler.task import COPIED, FAILED, REJECTED, STORED, Job, Piece, PieceResult, reject_line, run_piece
 from mmcompile.errors import EngineError
 from mmcompile.format.npy import hash_bytes
-from mmcompile.format.samples import hash_pair, pair_hash, sample_dtype
+from mmcompile.format.samples import hash_pair, sample_dtype
 
 __all__ = ["CRASHES", "Counts", "Runner", "ShardWork"]
 
@@ -64,10 +64,14 @@ class Counts:
     def done(self) -> int:
         return self.decoded + self.copied + self.rejects + self.failures
 
+    def plus(self, more: Counts) -> Counts:
+        """Both together."""
+        return Counts(*(getattr(self, f.name) + getattr(more, f.name) for f in fields(Counts)))
+
 
 @dataclass
 class ShardWork:
-    """A shard that has to be made: its items, and what is known of each so far."""
+    """A shard that has to be made: its items, and what is known of each so far; `copies` (N,) are those that will not be read."""
 
     task: ShardTask
     keys: Sequence[bytes]
@@ -82,6 +86,7 @@ class ShardWork:
     waiting: int = 0
     suspects: int = 0
     cut: bool = False
+    copies: npt.NDArray[np.bool_] | None = None
 
 
 @dataclass
@@ -155,7 +160,8 @@ class Runner:
             work.outcome, work.records = np.zeros(n, np.uint8), np.zeros(n, sample_dtype(self._job.fields))
             part: list[int] = []
             size = 0
-            for i, length in enumerate(work.stat["size"].tolist()):
+            sizes = work.stat["size"] if work.copies is None else np.where(work.copies, 0, work.stat["size"])
+            for i, length in enumerate(sizes.tolist()):
                 part.append(i)
                 size += max(length, 0)
                 if size >= _PIECE_BYTES or len(part) >= _PIECE_ITEMS:
@@ -174,8 +180,9 @@ class Runner:
             self._serial,
             tuple(positions),
             tuple(work.keys[i] for i in positions),
-            None if work.labels is None else tuple(work.labels[positions].tolist()),
-            tuple(pair_hash(work.hashes[i]) if work.known[i] else None for i in positions),
+            None if work.labels is None else work.labels[positions],
+            work.hashes[positions],
+            work.known[positions],
             tuple(work.stat[i].item() for i in positions),
         )
         future = self._executor.submit(run_piece, self._job, piece)

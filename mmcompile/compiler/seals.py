@@ -33,14 +33,14 @@ _KIND = re.compile(r"[a-z][a-z0-9_]{0,63}\Z")
 class Seal:
     """What is known of a sealed shard.
 
-    `formats` are pixel fingerprints by source format and `pixel` the one over all formats (for rejects); `store` the store fingerprint.  `stat`
-    (STAT_DTYPE) and `hashes` (N, 2) stand for the task's items in order; `rejects` are lines by position.
+    `pixel` and `store` are the fingerprints in its task's id; `made` says how its rows were made: "preprocess" (settings), "versions", "revision".
+    `stat` (STAT_DTYPE) and `hashes` (N, 2) stand for the task's items in order; `rejects` are lines by position.
     """
 
     task: str
     pixel: str
     store: str
-    formats: dict[str, str]
+    made: dict[str, Any]
     labels: list[int] | None
     stat: npt.NDArray[Any]
     hashes: npt.NDArray[np.uint64]
@@ -66,7 +66,7 @@ def write_seal(folder: Path, seal: Seal) -> None:
         "task": seal.task,
         "pixel": seal.pixel,
         "store": seal.store,
-        "formats": seal.formats,
+        "made": seal.made,
         "labels": seal.labels,
         "stat": _pack(seal.stat),
         "hashes": _pack(seal.hashes),
@@ -113,7 +113,7 @@ def _parse(path: Path) -> Seal:
         str(found["task"]),
         str(found["pixel"]),
         str(found["store"]),
-        dict(found["formats"]),
+        dict(found["made"]),
         found["labels"],
         stat,
         hashes.astype(np.uint64),

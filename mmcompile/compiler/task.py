@@ -19,6 +19,7 @@ import numpy.typing as npt
 import xxhash
 
 from mmcompile.compiler import decode
+from mmcompile.compiler.copying import Copier
 from mmcompile.compiler.formats import belongs, may_be_tga
 from mmcompile.compiler.hand import Hand, OwnFault, hand_path
 from mmcompile.compiler.preprocess import Preprocess, channel_sums, store
@@ -31,7 +32,7 @@ from mmcompile.format.canonical import as_text, name_to_json
 from mmcompile.format.index import Field
 from mmcompile.format.npy import ALIGN, hash_bytes
 from mmcompile.format.rejects import Reject
-from mmcompile.format.samples import FLAGS, hash_pair, sample_dtype
+from mmcompile.format.samples import FLAGS, hash_pair, pair_hash, sample_dtype
 from mmcompile.format.store import Store
 
 __all__ = ["COPIED", "FAILED", "REJECTED", "STORED", "Job", "Piece", "PieceResult", "hash_items", "measure", "probe", "reject_line", "run_piece"]
@@ -56,6 +57,7 @@ class Job:
     timeout_s: float = 60.0
     #: Where finished shards are sent, and old ones are brought from, when OUT is a URL.
     store: Store | None = None
+    versions: dict[str, str] = field(default_factory=dict)
 
     @property
     def image(self) -> Field:
@@ -64,14 +66,15 @@ class Job:
 
 @dataclass(frozen=True)
 class Piece:
-    """Some items of one shard: their positions in it, keys, class numbers, and hashes where the stat cache knows them."""
+    """Some items of one shard: their positions in it, keys, class numbers, and hashes (N, 2) where they are `known` (N,) without reading."""
 
     task: str
     serial: int
     positions: tuple[int, ...]
     keys: tuple[bytes, ...]
-    labels: tuple[int, ...] | None
-    known: tuple[str | None, ...]
+    labels: npt.NDArray[np.int64] | None
+    hashes: npt.NDArray[np.uint64]
+    known: npt.NDArray[np.bool_]
     stats: tuple[tuple[int, int, int, int], ...]
 
 
@@ -91,18 +94,18 @@ class PieceResult:
     failures: dict[int, str] = field(default_factory=dict)
 
 
-_tables: dict[str, RowTable] = {}
+_copiers: dict[str, Copier] = {}
 
 
-def _table_of(job: Job) -> RowTable | None:
+def _copier_of(job: Job) -> Copier | None:
     if job.reuse is None:
         return None
     key = str(job.reuse)
-    if key not in _tables:
-        _tables.clear()
+    if key not in _copiers:
+        _copiers.clear()
         bring = None if job.store is None else Fetched(job.store, job.scratch / "fetched")
-        _tables[key] = RowTable(job.reuse, bring)
-    return _tables[key]
+        _copiers[key] = Copier(RowTable(job.reuse, bring), job.preprocess, job.fields)
+    return _copiers[key]
 
 
 def _remembered(job: Job) -> dict[str, dict[str, Any]]:
@@ -128,23 +131,29 @@ def run_piece(job: Job, piece: Piece) -> PieceResult:
     result = PieceResult(
         np.zeros(n, np.uint8), np.zeros(n, sample_dtype(job.fields)), np.zeros((n, 2), np.uint64), np.zeros(n, bool), np.zeros(n, bool)
     )
-    table, remembered = _table_of(job), _remembered(job)
+    copier, remembered = _copier_of(job), _remembered(job)
     target = os.open(rows_path(job.scratch, piece.task), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     hand = Hand(hand_path(job.scratch, piece.serial), job.timeout_s)
     row: npt.NDArray[Any] = np.empty((1, *image.shape), image.stored)
     try:
-        for i, key in enumerate(piece.keys):
+        if copier is not None:
+            _copy_known(job, piece, copier, target, hand, result)
+        for i in np.flatnonzero(result.outcome == 0).tolist():
+            key = piece.keys[i]
             hand.take(i)
+            label = None if piece.labels is None else piece.labels[i : i + 1]
+            data = None
             try:
-                digest, data = _read(job.source, key, piece.known[i])
-                record = None if table is None else _take(table, digest, key, image, row)
+                digest, data = _read(job.source, key, pair_hash(piece.hashes[i]) if piece.known[i] else None)
                 outcome = COPIED
+                record = None if copier is None else _copy_one(copier, digest, key, label, row)
                 line = None if record is not None else remembered.get(remembered_as(digest, key))
                 if record is None and line is None:
                     if data is None:
                         digest, data = _read(job.source, key, None)
                     outcome = STORED
                     record = _decode(job, cast(bytes, data), key, digest, row, hand)
+                    record["row_hash"] = _row_hash(row, label)
             except DecodeError as error:
                 result.outcome[i] = REJECTED
                 result.rejects[i] = _reject(key, data, digest, error)
@@ -161,8 +170,6 @@ def run_piece(job: Job, piece: Piece) -> PieceResult:
                 else:
                     result.outcome[i] = outcome
                     result.records[i] = record
-                    label = None if piece.labels is None else piece.labels[i]
-                    result.records[i]["row_hash"] = _row_hash(row, label)
                     _write(target, row, ALIGN + piece.positions[i] * image.row_bytes)
             result.hashes[i], result.hashed[i] = hash_pair(digest), True
             result.changed[i] = data is not None and _stat(job.source, key) != piece.stats[i]
@@ -201,24 +208,47 @@ def remembered_as(digest: str, key: bytes) -> str:
     return f"{digest} tga" if may_be_tga(as_text(key)) else digest
 
 
-def _take(table: RowTable, digest: str, key: bytes, image: Field, row: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
-    """A row that is already there, with a record that says what it would say had this very file been decoded."""
-    found = table.take(digest, image, row)
-    if found is None:
-        return None
-    name, format = as_text(key), found["format"].item().decode("ascii")
+def _copy_known(job: Job, piece: Piece, copier: Copier, target: int, hand: Hand, result: PieceResult) -> None:
+    """Copy, in runs, the rows of items whose hashes are known; those that have none that is right are left as they are."""
+    for items, shard, first in copier.runs(piece.hashes, np.flatnonzero(piece.known)):
+        hand.take(int(items[0]))
+        rows, records, right = copier.copy(shard, first, None if piece.labels is None else piece.labels[items], len(items))
+        for at, i in enumerate(items.tolist()):
+            right[at] = right[at] and _renamed(records[at : at + 1], piece.keys[i])
+        positions = np.array(piece.positions)[items]
+        good = np.flatnonzero(right)
+        for run in np.split(good, np.flatnonzero((np.diff(good) != 1) | (np.diff(positions[good]) != 1)) + 1):
+            if len(run):
+                _write(target, rows[run[0] : run[-1] + 1], ALIGN + int(positions[run[0]]) * job.image.row_bytes)
+        done = items[good]
+        result.outcome[done], result.records[done] = COPIED, records[good]
+        result.hashes[done], result.hashed[done] = piece.hashes[done], True
+
+
+def _copy_one(copier: Copier, digest: str, key: bytes, label: npt.NDArray[np.int64] | None, row: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
+    """A row of this source that is right, wherever there is one; None where there is none."""
+    for shard, at in copier.places(hash_pair(digest)):
+        rows, records, right = copier.copy(shard, at, label, 1)
+        if right[0] and _renamed(records, key):
+            row[...] = rows
+            return cast("npt.NDArray[Any]", records[0])
+    return None
+
+
+def _renamed(records: npt.NDArray[Any], key: bytes) -> bool:
+    """Make a record (1,) say what it would say had this very file been decoded; False where it would not have been."""
+    name, format = as_text(key), records["format"].item().decode("ascii")
     if format == "TGA" and not may_be_tga(name):
-        return None
-    record = found.copy()
-    wrong = _BITS["wrong-extension"]
-    record["flags"] = (int(record["flags"]) & ~wrong) | (0 if belongs(name, format) else wrong)
-    return record
+        return False
+    wrong = np.uint32(_BITS["wrong-extension"])
+    records["flags"] = (records["flags"] & ~wrong) | (np.uint32(0) if belongs(name, format) else wrong)
+    return True
 
 
 def _decode(job: Job, data: bytes, key: bytes, digest: str, row: npt.NDArray[Any], hand: Hand) -> npt.NDArray[Any]:
     try:
         decoded = decode.decode(data, as_text(key), job.preprocess, on_open=hand.opened)
-        row[0] = store(decoded.pixels, job.preprocess, decoded.depth)
+        store(decoded.pixels, job.preprocess, decoded.depth, row[0])
     except (MMCompileError, MemoryError):
         raise
     except OwnFault as fault:
@@ -231,14 +261,21 @@ def _decode(job: Job, data: bytes, key: bytes, digest: str, row: npt.NDArray[Any
     record["mode"], record["format"] = decoded.mode.encode(), decoded.format.encode()
     record["orientation"], record["depth"] = decoded.orientation, decoded.depth
     record["flags"] = sum(_BITS[word] for word in set(decoded.warnings))
-    record["sum"], record["sum_squares"] = channel_sums(decoded.pixels)
+    record["sum"], record["sum_squares"] = channel_sums(_pixels_of(row[0], decoded.pixels, job.preprocess))
     return record
 
 
-def _row_hash(row: npt.NDArray[Any], label: int | None) -> int:
+def _pixels_of(row: npt.NDArray[Any], pixels: npt.NDArray[Any], preprocess: Preprocess) -> npt.NDArray[Any]:
+    """`pixels` (H, W, C), taken from the row where that holds the same values: there they lie together."""
+    if row.dtype.kind not in "ui" or preprocess.dtype != pixels.dtype.name:
+        return pixels
+    return row.transpose(1, 2, 0) if preprocess.layout == "chw" else row
+
+
+def _row_hash(row: npt.NDArray[Any], label: npt.NDArray[np.int64] | None) -> int:
     state = xxhash.xxh3_64(cast(Any, row.reshape(-1).view(np.uint8)))
     if label is not None:
-        state.update(np.array(label, "<i8").tobytes())
+        state.update(label.astype("<i8").tobytes())
     return int(state.intdigest())
 
 

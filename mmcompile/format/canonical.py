@@ -64,7 +64,7 @@ def name_from_json(value: Any) -> str:
     raise ValueError(f"not a name: {value!r:.100}")
 
 
-def parse(data: bytes, path: Path) -> Any:
+def parse(data: bytes, path: Path | str) -> Any:
     """JSON of a stranger -> Python values.  Anything but one sound document is a FormatError naming the file and the fault."""
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def read_limited(path: Path, limit: int) -> bytes:
 class Check:
     """The checks of one file: each takes a value and where it stands, and returns it with its type made sure."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | str) -> None:
         self.path = path
 
     def fail(self, where: str, expected: str, found: Any) -> Any:

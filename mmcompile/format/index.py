@@ -168,7 +168,7 @@ class Index:
         return data
 
     @classmethod
-    def from_bytes(cls, data: bytes, path: Path) -> Index:
+    def from_bytes(cls, data: bytes, path: Path | str) -> Index:
         """Check everything and build the Index.  Raises VersionError for a newer format, FormatError for any fault."""
         check = _IndexCheck(path)
         top = check.mapping(parse(data, path), "the document", None)

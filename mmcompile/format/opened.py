@@ -6,6 +6,7 @@ Thread-safe without a lock, which a fork could leave locked: each step is atomic
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import resource
 from collections.abc import Callable
@@ -16,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcompile.errors import CorruptShardError, GenerationError
+from mmcompile.format.files import Files
 from mmcompile.format.index import Index
-from mmcompile.format.npy import file_name, map_file, open_array, read_array, read_hashed
+from mmcompile.format.npy import file_bytes, file_name, map_file, open_array, read_array, read_hashed
 from mmcompile.format.samples import pair_hash
 
 __all__ = ["File", "Opened", "keep"]
@@ -27,6 +29,8 @@ _T = TypeVar("_T")
 
 #: Maps of single shards held at once.  With those of regions (24,000) well below the kernel's limit for a process, 65,530: others want some too.
 _MAPS = 16_000
+#: The part of a limit on the room of copies that one process holds open: as long as it does, nobody can let go of them, and it is not alone.
+_PART = 4
 
 
 class File:
@@ -42,20 +46,40 @@ class File:
 class Opened:
     """The shard table of one generation, and the files that it names.  Raises GenerationError or CorruptShardError, as all its methods do."""
 
-    def __init__(self, root: Path, index: Index, generation: str) -> None:
-        self._root, self._generation, self._shards = root, generation, root / "shards"
+    def __init__(self, files: Files, index: Index, generation: str) -> None:
+        self._files, self._generation = files, generation
         self._fields = {f.name: f for f in index.fields}
         self.maps: dict[tuple[str, int, bool], Array] = {}
         self.files: dict[tuple[str, int], File] = {}
         self.most_maps = _MAPS
         self.most_files = max(16, min(512, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
         # every other file is found through it, so it alone is hashed when opened
-        path = self._shards / file_name("table", index.table)
-        self.table = self.use(path, lambda path: read_hashed(path, index.table_dtype(), (index.shards,), index.table))
+        dtype, shape = index.table_dtype(), (index.shards,)
+        table = file_name("table", index.table)
+        self.table = self.use(table, file_bytes(dtype, shape), lambda path: read_hashed(path, dtype, shape, index.table))
+        #: Shards that are held open at once.
+        self.most_shards = self.most_maps
+        if files.most_bytes is not None:
+            largest = int(self.table["rows"].max(initial=1)) * index.row_bytes
+            if largest > files.most_bytes:
+                said = f"has a shard of {largest:,} bytes, more than the {files.most_bytes:,} that the cache may hold"
+                raise ValueError(f"{files.root}: {said}; give Cache a max_bytes= with room for several")
+            self.most_shards = max(1, files.most_bytes // _PART // largest)
+            self.most_maps = min(self.most_maps, self.most_shards * len(self._fields))
+            self.most_files = min(self.most_files, self.most_maps)
+
+    def name(self, name: str, shard: int) -> str:
+        """The name in shards/ of the file of a field (or of "samples", "keys") of a shard."""
+        return file_name(name, pair_hash(self.table[name][shard]))
 
     def path(self, name: str, shard: int) -> Path:
-        """The file of a field (or of "samples", "keys") of a shard."""
-        return self._shards / file_name(name, pair_hash(self.table[name][shard]))
+        """Where that file lies while it is open."""
+        return self._files.shards / self.name(name, shard)
+
+    def nbytes(self, field: str, shard: int) -> int:
+        """The size of a shard's file of a field."""
+        spec = self._fields[field]
+        return file_bytes(spec.stored, (int(self.table["rows"][shard]), *spec.shape))
 
     def map(self, field: str, shard: int, *, writable: bool = False) -> Array | None:
         """A shard's rows in a map of its own; None where the kernel grants none."""
@@ -84,52 +108,65 @@ class Opened:
     def open(self, field: str, shard: int) -> File:
         """A shard's open file, closed when it is let go of."""
         spec = self._fields[field]
-        return self.open_path(self.path(field, shard), spec.stored, (int(self.table["rows"][shard]), *spec.shape))
+        return self.open_name(self.name(field, shard), spec.stored, (int(self.table["rows"][shard]), *spec.shape))
 
-    def open_path(self, path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> File:
+    def open_name(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> File:
         """As `open`, of any file that holds such an array."""
-        return self.use(path, lambda path: File(*open_array(path, dtype, shape)))
 
-    def read(self, path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+        def action(path: Path) -> File:
+            file = File(*open_array(path, dtype, shape))
+            if self._files.far:  # as long as it, or a map of it, is open, it is seen to be in use
+                fcntl.flock(file.fd, fcntl.LOCK_SH)
+            return file
+
+        return self.use(name, file_bytes(dtype, shape), action)
+
+    def read(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
         """A whole small array in memory of its own."""
-        return self.use(path, lambda path: read_array(path, dtype, shape))
+        return self.use(name, file_bytes(dtype, shape), lambda path: read_array(path, dtype, shape))
 
-    def use(self, path: Path, action: Callable[[Path], _T]) -> _T:
-        """What `action` makes of a file.  GenerationError or CorruptShardError where it is missing.
+    def use(self, name: str, nbytes: int | None, action: Callable[[Path], _T]) -> _T:
+        """What `action` makes of a file of shards/.  GenerationError or CorruptShardError where it is missing.
 
         Where descriptors run out those held here are let go, and it is tried once more: then an OSError with the remedy.
         """
         try:
-            return self._not_missing(path, action)
+            return self._not_missing(name, nbytes, action)
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
         self.files.clear()
         try:
-            return self._not_missing(path, action)
+            return self._not_missing(name, nbytes, action)
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
             said = f"{error.strerror}: no more files can be opened; raise the limit (`ulimit -n`), or close some"
-            raise OSError(error.errno, said, str(path)) from None
+            raise OSError(error.errno, said, str(self._files.shards / name)) from None
 
     def clear(self) -> None:
         """Let go of all; what others still hold stays valid."""
         self.maps.clear()
         self.files.clear()
 
-    def _not_missing(self, path: Path, action: Callable[[Path], _T]) -> _T:
+    def _not_missing(self, name: str, nbytes: int | None, action: Callable[[Path], _T]) -> _T:
         try:
-            return action(path)
+            try:
+                with self._files.held(name, nbytes) as path:
+                    return action(path)
+            except CorruptShardError:
+                if not self._files.replaced(name):
+                    raise
+            with self._files.held(name, nbytes) as path:
+                return action(path)
         except FileNotFoundError:
             pass
-        if not os.path.exists(self._root / "generations" / f"{self._generation}.json"):
+        where = f"{self._files.root}/shards/{name}"
+        if not self._files.kept(self._generation):
             raise GenerationError(
-                f"{path}: gone, as generation {self._generation} was pruned or removed; open the dataset anew",
-                path=str(path),
-                expected=self._generation,
+                f"{where}: gone, as generation {self._generation} was pruned or removed; open the dataset anew", path=where, expected=self._generation
             )
-        raise CorruptShardError(f"{path}: missing; run `mmcompile verify {self._root} --repair RAW`", path=str(path))
+        raise CorruptShardError(f"{where}: missing; run `mmcompile verify {self._files.root} --repair RAW`", path=where)
 
 
 def keep(held: dict[Any, _T], key: Any, value: _T, limit: int) -> _T:

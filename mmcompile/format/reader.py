@@ -20,7 +20,8 @@ import numpy.typing as npt
 
 from mmcompile.errors import CorruptShardError, FormatError
 from mmcompile.format.canonical import as_text
-from mmcompile.format.index import Index, load_classes, load_index
+from mmcompile.format.files import Files, LocalFiles, is_remote
+from mmcompile.format.index import Index, load_classes
 from mmcompile.format.npy import ALIGN, file_name, read_into
 from mmcompile.format.opened import Opened
 from mmcompile.format.region import Region, is_resident, lock, page_runs, will_need
@@ -33,8 +34,6 @@ Rows = npt.NDArray[np.int64]
 
 #: Bytes read at a time to warm the page cache: far above what a disk wants at once, and little enough to answer `stop` at once.
 _PIECE = 4 << 20
-#: Where a mapped page can fail after it was opened (server gone, file cut): a failed read is an exception there, a failed page a signal.
-_REMOTE = ("nfs", "cifs", "smb", "fuse", "9p", "ceph", "lustre", "gpfs", "beegfs", "afs", "gluster", "virtiofs", "orangefs", "vboxsf")
 
 
 def shard_starts(table: Array, index: Index, path: Path) -> npt.NDArray[np.int64]:
@@ -56,18 +55,18 @@ class Reader:
     `engine`: "mmap", "pread", or "auto": mmap where the file system is local.  Raises NotADatasetError, GenerationError, VersionError, FormatError.
     """
 
-    def __init__(self, root: str | Path, *, generation: str | None = None, engine: str = "auto") -> None:
+    def __init__(self, root: str | Path | Files, *, generation: str | None = None, engine: str = "auto") -> None:
         if engine not in ("auto", "mmap", "pread"):
             raise ValueError(f"engine must be 'auto', 'mmap' or 'pread', not {engine!r}")
-        self.root = Path(os.path.abspath(root))
-        self.index, self.generation = load_index(self.root, generation)
+        self._files: Files = LocalFiles(root) if isinstance(root, str | Path) else root
+        self.root = self._files.root
+        self.index, self.generation = self._files.load(generation)
         self._asked = engine
-        self.engine = engine if engine != "auto" else ("pread" if _is_remote(self.root) else "mmap")
-        self._shards = self.root / "shards"
-        self._opened = Opened(self.root, self.index, self.generation)
+        self.engine = engine if engine != "auto" else ("pread" if is_remote(self._files.shards.parent) else "mmap")
+        self._opened = Opened(self._files, self.index, self.generation)
         self.table = self._opened.table
         #: First row of each shard, then the number of samples: int64 (shards + 1,).
-        self.starts = shard_starts(self.table, self.index, self._shards / file_name("table", self.index.table))
+        self.starts = shard_starts(self.table, self.index, self._files.shards / file_name("table", self.index.table))
         self._bounds = memoryview(cast(Any, self.starts))  # bisect takes it as it takes a list, and no int is made for a shard nobody asks for
         self._fields = {f.name: f for f in self.index.fields}
         self._regions: dict[str, Region | None] = {}
@@ -75,7 +74,7 @@ class Reader:
         self._hashes: tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (str(self.root), self.generation, self._asked)
+        return _reopen, (self._files, self.generation, self._asked)
 
     def __len__(self) -> int:
         return self.index.samples
@@ -84,7 +83,11 @@ class Reader:
     def classes(self) -> tuple[str, ...] | None:
         """The class names, or None for a dataset without labels."""
         if self._classes is None:
-            self._classes = load_classes(self.root, self.index)
+            digest = self.index.classes_file
+            self._classes = self.index.classes
+            if digest is not None:
+                name = file_name("classes", digest, ".json")
+                self._classes = self._opened.use(name, None, lambda path: load_classes(path.parent.parent, self.index))
         return self._classes
 
     def locate(self, row: int) -> tuple[int, int]:
@@ -103,7 +106,7 @@ class Reader:
         """
         if self.engine == "pread":
             spec = self._fields[field]
-            return self._read(self.path(field, shard).name, spec.stored, (int(self.table["rows"][shard]), *spec.shape))
+            return self._read(self._opened.name(field, shard), spec.stored, (int(self.table["rows"][shard]), *spec.shape))
         return self._mapped(field, shard)
 
     def row(self, field: str, row: int) -> Array:
@@ -167,7 +170,7 @@ class Reader:
     def _gather_apart(self, field: str, rows: Rows, out: Array, region: tuple[slice, ...]) -> None:
         """Gather from a map for each shard, and read the rows of shards that are not mapped."""
         spec = self._fields[field]
-        shards = self._shards_of(rows)
+        shards = self.shards_of(rows)
         local = rows - self.starts[shards]
         if not region and spec.row_bytes <= ALIGN and self.engine == "mmap":  # small rows: one call of numpy for all rows of a shard
             for shard in dict.fromkeys(shards.tolist()):
@@ -179,7 +182,8 @@ class Reader:
                     out[where] = source[local[where]]
             return
         whole = np.empty((1, *spec.shape), spec.stored) if region else None
-        for i, (shard, at) in enumerate(zip(shards.tolist(), local.tolist(), strict=True)):
+        order = np.argsort(shards, kind="stable")  # each shard once, where not all can be held
+        for i, shard, at in zip(order.tolist(), shards[order].tolist(), local[order].tolist(), strict=True):
             source = self._map(field, shard)
             if source is not None:
                 out[i] = source[at][region]
@@ -194,13 +198,13 @@ class Reader:
 
         Says nothing of a file that cannot be opened: `gather` will.
         """
-        spec, rows = self._fields[field], self._checked(rows)
+        spec, rows = self._fields[field], self._here(field, self._checked(rows))
         with suppress(FormatError, OSError):
             if self.engine == "mmap":
                 addresses, _held = self._addresses(field, rows)
                 will_need(addresses, spec.row_bytes)
                 return
-            shards = self._shards_of(rows)
+            shards = self.shards_of(rows)
             for shard in dict.fromkeys(shards.tolist()):
                 file = self._opened.file(field, shard)
                 local = rows[shards == shard] - self.starts[shard]
@@ -211,11 +215,12 @@ class Reader:
         """Would reading these rows wait for a disk?  Looks at `sample` of them, spread evenly.
 
         False also where the kernel does not tell: the file is another user's and may not be written (mmap), the file system cannot say (pread), or
-        it cannot be opened.
+        it cannot be opened, or has to be brought here first.
         """
         spec, rows = self._fields[field], self._checked(rows)
         if len(rows) > sample:
             rows = rows[np.arange(sample) * len(rows) // sample]
+        rows = self._here(field, rows)
         with suppress(FormatError, OSError):
             if self.engine == "mmap":
                 addresses, _held = self._addresses(field, rows)
@@ -259,8 +264,10 @@ class Reader:
     def lock(self, field: str, rows: range) -> bool:
         """Keep these rows (a range of step 1) in memory as long as this reader lives; False where the kernel does not let this user.
 
-        What is locked is the page cache itself, of which all processes share one copy.
+        What is locked is the page cache itself, of which all processes share one copy.  False too for files that may go again.
         """
+        if self._files.far:
+            return False
         shards = range(self.locate(rows.start)[0], self.locate(rows.stop - 1)[0] + 1) if len(rows) else ()
         width = self._fields[field].row_bytes
         for shard in shards:
@@ -275,13 +282,50 @@ class Reader:
 
     def reopened(self) -> Reader:
         """Another reader of the same generation, with maps of its own."""
-        return _reopen(str(self.root), self.generation, self._asked)
+        return _reopen(self._files, self.generation, self._asked)
+
+    def coming(self, fields: Sequence[str], shards: Sequence[int]) -> None:
+        """These shards will be read in this order: have as many of them as fit brought here in the background, and no others any more."""
+        if self._files.far:
+            self._files.ahead([(self._opened.name(field, shard), self._opened.nbytes(field, shard)) for shard in shards for field in fields])
+
+    def shard_bytes(self, fields: Sequence[str], shard: int) -> int:
+        """The size of a shard's files of these fields."""
+        return sum(self._opened.nbytes(field, shard) for field in fields)
+
+    def fitting(self, sizes: Sequence[int]) -> int:
+        """How many of the first files of these sizes can be here at once."""
+        return self._files.fitting(sizes)
+
+    @property
+    def far(self) -> bool:
+        """Do its files have to be brought here first?"""
+        return self._files.far
+
+    @property
+    def most_shards(self) -> int:
+        """Shards of which views may be kept."""
+        return self._opened.most_shards
+
+    @property
+    def most_bytes(self) -> int | None:
+        """What all files that are brought here can take; None: no limit."""
+        return self._files.most_bytes
 
     def row_bytes(self, field: str) -> int:
         return self._fields[field].row_bytes
 
-    def _shards_of(self, rows: Rows) -> Rows:
+    def shards_of(self, rows: Rows) -> Rows:
+        """The shard of each row: int64 (N,)."""
         return np.searchsorted(self.starts, rows, side="right") - 1
+
+    def _here(self, field: str, rows: Rows) -> Rows:
+        """Those of the rows whose files are here."""
+        if not self._files.far or not len(rows):
+            return rows
+        shards = self.shards_of(rows)
+        here = [shard for shard in np.unique(shards).tolist() if self._files.here(self._opened.name(field, shard))]
+        return rows[np.isin(shards, here)]
 
     def _checked(self, rows: Rows) -> Rows:
         """These rows as int64.  Raises IndexError for one outside [0, n)."""
@@ -296,7 +340,7 @@ class Reader:
         found = self.flat(field, rows)
         if found is not None:
             return found[0].ctypes.data + found[1] * width, found[0]
-        shards = self._shards_of(rows)
+        shards = self.shards_of(rows)
         maps = {shard: self._map(field, shard) for shard in dict.fromkeys(shards.tolist())}
         if any(m is None for m in maps.values()):
             raise OSError(f"{self.root}: not mapped")
@@ -309,7 +353,7 @@ class Reader:
         except KeyError:
             pass
         spec, made = self._fields[field], None
-        if self.engine == "mmap" and len(self):
+        if self.engine == "mmap" and len(self) and not self._files.far:
             with suppress(OSError):
                 made = Region(self.starts, spec.stored, spec.shape)
         return self._regions.setdefault(field, made)
@@ -317,12 +361,13 @@ class Reader:
     def column(self, field: str) -> Array:
         """All rows of a field as one array in memory: for labels and other small fields."""
         spec = self._fields[field]
-        parts = [self._read(self.path(field, k).name, spec.stored, (int(n), *spec.shape)) for k, n in enumerate(self.table["rows"])]
+        self.coming([field], range(len(self.table)))
+        parts = [self._read(self._opened.name(field, k), spec.stored, (int(n), *spec.shape)) for k, n in enumerate(self.table["rows"])]
         return np.concatenate(parts) if parts else np.empty((0, *spec.shape), spec.stored)
 
     def samples(self, shard: int) -> Array:
         """The provenance of a shard's rows: a structured array, see `samples.sample_dtype`."""
-        return self._read(self.path("samples", shard).name, sample_dtype(self.index.fields), (int(self.table["rows"][shard]),))
+        return self._read(self._opened.name("samples", shard), sample_dtype(self.index.fields), (int(self.table["rows"][shard]),))
 
     def keys(self, shard: int) -> list[bytes]:
         """The source keys of a shard's rows, as raw bytes."""
@@ -337,7 +382,7 @@ class Reader:
         shard, local = self.locate(row)
         rows = int(self.table["rows"][shard])
         path, dtype = self.path("samples", shard), sample_dtype(self.index.fields)
-        file, stops = self._opened.open_path(path, dtype, (rows,)), []
+        file, stops = self._opened.open_name(path.name, dtype, (rows,)), []
         for at in (local - 1, local, rows - 1):
             record = np.zeros(1, dtype)
             if at >= 0:
@@ -347,7 +392,7 @@ class Reader:
         if not start <= stop <= min(start + KEY_LIMIT, total):
             raise CorruptShardError(f"{path}: its key offsets do not grow, by at most {KEY_LIMIT:,}", path=str(path))
         path = self.path("keys", shard)
-        file = self._opened.open_path(path, np.dtype("u1"), (total,))
+        file = self._opened.open_name(path.name, np.dtype("u1"), (total,))
         out = np.empty(stop - start, np.uint8)
         read_into(file.fd, out, file.offset + start, path)
         return out.tobytes()
@@ -355,6 +400,7 @@ class Reader:
     def find(self, key: bytes) -> int:
         """The row of a source key.  Raises KeyError.  The first call reads all keys once; 16 bytes a row stay in memory."""
         if self._hashes is None:
+            self._files.ahead([(self._opened.name(name, k), None) for k in range(len(self.table)) for name in ("samples", "keys")])
             parts = [np.array([key_hash(k) for k in self.keys(shard)], np.uint64) for shard in range(len(self.table))]
             hashes = np.concatenate(parts) if parts else np.empty(0, np.uint64)
             order = np.argsort(hashes, kind="stable")
@@ -367,7 +413,7 @@ class Reader:
         raise KeyError(as_text(key))
 
     def _read(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-        return self._opened.read(self._shards / name, dtype, shape)
+        return self._opened.read(name, dtype, shape)
 
     def _map(self, field: str, shard: int) -> Array | None:
         """A shard's rows in a map of its own; None with engine "pread", or where the kernel grants no map."""
@@ -391,22 +437,5 @@ class Reader:
         self._opened.clear()
 
 
-def _reopen(root: str, generation: str, engine: str) -> Reader:
-    return Reader(root, generation=generation, engine=engine)
-
-
-def _is_remote(root: Path) -> bool:
-    """Does this folder lie on a file system that can fail after a file was opened?"""
-    try:
-        lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
-        path = os.fsencode(os.path.realpath(root))
-    except OSError:
-        return False
-    best, kind = b"", ""
-    for line in lines:
-        left, _, right = line.partition(b" - ")
-        point = left.split()[4].decode("unicode_escape").encode("latin-1")
-        inside = path == point or path.startswith(point.rstrip(b"/") + b"/")
-        if inside and len(point) >= len(best):
-            best, kind = point, right.split()[0].decode()
-    return kind.startswith(_REMOTE)
+def _reopen(files: Files, generation: str, engine: str) -> Reader:
+    return Reader(files, generation=generation, engine=engine)

@@ -194,7 +194,7 @@ class ImageColumn:
                 rows = rows.permute(0, 3, 1, 2)
             if self._centre:
                 rows = rows[(slice(None), *self._centre)]
-        return keep(self._held, shard, rows, _HELD)
+        return keep(self._held, shard, rows, min(_HELD, self._reader.most_shards))
 
 
 class ClassColumn:
@@ -215,7 +215,7 @@ class ClassColumn:
             return int(self._reader.row(self.name, row))
         rows = self._held.get(shard)
         if rows is None:
-            rows = keep(self._held, shard, self._reader.view(self.name, shard), _HELD)
+            rows = keep(self._held, shard, self._reader.view(self.name, shard), min(_HELD, self._reader.most_shards))
         return int(rows.item(local))
 
     def own(self, row: int) -> int:

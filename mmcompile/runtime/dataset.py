@@ -17,8 +17,10 @@ import torch
 from torch.utils.data import Dataset, default_collate
 
 from mmcompile.format.canonical import as_bytes, as_text
+from mmcompile.format.files import Files, LocalFiles
 from mmcompile.format.reader import Reader
 from mmcompile.format.samples import pooled_statistics
+from mmcompile.format.store import is_url
 from mmcompile.runtime.buffers import Pool
 from mmcompile.runtime.column import ClassColumn, ImageColumn
 from mmcompile.runtime.gathered import gathered, in_worker, shared_memory
@@ -27,7 +29,9 @@ from mmcompile.runtime.seeding import SampleIndex, stream_keys
 from mmcompile.runtime.selection import Selection, divide, integer, integers, said_valid, stream_keys_of, whole
 
 if TYPE_CHECKING:
+    from mmcompile.runtime.cache import Cache
     from mmcompile.runtime.device import Resident
+    from mmcompile.runtime.upcoming import Upcoming
     from mmcompile.runtime.warming import Warming
 
 __all__ = ["MMapShardDataset"]
@@ -75,6 +79,8 @@ class MMapShardDataset(Dataset[Any]):
     output: "tuple" or "dict" (field name -> value).
     engine: "mmap", "pread" (bad media and files cut by others are exceptions, not signals), or "auto": mmap on local file systems.
     generation: open this one, not the current one.
+    cache: a Cache, for a dataset behind a URL (`root` may be one then) or in a slow folder: shards come to a local disk when they are wanted, and a
+        little before, each checked against its hash.  `shuffle=True` of ShardLoader and ShardSampler means "block" then.
 
     Raises NotADatasetError, GenerationError, VersionError or another FormatError for what lies on disk, TypeError or ValueError for arguments.
     """
@@ -94,13 +100,14 @@ class MMapShardDataset(Dataset[Any]):
         output: str = "tuple",
         engine: str = "auto",
         generation: str | None = None,
+        cache: Cache | None = None,
     ) -> None:
         if output not in ("tuple", "dict"):
             raise ValueError(f"output must be 'tuple' or 'dict', not {output!r}")
         if not isinstance(root, str | os.PathLike):
             raise TypeError(f"root is the path of a folder that `mmcompile build` made, not {root!r}")
         self._hooks = Hooks(transform, target_transform, transforms)
-        self._reader = Reader(os.fspath(root), generation=generation, engine=engine)
+        self._reader = Reader(_files(root, cache), generation=generation, engine=engine)
         self._split = split
         self._fields = fields if fields is None else _names(fields)
         self._dtype, self._crop = dtype, crop
@@ -324,8 +331,20 @@ class MMapShardDataset(Dataset[Any]):
         out._resident = to_device(out, found, budget)
         return out
 
+    def upcoming(self) -> Upcoming | None:
+        """What asks for shards before they are read, where they have to be brought here first: with a cache."""
+        resident = self._resident is not None and len(self._resident.store[0]) == len(self._rows.ascending())
+        if resident or not self._reader.far:
+            return None
+        from mmcompile.runtime.upcoming import Upcoming
+
+        return Upcoming(self)
+
     def warm(self, progress: Callable[[int, int], None] | None = None) -> Warming:
-        """Read the files of the fields in use into the page cache, in the background; see Warming.  progress: called with (bytes done, of all)."""
+        """Read the files of the fields in use into the page cache, in the background; see Warming.  progress: called with (bytes done, of all).
+
+        With a cache: bring as many shards as it may hold.
+        """
         from mmcompile.runtime.warming import Warming
 
         return Warming(self, progress)
@@ -333,7 +352,7 @@ class MMapShardDataset(Dataset[Any]):
     # -- what is in there
 
     @property
-    def root(self) -> Path:
+    def root(self) -> Path | str:
         return self._reader.root
 
     @property
@@ -419,6 +438,20 @@ class MMapShardDataset(Dataset[Any]):
         classes = "" if names is None else f", {len(names):,} classes"
         split = ("" if self._split is None else f", split={self._split!r}") + ("" if self._chosen is None else ", a subset")
         return f"{type(self).__name__}({str(self.root)!r}{split}): {len(self._rows):,} samples of {fields}{classes}; generation {self.generation}"
+
+
+def _files(root: str | os.PathLike[str], cache: Any) -> Files:
+    """Where the files come from."""
+    place = os.fspath(root)
+    if cache is None:
+        if is_url(place):
+            raise ValueError(f"{place}: shards behind a URL are read from a local disk; say where: cache=mmcompile.Cache(dir, max_bytes=...)")
+        return LocalFiles(place)
+    from mmcompile.runtime.cache import Cache, Staged  # reading alone does not load it
+
+    if not isinstance(cache, Cache):
+        raise TypeError(f"cache must be a mmcompile.Cache, not {cache!r}")
+    return Staged(place, cache)
 
 
 def _names(fields: Sequence[str]) -> tuple[str, ...]:

@@ -61,7 +61,7 @@ class Hooks:
         """Is any of them called with an image, which it may write to?"""
         return self.transform is not None or self.transforms is not None
 
-    def check(self, root: Path, names: Sequence[str], image: bool, label: bool) -> None:
+    def check(self, root: Path | str, names: Sequence[str], image: bool, label: bool) -> None:
         """ValueError where a hook is for what is not among the fields."""
         for name, hook, there, what in (
             ("transform", self.transform, image, "an image"),
@@ -245,7 +245,7 @@ def _refuse_to_tensor(function: Any) -> None:
             raise TypeError(f"{home}.{name} does not apply: samples are tensors already; use v2.ToDtype(torch.float32, scale=True) in its place")
 
 
-def warn_of_normalizing_twice(hooks: Hooks, root: Path) -> None:
+def warn_of_normalizing_twice(hooks: Hooks, root: Path | str) -> None:
     """Samples that come normalised need no Normalize."""
     if any(name == "Normalize" for hook in (hooks.transform, hooks.transforms) for _, name in _torchvisions(hook)):
         warnings.warn(

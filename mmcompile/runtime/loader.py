@@ -59,6 +59,7 @@ class ShardLoader:
         (a RowRandom) draws (N, …) numbers keyed by row.
     uneven: when the ranks cannot share the last step evenly: "wrap", "drop", or "mask", which adds a last element `valid`, bool (N,).
     rank, world_size: those of torch.distributed, or of torchrun's or Slurm's environment, when iteration begins, unless given.
+    node_groups: as ShardSampler's: each of so many nodes reads shards of its own in an epoch.
 
     Per-sample transforms of the dataset run in the thread that iterates.  The epoch advances by itself; an iteration that handed out a batch, however
     it ended, has used its epoch up.  Raises what a damaged shard, a transform or a sampler raises, as it is, and TimeoutError.
@@ -87,6 +88,7 @@ class ShardLoader:
         block_shards: int = 16,
         rank: int | None = None,
         world_size: int | None = None,
+        node_groups: int = 1,
         **others: Any,
     ) -> None:
         for name, value in others.items():
@@ -118,8 +120,8 @@ class ShardLoader:
             raise ValueError("batch_sampler is mutually exclusive with batch_size, shuffle, sampler and drop_last")
         settings: dict[str, Any] = {"uneven": uneven, "weights": weights, "rank": rank, "world_size": world_size}
         given = sampler if sampler is not None else batch_sampler
-        if given is not None and (shuffle or any(value is not None for value in settings.values())):
-            raise ValueError(f"a sampler decides about the order alone: shuffle, {', '.join(settings)} are for iterating without one")
+        if given is not None and (shuffle or node_groups != 1 or any(value is not None for value in settings.values())):
+            raise ValueError(f"a sampler decides about the order alone: shuffle, {', '.join(settings)}, node_groups are for iterating without one")
         self._given: Given | None = None
         if isinstance(sampler, ShardSampler):
             self._course = _course_of(sampler, dataset, self.batch_size, self.drop_last, seed)
@@ -127,7 +129,7 @@ class ShardLoader:
             self._given = Given(dataset, given, None if sampler is None else self.batch_size, self.drop_last, seed)
             self._course = self._given.course
         else:
-            settings |= {"shuffle": shuffle or False, "drop_last": self.drop_last, "block_shards": block_shards}
+            settings |= {"shuffle": shuffle or False, "drop_last": self.drop_last, "block_shards": block_shards, "node_groups": node_groups}
             self._course = Course(dataset, self.batch_size, seed=seed, **settings)
         self._shuffle = shuffle or (weights is not None)
         self._maker = Maker(dataset, augment, self.device, self.prefetch_factor * max(1, self.num_workers), self.pin_memory)

@@ -31,9 +31,11 @@ _CHUNK = 1 << 14
 #: Two odd multipliers of splitmix64, as in `seeding`.
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _HALF = np.uint64(32)
+#: Orders of the shards that are tried for one in which nodes share little; up to so many shards, as with more of them it matters less.
+_TRIED, _FEW = 128, 1 << 12
 #: Keeps the keys of an order apart from those of rows, which are drawn from the same seed and epoch.
 _ORDER = 0x6F72646572
-_WHOLE, _SHARDS, _WINDOW, _DRAWS = range(4)
+_WHOLE, _SHARDS, _WINDOW, _DRAWS, _NODE = range(5)
 
 
 class Order:
@@ -50,6 +52,10 @@ class Order:
     `weights`: n draws with replacement, each in proportion to the weights whose sums `cumulative` made: float64 (n,).  It stands for a shuffle,
     so `shuffle` may be either bool.  A row of weight 0 never comes.  The array is kept, not copied.
 
+    `share=(k, nodes)`: only the samples of node k, whose number is `n` then: of the shards in the epoch's order (as they are, without a shuffle) the
+    k-th of `nodes` parts, which differ by one sample at most, so that two nodes share only the shard in which one part ends and the next begins.  All
+    nodes together have each sample once.  `shuffle=True` shuffles the whole share.  Needs blocks for either shuffle.
+
     Else memory is O(1), at most 256 KiB.  ValueError for arguments that do not fit.
     """
 
@@ -63,22 +69,36 @@ class Order:
         blocks: Ints | None = None,
         block_shards: int = 16,
         weights: Floats | None = None,
+        share: tuple[int, int] = (0, 1),
     ) -> None:
-        self.n = _integer("n", n, 0)
+        total = _integer("n", n, 0)
+        nodes = _integer("share", share[1], 1)
+        node = _integer("share", share[0], 0)
+        if node >= nodes:
+            raise ValueError(f"share must be (node, nodes) with node below nodes, found {share}")
+        if nodes > 1 and weights is not None:
+            raise ValueError("weights draw from all samples, so they cannot be kept within a node's share of the shards: use one or the other")
+        self._first = node * total // nodes
+        self.n = (node + 1) * total // nodes - self._first
+        self._blocks = None
         if shuffle not in (False, True, "block"):
             raise ValueError(f"shuffle must be True, False or 'block', not {shuffle!r}")
         if weights is not None and shuffle == "block":
             raise ValueError("weights draw from all samples, so they cannot be kept within a few shards: use shuffle=True with weights")
         key = stream_key(_integer("seed", seed), _integer("epoch", epoch), _ORDER)
         self._source: _Permutation | _Windows | _Draws | None = None
+        self._ahead = _integer("block_shards", block_shards, 1)
         if weights is not None:
             self._source = _Draws(self.n, weights, stream_key(key, _DRAWS, 0))
-        elif shuffle == "block":
+        elif shuffle == "block" or (shuffle and nodes > 1):
             if blocks is None:
                 raise ValueError("shuffle='block' needs blocks: the first sample of each shard, then the number of samples")
-            self._source = _Windows(self.n, blocks, _integer("block_shards", block_shards, 1), key)
+            size = self._ahead if shuffle == "block" else max(1, len(blocks))
+            self._source = _Windows(_starts(total, blocks), size, key, (node, nodes))
         elif shuffle:
             self._source = _Permutation(self.n, stream_key(key, _WHOLE, 0))
+        elif blocks is not None:
+            self._blocks = _starts(total, blocks)
 
     def __len__(self) -> int:
         return self.n
@@ -101,11 +121,26 @@ class Order:
             raise IndexError(f"position {bad} is outside [0, {self.n})")
         at = at.astype(np.int64, copy=False)
         if self._source is None:
-            out[:] = at
+            np.add(at, self._first, out=out)
             return out
         for start in range(0, len(at), _CHUNK):
             out[start : start + _CHUNK] = self._source.rows(at[start : start + _CHUNK])
         return out
+
+    def upcoming(self, first: int, last: int) -> tuple[Ints, int]:
+        """A sample of each shard that positions from `first` to `last`, and those soon after, touch, in the order of use: int64 (k,).
+
+        And the position from which on it pays to ask again.  Soon are the next window, or without a shuffle the next `block_shards` shards; nothing
+        is told where an order keeps to no shards, or was not given any.
+        """
+        if isinstance(self._source, _Windows):
+            return self._source.upcoming(first, last)
+        if self._blocks is None:
+            return np.empty(0, np.int64), self.n
+        begin, end = np.searchsorted(self._blocks, [first + self._first, last + self._first], side="right") - 1
+        beyond = int(np.searchsorted(self._blocks, self._first + self.n, side="left"))
+        found = self._blocks[begin : min(end + 1 + self._ahead, beyond)]
+        return np.maximum(found, self._first), min(self.n, int(self._blocks[end + 1]) - self._first)
 
 
 @dataclass(frozen=True)
@@ -119,6 +154,8 @@ class Steps:
     from the front of the epoch once more (`uneven="wrap"`), the same but marked as not valid (`"mask"`); or each rank has floor(m / W) and the
     rest is dropped (`"drop"`).  One rank alone neither adds nor drops.
 
+    `own`: these ranks lack the last of the n positions (own = n - 1), which others have in their place; it counts as missing.
+
     An epoch that was stopped after step s goes on with `start=after(s)`, with any `world_size` and `batch_size`.  ValueError for arguments
     that do not fit.
     """
@@ -130,6 +167,7 @@ class Steps:
     uneven: Literal["wrap", "drop", "mask"] = "wrap"
     drop_last: bool = False
     start: int = 0
+    own: int | None = None
 
     def __post_init__(self) -> None:
         lowest = {"n": 0, "batch_size": 1, "rank": 0, "world_size": 1, "start": 0}
@@ -138,6 +176,8 @@ class Steps:
                 object.__setattr__(self, field.name, _integer(field.name, getattr(self, field.name), lowest[field.name]))
         if self.rank >= self.world_size:
             raise ValueError(f"rank must be below world_size, which is {self.world_size}, found {self.rank}")
+        if self.own is not None and not max(1, self.n - 1) <= self.own <= self.n:
+            raise ValueError(f"own must be n or one less, and at least 1, found {self.own} of {self.n}")
         if self.start > self.n:
             raise ValueError(f"start must be at most n, which is {self.n}, found {self.start}")
         if self.uneven not in ("wrap", "drop", "mask"):
@@ -155,8 +195,9 @@ class Steps:
         first = self._first(step)
         size = self._share(self.n - first)
         at = first + self.rank * size + np.arange(size, dtype=np.int64)
-        valid = at < self.n if self.uneven == "mask" else None
-        return at % self.n, valid
+        own = self.n if self.own is None else self.own
+        valid = at < own if self.uneven == "mask" else None
+        return at % own, valid
 
     def after(self, step: int) -> int:
         """Where the epoch goes on after this step: n after the last one, also when positions were dropped.
@@ -273,27 +314,55 @@ def _sorted_hashes(n: int, key: int) -> npt.NDArray[np.int32]:
     return (keyed & low).astype(np.int32)
 
 
-class _Windows:
-    """Shards in random order, in windows of which each is shuffled by itself."""
+def _starts(n: int, blocks: Ints) -> Ints:
+    """The first sample of each shard, then n.  Raises ValueError for what is not that."""
+    starts = np.asarray(blocks)
+    if starts.ndim != 1 or not len(starts) or starts.dtype.kind not in "iu":
+        raise ValueError(f"blocks must be integers (shards + 1,), found {starts.dtype} of shape {starts.shape}")
+    starts = starts.astype(np.int64)
+    least = np.diff(starts).min(initial=0)
+    if starts[0] != 0 or starts[-1] != n or least < 0:
+        raise ValueError(f"blocks must rise from 0 to the number of samples, {n}, found {starts[0]} to {starts[-1]}, smallest step {least}")
+    return starts
 
-    def __init__(self, n: int, blocks: Ints, size: int, key: int) -> None:
-        starts = np.asarray(blocks)
-        if starts.ndim != 1 or not len(starts) or starts.dtype.kind not in "iu":
-            raise ValueError(f"blocks must be integers (shards + 1,), found {starts.dtype} of shape {starts.shape}")
-        starts = starts.astype(np.int64)
-        sizes = np.diff(starts)
-        if starts[0] != 0 or starts[-1] != n or sizes.min(initial=0) < 0:
-            raise ValueError(
-                f"blocks must rise from 0 to the number of samples, {n}, found {starts[0]} to {starts[-1]}, smallest step {sizes.min(initial=0)}"
-            )
+
+def _touched(sizes: Ints, nodes: int) -> int:
+    """The most samples that the shards of one of so many equal parts of a row of shards have."""
+    ends = np.cumsum(sizes)
+    cuts = np.arange(nodes + 1) * int(ends[-1]) // nodes
+    first = np.searchsorted(ends, cuts[:-1], side="right")
+    last = np.searchsorted(ends, cuts[1:], side="left")
+    return int((ends[last] - ends[first] + sizes[first]).max())
+
+
+class _Windows:
+    """The shards of a share in random order, in windows of which each is shuffled by itself."""
+
+    def __init__(self, starts: Ints, size: int, key: int, share: tuple[int, int]) -> None:
+        node, nodes = share
+        sizes, n = np.diff(starts), int(starts[-1])
         shards = np.arange(len(sizes), dtype=np.int64)
-        order = _Permutation(len(sizes), stream_key(key, _SHARDS, 0)).rows(shards)
+        tries = _TRIED if nodes > 1 and n and len(shards) <= _FEW else 1
+        orders = [_Permutation(len(sizes), stream_key(key, _SHARDS, turn)).rows(shards) for turn in range(tries)]
+        order = min(orders, key=lambda order: _touched(sizes[order], nodes)) if tries > 1 else orders[0]
+        firsts, sizes = starts[order], sizes[order]
+        if nodes > 1:
+            key = stream_key(key, _NODE, node)
+            ends = np.cumsum(sizes)
+            low, high = np.maximum(ends - sizes, node * n // nodes), np.minimum(ends, (node + 1) * n // nodes)
+            mine = high > low
+            firsts, sizes, n = (firsts + low - (ends - sizes))[mine], (high - low)[mine], int((high - low)[mine].sum())
         self._key, self._size = key, size
         # Of the shards in their new order: the position at which each begins (then n), and what takes a position there to a sample.
-        self._places = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes[order])])
-        self._moved = starts[order] - self._places[:-1]
+        self._places = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+        self._moved = firsts - self._places[:-1]
         self._windows = np.append(self._places[:-1:size], n)
         self._kept: dict[int, _Permutation] = {}
+
+    def upcoming(self, first: int, last: int) -> tuple[Ints, int]:
+        begin, end = np.searchsorted(self._windows, [first, last], side="right") - 1
+        shards = slice(int(begin) * self._size, int(end + 2) * self._size)
+        return self._places[:-1][shards] + self._moved[shards], int(self._windows[end + 1])
 
     def rows(self, at: Ints) -> Ints:
         first, last = np.searchsorted(self._windows, [at.min(), at.max()], side="right") - 1

@@ -1,4 +1,4 @@
-"""Hides who this process is among its ranks and how far an epoch has got: one course of epochs for ShardSampler and ShardLoader.
+"""Hides how far an epoch has got, and which part of it is this rank's: one course of epochs for ShardSampler and ShardLoader.
 
 The epoch advances by itself, every rank has as many steps, and a state of four values goes on anywhere, also with other ranks, workers or another
 batch size: a position counts samples of the epoch's order over all ranks.
@@ -6,23 +6,26 @@ batch size: a position counts samples of the epoch's order over all ranks.
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sized
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import distributed
 from torch.utils.data import Sampler, Subset
 
 from mmcompile.errors import GenerationError
 from mmcompile.runtime.order import Order, Steps, balanced, cumulative
+from mmcompile.runtime.ranks import MOST, ranks
 from mmcompile.runtime.seeding import SampleIndex
 from mmcompile.runtime.selection import whole
+
+if TYPE_CHECKING:
+    from mmcompile.runtime.upcoming import Upcoming
 
 __all__ = ["Course", "Pass", "ShardSampler", "ranks"]
 
@@ -30,71 +33,12 @@ __all__ = ["Course", "Pass", "ShardSampler", "ranks"]
 _CHUNK = 4096
 #: Seeds and epochs are 64-bit words of a random stream's key; a larger one would be the same as a smaller one.
 _WORD = 1 << 64
-#: Batch sizes and ranks are below this: a step's positions fit into 64 bits.
-_MOST = 1 << 31
 _UNEVEN = ("wrap", "drop", "mask")
 _STATE = ("generation", "seed", "epoch", "position")
 #: Beside them where the dataset is a part of a folder: which.
 _PART = "part"
-#: What mpirun says of a process: Open MPI's, and that of MPICH and Intel MPI.
-_MPI = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"))
-_REMEDY = "call torch.distributed.init_process_group before the first batch, or pass rank= and world_size= (0 and 1 for a process on its own)"
-
-
-def ranks(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
-    """(rank, world size) of this process: as given, else of `torch.distributed`, else of torchrun, srun or mpirun, by their variables, else (0, 1).
-
-    Raises ValueError where only one is given or they don't fit.  Raises RuntimeError where variables say that there are more processes but not which
-    one this is: ignored, they would train every rank on the same data.
-    """
-    if (rank is None) != (world_size is None):
-        raise ValueError(f"rank and world_size are given together or not at all, not rank={rank}, world_size={world_size}")
-    if rank is not None and world_size is not None:
-        size = whole("world_size", world_size, 1, _MOST)
-        return whole("rank", rank, 0, size), size
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    torchrun = _said("RANK", "WORLD_SIZE")
-    if torchrun is not None and torchrun[1] > 1:
-        return torchrun
-    slurm = _said("SLURM_PROCID", "SLURM_STEP_NUM_TASKS") if os.environ.get("SLURM_STEP_NUM_TASKS") else None
-    if slurm is not None and slurm[1] > 1:
-        if torchrun is not None:
-            raise RuntimeError(f"WORLD_SIZE=1 says that this process is alone, SLURM_STEP_NUM_TASKS={slurm[1]} that it is not; {_REMEDY}")
-        return slurm
-    mpi = next(filter(None, (_said(rank, size) for rank, size in _MPI)), None)
-    if mpi is not None and mpi[1] > 1:
-        return mpi
-    if torchrun is None and slurm is None:
-        # A batch script's own commands see the tasks that the job may start and SLURM_PROCID=0: one process alone, or one of many started otherwise.
-        texts = {name: os.environ.get(name, "") for name in ("SLURM_PROCID", "SLURM_NTASKS")}
-        if texts["SLURM_PROCID"] not in ("", "0") or texts["SLURM_NTASKS"] not in ("", "1"):
-            raise RuntimeError(f"several processes may run here, but SLURM_STEP_NUM_TASKS of srun is not set ({_listed(texts)}); {_REMEDY}")
-    return 0, 1
-
-
-def _said(rank_name: str, size_name: str) -> tuple[int, int] | None:
-    """What two variables say, None where they say nothing of other processes."""
-    texts = {name: os.environ.get(name, "") for name in (rank_name, size_name)}
-    rank, size = (_number(text) for text in texts.values())
-    if size is None and rank in (None, 0):
-        return None
-    if rank is None and size == 1:
-        return 0, 1
-    if rank is None or size is None or not 0 <= rank < size:
-        raise RuntimeError(f"the environment speaks of several processes, but not which one of how many this is ({_listed(texts)}); {_REMEDY}")
-    return rank, size
-
-
-def _listed(texts: dict[str, str]) -> str:
-    return ", ".join(f"{name}={text}" if text else f"{name} not set" for name, text in texts.items())
-
-
-def _number(text: str) -> int | None:
-    """A number in a variable, -1 for what is none, None where it is not set."""
-    if not text:
-        return None
-    return int(text) if text.isascii() and text.isdigit() else -1
+#: And where nodes have shards of their own: how many nodes.
+_NODES = "node_groups"
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,6 +49,7 @@ class Pass:
     epoch: int
     order: Order
     steps: Steps
+    upcoming: Upcoming | None = None
 
     def samples(self, first: int, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
         """This rank's samples of `count` steps from `first` on, all as large as that one, computed in one go: int64 (count, b).
@@ -117,19 +62,29 @@ class Pass:
         return samples, positions + 1 if self.order.replaces else None
 
     def together(self) -> Iterator[tuple[int, int]]:
-        """(first, count) of steps whose samples are worth computing in one go; the last step, which may not be whole, alone."""
-        last, most = len(self.steps) - 1, max(1, _CHUNK // self.steps.batch_size)
-        for first in range(0, last, most):
-            yield first, min(most, last - first)
-        if last >= 0:
-            yield last, 1
+        """(first, count) of steps whose samples are worth computing in one go; the last step, which may not be whole, alone.
+
+        As they are reached, the shards that they and those after them need are asked for.
+        """
+        last, most, known = len(self.steps) - 1, max(1, _CHUNK // self.steps.batch_size), 0
+        for first in (*range(0, last, most), *([last] if last >= 0 else [])):
+            count = min(most, last - first) or 1
+            apart = self.steps.world_size * self.steps.batch_size
+            begin, end = (min(self.steps.start + step * apart, self.order.n) for step in (first, first + count))
+            if self.upcoming is not None and end > known and begin < end:
+                samples, known = self.order.upcoming(begin, end - 1)
+                if len(samples):
+                    self.upcoming.want(samples)
+            yield first, count
 
 
 class Course:
     """The course of the epochs over a dataset: which comes next, how it is ordered and divided among ranks, and what of it was received.
 
     The dataset is anything with a length.  `shuffle="block"` asks it for `blocks()`, `weights="balanced"` for `targets`; its `generation`, if it has
-    one, is kept in the state.  See ShardSampler for the arguments.  `batch_size` can be read.  One thread at a time.
+    one, is kept in the state.  One whose shards have to be brought here has something to say of them, `upcoming()`; `shuffle=True` is "block" then.
+    Positions count the samples of one node, if each has shards of its own.  See ShardSampler for the arguments.  `batch_size` can be read.  One
+    thread at a time.
     """
 
     def __init__(
@@ -145,9 +100,14 @@ class Course:
         block_shards: int = 16,
         rank: int | None = None,
         world_size: int | None = None,
+        node_groups: int = 1,
     ) -> None:
         if shuffle not in (False, True, "block"):
             raise ValueError(f"shuffle must be False, True or 'block', not {shuffle!r}")
+        find = getattr(dataset, "upcoming", None)
+        self._upcoming: Upcoming | None = None if find is None else find()
+        if shuffle is True and weights is None and self._upcoming is not None:
+            shuffle = "block"
         if uneven is not None and uneven not in _UNEVEN:
             raise ValueError(f"uneven must be one of {_UNEVEN}, not {uneven!r}")
         if uneven == "mask" and drop_last:
@@ -158,11 +118,24 @@ class Course:
             ranks(rank, world_size)
         _warn_of_subset(dataset)
         self._n = len(dataset)
-        self.batch_size = whole("batch_size", batch_size, 1, _MOST)
+        self.batch_size = whole("batch_size", batch_size, 1, MOST)
         self._block_shards = whole("block_shards", block_shards, 1)
         self._shuffle: bool | Literal["block"] = "block" if shuffle == "block" else bool(shuffle)
         self._drop_last, self._uneven = bool(drop_last), uneven
-        self._blocks = _blocks(dataset) if shuffle == "block" else None
+        self._nodes = whole(_NODES, node_groups, 1, MOST)
+        if self._nodes > 1 and weights is not None:
+            raise ValueError("weights draw samples from all shards, node_groups= gives each node its own: give one or the other")
+        if 0 < self._n < self._nodes:
+            raise ValueError(f"the dataset has {self._n:,} samples, not one for each of node_groups={self._nodes}")
+        rounded_down = uneven == "drop" or drop_last
+        #: The positions of each node.
+        self._each = self._n // self._nodes if rounded_down else -(-self._n // self._nodes)
+        self._blocks = _blocks(dataset) if shuffle == "block" or (shuffle and self._nodes > 1) else None
+        if self._upcoming is not None and self._blocks is not None:
+            self._upcoming.check(self._blocks, self._block_shards)
+        elif self._upcoming is not None and not shuffle and weights is None:
+            with suppress(ValueError):  # a subset in an order of its own
+                self._blocks = _blocks(dataset)
         self._weights = None if weights is None else cumulative(_weights(weights, dataset))
         self._rank, self._world_size = rank, world_size
         self._generation: str | None = getattr(dataset, "generation", None)
@@ -181,9 +154,10 @@ class Course:
 
         Asks for ranks now.  Raises ValueError where several ranks read in sequence and nothing says what is done about an uneven end.
         """
-        epoch, steps = self._ahead()
+        epoch, node, steps = self._ahead()
         settings: dict[str, Any] = {"shuffle": self._shuffle, "blocks": self._blocks, "block_shards": self._block_shards, "weights": self._weights}
-        self._latest = Pass(self._seed, epoch, Order(self._n, seed=self._seed, epoch=epoch, **settings), steps)
+        order = Order(self._n, seed=self._seed, epoch=epoch, share=(node, self._nodes), **settings)
+        self._latest = Pass(self._seed, epoch, order, steps, self._upcoming)
         self._epoch, self._position, self._used = epoch, steps.start, False
         return self._latest
 
@@ -197,9 +171,9 @@ class Course:
 
     def steps(self) -> Steps:
         """The steps of the iteration that runs, else of the next one; `len()` of it is their number."""
-        if self._latest is not None and self._position < self._n:
+        if self._latest is not None and self._position < self._each:
             return self._latest.steps
-        return self._ahead()[1]
+        return self._ahead()[2]
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration be this epoch, from its beginning unless a state in the middle of it was loaded."""
@@ -211,6 +185,8 @@ class Course:
     def state_dict(self, received: int | None = None) -> dict[str, Any]:
         """{"generation", "seed", "epoch", "position"}: where the latest iteration stands; the same on all ranks after the same step.
 
+        And "part" of a part of a dataset, "node_groups" where there are several.
+
         received: batches that the user has of this iteration, where that is not what `received()` was told.
         At the end of an epoch it is the start of the next.
         """
@@ -221,9 +197,11 @@ class Course:
             if run is not None:
                 position = run.steps.after(count - 1) if count else run.steps.start
         epoch = self._epoch
-        if position >= self._n > 0:
+        if position >= self._each > 0:
             epoch, position = epoch + 1, 0
-        state = {"generation": self._generation, "seed": self._seed, "epoch": epoch, "position": position}
+        state = {"generation": self._generation, "seed": self._seed, "epoch": epoch, "position": position * self._nodes}
+        if self._nodes > 1:
+            state[_NODES] = self._nodes
         return state if self._part is None else {**state, _PART: self._part}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -231,7 +209,7 @@ class Course:
 
         Raises ValueError for what is no such state, GenerationError (one too) for a state of another generation.
         """
-        if not isinstance(state, Mapping) or set(state) - {_PART} != set(_STATE):
+        if not isinstance(state, Mapping) or set(state) - {_PART, _NODES} != set(_STATE):
             found = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
             raise ValueError(f"a state has the keys {list(_STATE)}, this one: {found}; give what state_dict() returned")
         generation = state["generation"]
@@ -250,11 +228,21 @@ class Course:
             )
         if position > self._n:
             raise ValueError(f"the state stands at position {position:,}, but the dataset has {self._n:,} samples: it was taken over another dataset")
-        self._seed, self._epoch, self._position, self._used, self._latest = seed, epoch, position, False, None
+        nodes = whole(f"{_NODES} in a state", state.get(_NODES, 1), 1, MOST)
+        if position and nodes != self._nodes:
+            raise ValueError(
+                f"the state was taken in the middle of an epoch with {_NODES}={nodes}, here it is {self._nodes}, which divides the epoch otherwise: "
+                f"go on with {_NODES}={nodes}, or from the end of an epoch"
+            )
+        if position % nodes:
+            raise ValueError(f"the state stands at position {position:,}, which {_NODES}={nodes} does not divide: it is damaged")
+        self._seed, self._epoch, self._position, self._used, self._latest = seed, epoch, position // nodes, False, None
 
-    def _ahead(self) -> tuple[int, Steps]:
-        """The epoch that the next iteration would be, and its steps."""
+    def _ahead(self) -> tuple[int, int, Steps]:
+        """The epoch that the next iteration would be, this rank's node, and its steps."""
         rank, size = ranks(self._rank, self._world_size)
+        if size % self._nodes:
+            raise ValueError(f"{_NODES}={self._nodes} does not divide the {size} ranks: each node has as many")
         uneven = self._uneven
         if uneven is None:
             if size > 1 and not self._drop_last and not self._shuffle and self._weights is None:
@@ -264,12 +252,16 @@ class Course:
                     "'wrap' (some samples come twice) or 'drop' (some are left out)"
                 )
             uneven = "wrap"
-        epoch, start = (self._epoch + 1, 0) if self._used or self._position >= self._n > 0 else (self._epoch, self._position)
-        settings: dict[str, Any] = {"rank": rank, "world_size": size, "uneven": uneven, "drop_last": self._drop_last}
-        steps = Steps(self._n, self.batch_size, start=start, **settings)
+        done = self._used or self._position >= self._each > 0
+        epoch, start = (self._epoch + 1, 0) if done else (self._epoch, self._position)
+        node, within = divmod(rank, size // self._nodes)
+        own = (node + 1) * self._n // self._nodes - node * self._n // self._nodes
+        settings: dict[str, Any] = {"rank": within, "world_size": size // self._nodes, "uneven": uneven, "drop_last": self._drop_last}
+        settings["own"] = min(own, self._each) if self._n else None
+        steps = Steps(self._each, self.batch_size, start=start, **settings)
         if start and not len(steps):  # loaded under another batch size: what is left would all be dropped
-            epoch, steps = epoch + 1, Steps(self._n, self.batch_size, **settings)
-        return epoch, steps
+            epoch, steps = epoch + 1, Steps(self._each, self.batch_size, **settings)
+        return epoch, node, steps
 
 
 class ShardSampler(Sampler[SampleIndex]):
@@ -287,6 +279,10 @@ class ShardSampler(Sampler[SampleIndex]):
         beginning; "drop" leaves out; "mask" adds, and the indices say which samples count.
     weights: a weight for each sample, (n,), or "balanced" for equally many of each of the dataset's `targets`: n samples are drawn with replacement.
     rank, world_size: by default those of `torch.distributed`, torchrun or Slurm when iteration begins; see `ranks`.
+    node_groups: so many nodes, each of world_size / node_groups ranks in a row, and each with shards of its own in an epoch, other ones in the next.
+        Nodes have as many samples; where one's share ends within a shard, two read that one.  A state in mid-epoch goes on with as many nodes only.
+
+    Over a dataset with a cache `shuffle=True` means "block", and the shards of what comes next are brought while a window is read.
 
     Raises ValueError for arguments that don't fit.
     """
@@ -304,11 +300,12 @@ class ShardSampler(Sampler[SampleIndex]):
         block_shards: int = 16,
         rank: int | None = None,
         world_size: int | None = None,
+        node_groups: int = 1,
     ) -> None:
         if not isinstance(dataset, Sized):
             raise TypeError(f"ShardSampler needs a dataset, anything with a length, not {dataset!r}")
         settings: dict[str, Any] = {"shuffle": shuffle, "seed": seed, "drop_last": drop_last, "uneven": uneven, "weights": weights}
-        settings |= {"block_shards": block_shards, "rank": rank, "world_size": world_size}
+        settings |= {"block_shards": block_shards, "rank": rank, "world_size": world_size, "node_groups": node_groups}
         self._course = Course(dataset, 1 if batch_size is None else batch_size, **settings)
         self._counts = batch_size is not None
 

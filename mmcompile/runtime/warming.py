@@ -26,9 +26,10 @@ class Warming:
         rows = dataset._rows.ascending()
         fields = [column.name for column in dataset._columns]
         width = sum(dataset._reader.row_bytes(name) for name in fields)
-        parts = rows.ranges(len(rows), width)
-        state.total = width * sum(map(len, parts))
         reader = dataset._reader
+        upcoming = dataset.upcoming()
+        parts = rows.ranges(len(rows) if upcoming is None else upcoming.bring(rows), width)
+        state.total = width * sum(map(len, parts))
 
         def read() -> None:
             try:

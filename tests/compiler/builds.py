@@ -82,7 +82,7 @@ def run(raw: Any, out: str | Path, preprocess: Preprocess | None = SMALL, *, row
 
 
 def inline(monkeypatch: Any) -> None:
-    monkeypatch.setattr(driver, "make_executor", lambda engine, workers: Inline())
+    monkeypatch.setattr(driver, "make_executor", lambda workers: Inline())
 
 
 def dataset(out: Path) -> dict[str, bytes]:

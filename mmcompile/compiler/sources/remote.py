@@ -20,8 +20,9 @@ import xxhash
 from mmcompile.compiler.formats import sniff
 from mmcompile.compiler.sources import STAT_DTYPE, Scan
 from mmcompile.compiler.sources.arrange import Folder, arrange
-from mmcompile.compiler.sources.folder import HEAD_BYTES, MAX_SOURCE_BYTES, FolderSource
+from mmcompile.compiler.sources.folder import MAX_SOURCE_BYTES, FolderSource
 from mmcompile.compiler.sources.names import NO_EXTENSION, Choice, show
+from mmcompile.compiler.sources.walk import HEAD_BYTES
 from mmcompile.errors import RemoteError, SourceError
 from mmcompile.format.canonical import as_text
 from mmcompile.format.npy import hash_bytes

@@ -1,0 +1,349 @@
+"""Hides how copies of far files lie in a folder that all processes of a host share: brought once, complete or not there, the oldest let go.
+
+A file being brought has another name, which is also its lock (`flock`): whoever holds it brings the file, others wait and then find it; the kernel
+drops the lock of a dead process, and what it left is brought anew or removed.  A copy that somebody holds open is locked too, and stays.  Nothing is
+ever removed but regular files with names of our form, in the two folders that lie beside our mark.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from mmcompile.errors import CorruptShardError, FormatError, RemoteError
+from mmcompile.format.commit import install, write_atomic
+from mmcompile.format.npy import hash_file
+
+__all__ = ["Copies", "Origin"]
+
+#: What a copy is called: what it holds and its hash, or for an index the hash alone; `.part` while it is being brought.
+_FORM = re.compile(r"(?:[a-z][a-z0-9_]{0,63}-)?([0-9a-f]{32})\.(?:npy|json|jsonl)(\.part)?\Z")
+#: The folders of copies, as in a dataset.
+_FOLDERS = ("shards", "generations")
+#: Marks a folder as a cache for tools that make backups (https://bford.info/cachedir/), and as ours.
+_MARK = "CACHEDIR.TAG"
+_MARK_TEXT = (
+    b"Signature: 8a477f597d28d172789f06886806bc55\n# Copies of files of datasets, made by mmcompile.  May be deleted when nobody reads them.\n"
+)
+#: Bytes asked for at a time: little enough that one try is cheap, enough that a store's latency is lost in it.
+_CHUNK = 8 << 20
+#: No room, or none for this user.
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+#: Descriptors that hold a lock which a forked child must not inherit: its parent may die and the child live on.
+_locked: set[int] = set()
+
+
+def _forget() -> None:
+    for fd in list(_locked):
+        with contextlib.suppress(OSError):
+            os.close(fd)
+    _locked.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+class Origin(Protocol):
+    """Where the files come from."""
+
+    def where(self, name: str) -> str:
+        """The full name of a file, for messages."""
+
+    def size(self, name: str) -> int | None:
+        """Its bytes; None where there is none."""
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        """The bytes [start, stop) of a file, fewer at its end.  FileNotFoundError, or RemoteError after some tries."""
+
+    def list(self, folder: str) -> Iterator[Any]:
+        """What lies in a folder."""
+
+
+class _Copy(NamedTuple):
+    age: int
+    nbytes: int
+    path: str
+    part: bool
+
+
+class Copies:
+    """The copies in `folder`/mmcompile-cache, at most `max_bytes` of them (None: no limit) unless more are in use at once.
+
+    Raises FormatError for a folder of that name that is not ours, OSError naming the folder where it cannot be used.
+    """
+
+    def __init__(self, folder: str, max_bytes: int | None) -> None:
+        self.folder, self._max_bytes = Path(folder) / "mmcompile-cache", max_bytes
+        self._prepare()
+
+    def here(self, name: str) -> bool:
+        return os.path.exists(self.folder / name)
+
+    def touch(self, name: str) -> bool:
+        """Is it here?  Then it is the youngest now."""
+        try:
+            os.utime(self.folder / name, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            pass
+        return True
+
+    @contextlib.contextmanager
+    def held(self, name: str, nbytes: int, origin: Origin) -> Iterator[Path]:
+        """A file of so many bytes, brought here if it is not yet; not removed as long as this lasts.
+
+        Raises FileNotFoundError, RemoteError or CorruptShardError of the origin, OSError where there is no room.
+        """
+        fd = None
+        while fd is None:
+            fd = self._open(name, nbytes)
+            if fd is None:
+                fd = self._bring(name, nbytes, origin, fcntl.LOCK_EX)
+        try:
+            yield self.folder / name
+        finally:
+            _close(fd)
+
+    def bring(self, name: str, nbytes: int, origin: Origin) -> None:
+        """Bring a file here, unless it is, or somebody is at it.  Raises as `held`."""
+        if not self.here(name):
+            fd = self._bring(name, nbytes, origin, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if fd is not None:
+                _close(fd)
+
+    def drop(self, name: str) -> bool:
+        """Remove a copy that nobody uses.  False where it was not removed."""
+        path = self.folder / name
+        try:
+            fd = _open(path, os.O_RDONLY)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not _is_same(fd, path):
+                return False
+            os.unlink(path)
+        except OSError:
+            return False
+        finally:
+            _close(fd)
+        return True
+
+    # ------------------------------------------------------------------
+
+    def _open(self, name: str, nbytes: int) -> int | None:
+        """A descriptor of a copy, locked as in use; None where it is not here, or not as large as it must be."""
+        path = self.folder / name
+        try:
+            fd = _open(path, os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        fcntl.flock(fd, fcntl.LOCK_SH)  # who removes it holds it for an instant
+        status = os.fstat(fd)
+        if status.st_nlink and status.st_size == nbytes:
+            with contextlib.suppress(OSError):  # another user's
+                os.utime(fd)
+            return fd
+        fcntl.flock(fd, fcntl.LOCK_UN)
+        _close(fd)
+        if status.st_nlink and not self.drop(name) and self.here(name):
+            raise CorruptShardError(f"{path}: {status.st_size:,} bytes, expected {nbytes:,}, and in use; remove it", path=str(path))
+        return None
+
+    def _bring(self, name: str, nbytes: int, origin: Origin, lock: int) -> int | None:
+        """A descriptor of a copy that was brought, locked as in use; None where somebody else is at it, or was."""
+        final = self.folder / name
+        part = final.with_name(final.name + ".part")
+        try:
+            fd = _open(part, os.O_RDWR | os.O_CREAT)
+        except FileNotFoundError:  # the folder was removed
+            self._prepare()
+            fd = _open(part, os.O_RDWR | os.O_CREAT)
+        try:
+            try:
+                fcntl.flock(fd, lock)
+            except BlockingIOError:
+                return None
+            if not _is_same(fd, part):
+                return None
+            try:
+                if os.path.lexists(final):
+                    os.unlink(part)
+                    return None
+                self._make_room(fd, nbytes)
+                self._fill(fd, name, nbytes, origin)
+                install(part, final)
+            except BaseException as error:
+                with contextlib.suppress(OSError):
+                    os.unlink(part)
+                if isinstance(error, OSError) and error.errno in _FULL:
+                    raise OSError(error.errno, f"no room for {nbytes:,} bytes of {origin.where(name)}; free some", str(self.folder)) from error
+                raise
+            fcntl.flock(fd, fcntl.LOCK_SH)
+            taken, fd = fd, -1
+            return taken
+        finally:
+            if fd >= 0:
+                _close(fd)
+
+    def _fill(self, fd: int, name: str, nbytes: int, origin: Origin) -> None:
+        """Write the file and hold it against the hash in its name; once more where it does not match."""
+        match = _FORM.search(os.path.basename(name))
+        assert match is not None
+        found, at = "", 0
+        for _ in range(2):
+            at = 0
+            while at < nbytes:
+                wanted = min(_CHUNK, nbytes - at)
+                view = memoryview(_read(origin, name, at, at + wanted, nbytes))[:wanted]
+                short = len(view) < wanted
+                while view:
+                    written = os.pwrite(fd, view, at)
+                    view, at = view[written:], at + written
+                if short:
+                    break
+            os.ftruncate(fd, at)
+            found = hash_file(fd)
+            if found == match[1]:
+                return
+        where = origin.where(name)
+        raise CorruptShardError(
+            f"{where}: damaged, twice: expected {nbytes:,} bytes of hash {match[1]}, found {at:,} of hash {found}; run `mmcompile verify` there",
+            path=where,
+            expected=match[1],
+            found=found,
+        )
+
+    def _make_room(self, fd: int, nbytes: int) -> None:
+        """Let the oldest copies go until these bytes fit below the limit and on the disk, and take their room for `fd`."""
+        lock = _open(self.folder / "lock", os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            copies = self._clean()
+            if self._max_bytes is not None:
+                self._let_go(copies, sum(copy.nbytes for copy in copies) + nbytes - self._max_bytes)
+            if nbytes and not _reserve(fd, nbytes):
+                self._let_go(copies, nbytes)
+                if not _reserve(fd, nbytes):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        finally:
+            _close(lock)
+
+    def _let_go(self, copies: list[_Copy], nbytes: int) -> None:
+        """Remove the oldest copies, so many bytes of those that nobody uses."""
+        for copy in sorted(copies):
+            if nbytes <= 0:
+                return
+            if not copy.part and self.drop(copy.path):
+                copies.remove(copy)
+                nbytes -= copy.nbytes
+
+    def _clean(self) -> list[_Copy]:
+        """All copies; parts that nobody is at are removed."""
+        self._check()
+        found = []
+        for folder in _FOLDERS:
+            with os.scandir(self.folder / folder) as entries:
+                for entry in entries:
+                    match = _FORM.match(entry.name)
+                    if match is None or not entry.is_file(follow_symlinks=False):
+                        continue
+                    try:
+                        status = entry.stat(follow_symlinks=False)
+                    except FileNotFoundError:
+                        continue
+                    path = f"{folder}/{entry.name}"
+                    if not match[2] or not self.drop(path):
+                        found.append(_Copy(status.st_mtime_ns, status.st_size, path, bool(match[2])))
+        return found
+
+    def _prepare(self) -> None:
+        try:
+            for folder in (self.folder.parent, self.folder):
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(folder)
+            if not self._is_marked() and any(not name.startswith(f".{_MARK}.") for name in os.listdir(self.folder)) and not self._is_marked():
+                raise FormatError(
+                    f"{self.folder}: not empty, and not made by Cache (no {_MARK}); remove it, or give another folder", path=str(self.folder)
+                )
+            if not self._is_marked():
+                write_atomic(self.folder / _MARK, _MARK_TEXT)
+            for name in _FOLDERS:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(self.folder / name)
+        except OSError as error:
+            if isinstance(error, FormatError):
+                raise
+            raise OSError(error.errno, f"the cache folder cannot be used ({error.strerror})", str(self.folder.parent)) from error
+        self._check()
+
+    def _check(self) -> None:
+        """Raises FormatError where the folders are not ours: nothing is removed behind a link."""
+        for folder in (self.folder, *(self.folder / name for name in _FOLDERS)):
+            if not stat.S_ISDIR(os.lstat(folder).st_mode):
+                raise FormatError(f"{folder}: not a folder, or a link to one; remove it, or give another folder", path=str(folder))
+        if not self._is_marked():
+            raise FormatError(f"{self.folder}: lacks its {_MARK}, so it may be another's; remove it, or give another folder", path=str(self.folder))
+
+    def _is_marked(self) -> bool:
+        return os.path.isfile(self.folder / _MARK)
+
+
+def _read(origin: Origin, name: str, start: int, stop: int, nbytes: int) -> bytes:
+    try:
+        return origin.read(name, start, stop)
+    except RemoteError:
+        size = origin.size(name) if start else None
+        if size is None or size >= nbytes:
+            raise
+        return b""  # it ends here: many stores refuse to read from the end on
+
+
+def _open(path: Path, flags: int) -> int:
+    """A descriptor that closes in a forked child.  Raises FormatError for a link."""
+    try:
+        fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise FormatError(f"{path}: a link; remove it", path=str(path)) from None
+        raise
+    _locked.add(fd)
+    return fd
+
+
+def _close(fd: int) -> None:
+    with contextlib.suppress(OSError):
+        fcntl.flock(fd, fcntl.LOCK_UN)  # a child forked meanwhile may still have it open
+    _locked.discard(fd)
+    os.close(fd)
+
+
+def _is_same(fd: int, path: Path) -> bool:
+    """Is the path (still) this open file?"""
+    try:
+        there = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    mine = os.fstat(fd)
+    return stat.S_ISREG(mine.st_mode) and (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
+
+
+def _reserve(fd: int, nbytes: int) -> bool:
+    """Take the room of so many bytes; False where there is not enough."""
+    try:
+        os.posix_fallocate(fd, 0, nbytes)
+    except OSError as error:
+        if error.errno in _FULL:
+            return False
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+            raise
+    return True
