@@ -96,7 +96,7 @@ def test_workers_and_pieces_change_no_byte_and_no_file(raw: Path, tmp_path: Path
     write(raw, {"cat/broken.png": BROKEN, "dog/1.broken.jpg": b"no jpeg"})
     made = []
     for workers, piece in ((1, 256), (2, 1), (3, 2), (2, 256)):
-        monkeypatch.setattr("mmcompile.compiler.run._PIECE_ITEMS", piece)
+        monkeypatch.setattr("mmcompile.compiler.pieces._MOST_ITEMS", piece)
         out = tmp_path / f"out-{workers}-{piece}"
         run(raw, out, workers=workers, max_rejects=2)
         made.append(({p.name for p in (out / "shards").iterdir()}, dataset(out)))
