@@ -113,7 +113,7 @@ class Previous:
                 found = None
             self.settings = found if isinstance(found, dict) else None
         for seal in read_seals(self.root / ".build" / "seals"):
-            self.seals[seal.task] = seal.light()
+            self.seals[seal.task] = seal.outline()
             marks, *_ = self._judge(seal.made)
             self._remember({as_bytes(name_from_json(line["key"])): line for line in seal.rejects.values() if self.marks.rejects(marks, line)})
             if seal.rows:

@@ -63,7 +63,7 @@ def test_a_seal_that_was_written_anew_by_others_counts_as_absent(tmp_path: Path)
     write_seal(tmp_path, SEAL)
     path = tmp_path / f"{A}.json"
     path.write_text(json.dumps(json.loads(path.read_bytes()), indent=1))
-    assert read_seals(tmp_path) == {}
+    assert list(read_seals(tmp_path)) == []
 
 
 def test_an_outline_holds_what_publishing_needs() -> None:
