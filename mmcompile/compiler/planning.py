@@ -294,8 +294,6 @@ class Planned:
         if not self.known[part].all() or not np.array_equal(self.hashes[part], whole.hashes):
             return False
         self.whole[task.number] = replace(whole, hashes=whole.hashes[:0].copy(), stat=None)
-        if task.id in self.previous.seals:
-            self.previous.seals[task.id] = self.previous.seals[task.id].outline()
         return True
 
     def _todo(self) -> npt.NDArray[np.bool_]:
