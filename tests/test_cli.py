@@ -157,7 +157,7 @@ def test_every_option_arrives(planted: Planted) -> None:
         "--resize 240x320 --crop 224 --dtype float32 --layout hwc --mean .1,.2,.3 --std 1,2,3 --mode rgb --scale none --resampler pillow "
         "--filter box --orientation ignore --alpha #102030 --depth16 keep --icc srgb --frames error --truncated accept --max-pixels 1000 "
         "--max-aspect 7.5 --include *.png --include *.jpg --exclude a/b.png --hidden --workers 3 --shard-bytes 64M --max-rejects 2.5% "
-        "--decode-timeout 7 --no-lock --dry-run"
+        "--decode-timeout 7 --no-lock --checksum --redecode --dry-run"
     )
     result = run("build", "raw", "out", *words.split())
     assert result.exit_code == 0, result.stderr
@@ -182,6 +182,7 @@ def test_every_option_arrives(planted: Planted) -> None:
     )
     made, source = call["options"], call["source"]
     assert (made.workers, made.shard_bytes, made.decode_timeout_s, made.lock) == (3, 64 << 20, 7.0, False)
+    assert (made.checksum, made.redecode) == (True, True)
     assert (source.include, source.exclude, source.hidden) == (("*.png", "*.jpg"), ("a/b.png",), True)
     assert (call["max_rejects"], call["dry_run"]) == ("2.5%", True)
 
@@ -360,6 +361,12 @@ def test_a_dry_run_says_what_would_be_built(planted: Planted) -> None:
     ):
         assert part in text
     assert "MMapShardDataset" not in text
+    counts: dict[str, Any] = {"decoded": 3, "copied": 1, "kept": 1, "write_bytes": 1 << 20, "free_bytes": 1 << 30}
+    planted.outcome = BuildReport("out", 5, 0, 1, 2 << 30, 0.0, shape=(3, 8, 8), dtype="uint8", dry_run=True, **counts)
+    text = run("build", "raw", "out", "--dry-run").stdout
+    for part in ("3 to decode, 1 to copy, 1 kept as they are", "writes     1.0 MiB of shards", "1.0 GiB on that disk, enough"):
+        assert part in text
+    assert checked(run("build", "raw", "out", "--dry-run", "--json").stdout)["write_bytes"] == 1 << 20
 
 
 @pytest.mark.parametrize("report", [FULL, BuildReport("out", 0, 0, 0, 0, 0.0), BuildReport(EVIL, 1, 0, 1, 5, 0.1, dry_run=True, free_bytes=7)])
@@ -462,6 +469,15 @@ def test_too_many_rejects_end_with_the_command_that_goes_on(planted: Planted) ->
     document = checked(run("build", "my raw", "out", "--json").stdout)
     assert document["next"] == ["mmcompile build 'my raw' out --json --max-rejects 3"]
     assert (document["error"]["type"], document["error"]["details"]["rejects"]) == ("DecodeError", 3)
+
+
+def test_another_version_ends_with_the_command_that_goes_on(planted: Planted) -> None:
+    about = {"count": 3, "versions": {"pillow": ["12.0", "13.0"]}, "pins": ["pillow==12.0"], "redecode": True}
+    planted.outcome = BuildError("out: 3 images would be decoded again only because a version changed", **about)
+    result = run("build", "raw", "out")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.splitlines()[-2:] == ["to decode them again:", "mmcompile build raw out --redecode"]
+    assert checked(run("build", "raw", "out", "--json").stdout)["error"]["details"] == about
 
 
 def read_by_a_shell(line: str) -> list[str]:

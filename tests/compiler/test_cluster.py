@@ -290,7 +290,7 @@ def test_workers_of_other_versions_are_refused(tmp_path: Path, threads: Executor
     ) as caught:
         over(threads, raw, tmp_path / "out")
     assert caught.value.details["package"] == "pillow"
-    assert not read_seals(tmp_path / "out" / ".build" / "seals")
+    assert not list(read_seals(tmp_path / "out" / ".build" / "seals"))
 
 
 @dataclass(frozen=True)
@@ -369,7 +369,7 @@ def test_a_worker_whose_run_is_over_stops_and_seals_nothing(tmp_path: Path, thre
     shutil.rmtree(job.scratch)
     with pytest.raises(OSError, match="No such file"):
         zombie.result()
-    assert not read_seals(out / ".build" / "seals")
+    assert not list(read_seals(out / ".build" / "seals"))
     with pytest.raises(EngineError, match="or the build that asked for this is over"):
         shardcall.build_shard(job, work)
 
