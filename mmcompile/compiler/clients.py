@@ -88,6 +88,8 @@ class _Dask:
 
     def __init__(self, address: str | None, answer_s: float) -> None:
         distributed = _load("dask", "distributed")
+        if not address:
+            raise EngineError("engine dask needs the address of a scheduler: --address tcp://HOST:8786, as `dask scheduler` prints it")
         self._address = address
         try:
             self._client = distributed.Client(address, timeout=answer_s, set_as_default=False, name="mmcompile")
