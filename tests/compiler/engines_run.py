@@ -29,7 +29,7 @@ def local(raw: Any, out: Path) -> dict[str, bytes]:
 
     with pytest.MonkeyPatch.context() as patch:
         inline(patch)
-        run(raw.root if hasattr(raw, "root") else raw, out, rows=1)
+        run(raw.root if isinstance(raw, Planted) else raw, out, rows=1)
     return dataset(out)
 
 
