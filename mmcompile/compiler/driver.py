@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import shutil
 import sys
@@ -48,7 +49,7 @@ from mmcompile.compiler.sources import Scan, Source
 from mmcompile.compiler.sources.remote import folder_source
 from mmcompile.compiler.staging import Staging
 from mmcompile.compiler.statcache import StatCache
-from mmcompile.compiler.task import Job, measure
+from mmcompile.compiler.task import Job, measure, warm_up
 from mmcompile.compiler.verdict import listed_rejects, too_many, unsettled
 from mmcompile.errors import BuildError, EngineError, MMCompileError, OptionError, RemoteError, SourceError
 from mmcompile.format.canonical import canonical
@@ -151,6 +152,8 @@ class Build:
         allowed_rejects(max_rejects, 0)
         preprocess.resolved()
         self.executor = make_executor(options.workers)
+        if isinstance(self.executor, LocalExecutor) and options.engine == "local":
+            self.executor.prepare(functools.partial(warm_up, preprocess))  # while RAW is listed
         self.workers = self.executor.workers if isinstance(self.executor, LocalExecutor) else options.workers or 1
         self.engine: Executor | None = None
 
@@ -319,7 +322,7 @@ class Build:
 
         def on_sealed(work: ShardWork, seal: Seal) -> None:
             self.planned.learn(work)
-            self.sealed[work.task.number] = seal
+            self.sealed[work.task.number] = seal.outline()
             if time.monotonic() - self._saved > _SAVE_S:
                 self._save_stats()
 

@@ -28,7 +28,7 @@ def local(raw: Path, out: Path, **more: Any) -> dict[str, bytes]:
 def published(bucket: Bucket, folder: str = "out") -> dict[str, bytes]:
     """The objects of a dataset, and of nothing else, but what stays in .build/."""
     found = bucket.files(folder)
-    assert {name for name in found if name.startswith(".build")} <= {".build/settings.json", ".build/stat-cache"}
+    assert {name for name in found if name.startswith(".build")} <= {".build/settings.json", ".build/stat-cache", ".build/exclude.json"}
     return {name: data for name, data in found.items() if not name.startswith(".build")}
 
 
@@ -143,7 +143,10 @@ def test_out_holds_something_else_or_lies_in_raw(raw: Path, s3_bucket: Bucket, t
     assert set(s3_bucket.files("other")) == {"notes.txt"}
 
 
-def test_rejects_and_unreadable_objects_end_as_on_a_disk(raw: Path, s3_bucket: Bucket, s3_proxy: Proxy, tmp_path: Path) -> None:
+def test_rejects_and_unreadable_objects_end_as_on_a_disk(
+    raw: Path, s3_bucket: Bucket, s3_proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inline(monkeypatch)  # so that the short waits hold where objects are read
     write(raw, {"cat/broken.png": BROKEN})
     out = s3_bucket.url + "/out"
     with pytest.raises(DecodeError, match=f"see {out}/.build/rejects.jsonl") as rejected:
@@ -188,8 +191,9 @@ def test_a_network_with_faults_changes_no_byte(raw: Path, s3_bucket: Bucket, s3_
 
 
 def test_a_network_that_fails_for_good_names_the_object_and_keeps_what_is_finished(
-    raw: Path, s3_bucket: Bucket, s3_proxy: Proxy, tmp_path: Path
+    raw: Path, s3_bucket: Bucket, s3_proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    inline(monkeypatch)
     out = s3_bucket.url + "/out"
     sent: set[str] = set()
 
@@ -222,7 +226,7 @@ def test_a_build_that_is_killed_goes_on_and_ends_with_the_same_objects(
         nonlocal count
         if asked.method == "PUT" and at in asked.path:
             count += 1
-            if at not in ("image-", "seals/") or count == 2:
+            if at not in ("image-", "seals/") or count == 4:
                 reached.set()
                 return 30.0
         return None
