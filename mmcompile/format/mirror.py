@@ -24,7 +24,7 @@ from mmcompile.format.catalog import digest_of
 from mmcompile.format.index import load_index
 from mmcompile.format.store import Store, time_of
 
-__all__ = ["Mirror", "in_threads", "make_stub"]
+__all__ = ["Mirror", "in_threads", "make_stub", "new_home"]
 
 _E = TypeVar("_E", bound=MMCompileError)
 
@@ -41,7 +41,7 @@ class Mirror:
 
     def __init__(self, url: str) -> None:
         self.store = Store(url)
-        self._home, self._lock = _new_home()
+        self._home, self._lock = new_home()
         self.folder = self._home / "out"
         self.folder.mkdir()
         #: Bytes of every object that was listed, by name.
@@ -169,7 +169,7 @@ def _is_ours(name: str) -> bool:
     return folder in (".build/seals", "generations") or (folder == ".build" and last in _KEPT)
 
 
-def _new_home() -> tuple[Path, int]:
+def new_home() -> tuple[Path, int]:
     """A new private folder, and the lock on it that says that its process lives; folders whose process is gone are removed."""
     base = Path(tempfile.gettempdir()) / f"mmcompile-{os.getuid()}"
     base.mkdir(mode=0o700, exist_ok=True)
