@@ -24,9 +24,10 @@ from mmcompile.format.catalog import digest_of
 from mmcompile.format.index import load_index
 from mmcompile.format.store import Store, time_of
 
-__all__ = ["Mirror", "in_threads", "make_stub"]
+__all__ = ["Mirror", "in_threads", "make_stub", "mirrored"]
 
 _E = TypeVar("_E", bound=MMCompileError)
+_T = TypeVar("_T")
 
 #: Downloads at a time: small files, whose time is the way to the store and back.
 _THREADS = 16
@@ -140,6 +141,16 @@ class Mirror:
             self._whole.add(name)
 
         in_threads(get, names)
+
+
+def mirrored(url: str, use: Callable[[Mirror], _T], without: Iterable[str] = ()) -> _T:
+    """What `use` makes of a Mirror with everything that is not large; its errors name the URL."""
+    with Mirror(url) as mirror:
+        try:
+            mirror.pull(without)
+            return use(mirror)
+        except MMCompileError as error:
+            raise mirror.told(error) from error
 
 
 def in_threads(action: Callable[[str], Any], names: Iterable[str]) -> None:
