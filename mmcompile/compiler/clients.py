@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import math
+import os
 import queue
 import secrets
 import time
@@ -46,7 +48,7 @@ _counted = 0.0
 def open_client(engine: str, address: str | None, answer_s: float) -> int:
     """Connect this process to a cluster; how many calls it runs at once.  Raises EngineError where it does not answer within `answer_s` seconds."""
     global _client
-    _client = _Dask(address, answer_s) if engine == "dask" else _Ray(address)
+    _client = _Dask(address, answer_s) if engine == "dask" else _Ray(address, answer_s)
     return _count()
 
 
@@ -141,7 +143,8 @@ class _Dask:
 class _Ray:
     """A driver of a ray cluster.  Ray ends this process when it loses the cluster's head."""
 
-    def __init__(self, address: str | None) -> None:
+    def __init__(self, address: str | None, answer_s: float) -> None:
+        os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(math.ceil(answer_s)))
         self._ray = ray = _load("ray", "ray")
         try:
             ray.init(address or "auto", log_to_driver=False, logging_level="ERROR")

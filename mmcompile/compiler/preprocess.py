@@ -249,6 +249,10 @@ class Preprocess:
         """True where no geometry was asked for, so that a build must choose it from its sources."""
         return self.resize is None and self.crop is None and self.pad is None and self.keep_size is None
 
+    def uses_torch(self) -> bool:
+        """True where pictures are resized by torch, or may be, as no geometry was asked for."""
+        return self.resolved().resampler == "torch" and (self.resize is not None or self.pad is not None or self.needs_size())
+
     def with_size(self, h: int, w: int) -> Preprocess:
         """These options with the sources' own size kept: a picture of another size is a reject."""
         return replace(self, keep_size=(h, w))

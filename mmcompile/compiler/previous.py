@@ -190,7 +190,8 @@ class Previous:
             if seal.task not in self._sound:
                 self._sound[seal.task] = self._sealed(seal)
             if self._sound[seal.task]:
-                yield Whole(seal.hashes, seal.stat, seal.files, seal.rows, seal.rejects, seal.flags or {}, lambda: seal.sums or [])
+                sums = seal.sums or []
+                yield Whole(seal.hashes, seal.stat, seal.files, seal.rows, seal.rejects, seal.flags or {}, lambda: sums)
         for generation in self._generations:
             rejects = {int(i): line for i in np.flatnonzero(_in(hashes, generation.rejected)) if (line := generation.rejects.get(keys[int(i)]))}
             stored = np.ones(len(keys), bool)

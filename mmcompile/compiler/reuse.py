@@ -96,8 +96,10 @@ class RowList:
         return out
 
 
-def list_rows(shards: list[OldShard]) -> RowList:
-    """All rows of these shards that may be copied; of rows of one source the one of the first shard stands first.
+def list_rows(shards: list[OldShard], wanted: Callable[[npt.NDArray[Any]], npt.NDArray[np.bool_]] | None = None) -> RowList:
+    """The rows of these shards that may be copied; of rows of one source the one of the first shard stands first.
+
+    `wanted`, which rows (N,) of a shard may be asked for, from its provenance, keeps the list short; None: all.
 
     Shards that cannot be read are passed over.
     """
@@ -107,7 +109,8 @@ def list_rows(shards: list[OldShard]) -> RowList:
             samples = shard.samples()
         except (FormatError, FileNotFoundError):
             continue
-        rows = np.flatnonzero(of_kinds(samples, shard.formats))
+        usable = of_kinds(samples, shard.formats)
+        rows = np.flatnonzero(usable if wanted is None else usable & wanted(samples))
         place = np.empty(len(rows), _PLACE)
         place["shard"], place["row"] = number, rows
         hashes.append(samples["source_hash"][rows])

@@ -32,6 +32,8 @@ __all__ = ["ShardDone", "build_shard", "check_versions", "shard_folder", "versio
 
 #: Files of a shard that are looked at to see whether RAW can be reached here.
 _LOOKED_AT = 16
+#: What can be installed by its own name; all else comes inside Pillow.
+_PACKAGES = frozenset({"mmcompile", "pillow", "simplejpeg", "torch"})
 #: Seconds for which a process without work is kept for the next call.
 _IDLE_S = 60.0
 
@@ -94,7 +96,7 @@ def check_versions(job: Job) -> None:
         found = here.get(name, "nothing")
         if found == wanted:
             continue
-        pin = f"pip install {name}=={wanted}" if name in ("mmcompile", "pillow", "torch") else "install the wheels that the coordinator has"
+        pin = f"pip install {name}=={wanted}" if name in _PACKAGES else "install the wheels that the coordinator has"
         raise EngineError(
             f"a worker on {socket.gethostname()} has {name} {found}, this build needs {wanted}; on that machine: {pin}",
             host=socket.gethostname(),

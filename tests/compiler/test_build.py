@@ -96,7 +96,7 @@ def test_workers_and_pieces_change_no_byte_and_no_file(raw: Path, tmp_path: Path
     write(raw, {"cat/broken.png": BROKEN, "dog/1.broken.jpg": b"no jpeg"})
     made = []
     for workers, piece in ((1, 256), (2, 1), (3, 2), (2, 256)):
-        monkeypatch.setattr("mmcompile.compiler.run._PIECE_ITEMS", piece)
+        monkeypatch.setattr("mmcompile.compiler.pieces._MOST_ITEMS", piece)
         out = tmp_path / f"out-{workers}-{piece}"
         run(raw, out, workers=workers, max_rejects=2)
         made.append(({p.name for p in (out / "shards").iterdir()}, dataset(out)))
@@ -600,10 +600,10 @@ def test_an_error_that_nobody_foresaw_is_the_fault_of_one_file(raw: Path, out: P
 
     real = task.store
 
-    def odd(pixels: Any, preprocess: Any, depth: int) -> Any:
+    def odd(pixels: Any, preprocess: Any, depth: int, *out: Any) -> Any:
         if pixels[0, 0, 0] == expected(raw, SMALL)[3][0, 0, 0]:
             raise ZeroDivisionError("oh")
-        return real(pixels, preprocess, depth)
+        return real(pixels, preprocess, depth, *out)
 
     monkeypatch.setattr(task, "store", odd)
     with pytest.raises(DecodeError) as caught:

@@ -22,12 +22,25 @@ from PIL import Image
 from mmcompile.compiler import depth as depths
 from mmcompile.compiler import resample
 from mmcompile.compiler.decode import convert, jpeg, opening
-from mmcompile.compiler.decode.opening import FORMATS, initialise, pillow_warning, versions
+from mmcompile.compiler.decode.jpeg import SUGGESTED_SCALING
+from mmcompile.compiler.decode.opening import FORMATS, pillow_warning, versions
 from mmcompile.compiler.formats import EXTENSIONS, TORCHVISION_EXTENSIONS, belongs, sniff
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.errors import DecodeError
 
-__all__ = ["EXTENSIONS", "FORMATS", "TORCHVISION_EXTENSIONS", "Decoded", "decode", "initialise", "pillow_warning", "probe", "sniff", "versions"]
+__all__ = [
+    "EXTENSIONS",
+    "FORMATS",
+    "SUGGESTED_SCALING",
+    "TORCHVISION_EXTENSIONS",
+    "Decoded",
+    "decode",
+    "initialise",
+    "pillow_warning",
+    "probe",
+    "sniff",
+    "versions",
+]
 
 _Pixels = npt.NDArray[Any]
 
@@ -60,6 +73,12 @@ class Decoded:
     orientation: int
     warnings: tuple[str, ...]
     saving: float = 0.0
+
+
+def initialise() -> None:
+    """Load every reader once, so that no outcome depends on what was opened before.  For workers when they start; starts no thread."""
+    opening.initialise()
+    jpeg.initialise()
 
 
 def decode(data: bytes, name: str, preprocess: Preprocess, on_open: Callable[[int, int], None] | None = None) -> Decoded:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-__all__ = ["LEAST_RATIO", "SUGGESTED_SCALING", "fraction_left", "reduce", "scale_for", "turbo_pixels"]
+__all__ = ["LEAST_RATIO", "SUGGESTED_SCALING", "fraction_left", "initialise", "reduce", "scale_for", "turbo_pixels"]
 
 #: What a build that would gain much is told to ask for: the resampler still sees twice the pixels that it makes.
 SUGGESTED_SCALING = 2.0
@@ -31,6 +31,11 @@ _SAMPLINGS = ((1, 1), (2, 1), (2, 2), (1, 2), (4, 1))
 _TEST_SIZES = ((64, 64), (61, 43))
 
 _Bytes = npt.NDArray[np.uint8]
+
+
+def initialise() -> None:
+    """Find out now whether libjpeg-turbo can be used."""
+    _turbo()
 
 
 def scale_for(size: tuple[int, int], target: tuple[int, int], scaling: float) -> int:
