@@ -193,6 +193,7 @@ class Build:
                     self._save_stats()
                     shutil.rmtree(scratch, ignore_errors=True)
                     if self.staging is not None and not isinstance(sys.exception(), RemoteError) and lock.still_held():
+                        self.staging.unshare()
                         self.staging.keep()
         finally:
             self._stop()
@@ -334,6 +335,8 @@ class Build:
             self.runner = Runner(self.executor, self.job, on_sealed, on_progress, self.workers)
         else:
             self.job = replace(self.job, versions=versions_here(self.wanted.preprocess))
+            if self.staging is not None:
+                self.staging.share(scratch)
             self.runner = Cluster(self.engine, self.job, on_sealed, on_progress, self.options.workers)
             self.workers = self.runner.workers
         self.runner.run(self.planned.works())

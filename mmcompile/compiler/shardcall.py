@@ -25,6 +25,7 @@ from mmcompile.compiler.marks import versions_of
 from mmcompile.compiler.preprocess import PIXEL_REVISION, Preprocess
 from mmcompile.compiler.run import Counts, Runner, ShardWork
 from mmcompile.compiler.seals import Seal
+from mmcompile.compiler.staging import elsewhere
 from mmcompile.compiler.task import Job
 from mmcompile.errors import EngineError
 
@@ -56,16 +57,16 @@ def build_shard(job: Job, work: ShardWork, look: bool = True) -> ShardDone:
     `details["unreached"]` are then the keys that were tried.  OSError as from a local build: no space, or the run is over (its folder is gone).
     """
     check_versions(job)
-    with _attempt(job, work.task.number) as scratch:
+    with elsewhere(job) if job.store is not None else _attempt(job, work.task.number) as mine:
         if look:
             _check_raw(job, work)
         sealed: list[Seal] = []
 
         def on_progress(_: Counts) -> None:
-            os.stat(scratch)  # gone when the run is over, or another worker was faster: nothing more is to be done
+            os.stat(mine.scratch)  # gone when the run is over, or another worker was faster: nothing more is to be done
 
         with _process() as executor:
-            runner = Runner(executor, replace(job, scratch=scratch), lambda _, seal: sealed.append(seal), on_progress, 1)
+            runner = Runner(executor, mine, lambda _, seal: sealed.append(seal), on_progress, 1)
             runner.run([work])
         if look and runner.failures:
             _check_raw(job, work)
@@ -136,8 +137,8 @@ def shard_folder(job: Job, number: int) -> Path:
 
 
 @contextlib.contextmanager
-def _attempt(job: Job, number: int) -> Iterator[Path]:
-    """A folder of this call alone.  It cannot be made when the run is over, so a worker that comes back from the dead seals nothing."""
+def _attempt(job: Job, number: int) -> Iterator[Job]:
+    """The job, with a folder of this call alone.  It cannot be made when the run is over, so a worker that comes back from the dead seals nothing."""
     parent, host = shard_folder(job, number), socket.gethostname()
     try:
         scratch = Path(tempfile.mkdtemp(prefix="call-", dir=parent))
@@ -149,7 +150,7 @@ def _attempt(job: Job, number: int) -> Iterator[Path]:
             path=str(parent),
         ) from error
     try:
-        yield scratch
+        yield replace(job, scratch=scratch)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
