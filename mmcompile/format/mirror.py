@@ -24,7 +24,7 @@ from mmcompile.format.catalog import digest_of
 from mmcompile.format.index import load_index
 from mmcompile.format.store import Store, time_of
 
-__all__ = ["Mirror", "in_threads", "make_stub", "new_home"]
+__all__ = ["Mirror", "host_folder", "in_threads", "make_stub", "new_home"]
 
 _E = TypeVar("_E", bound=MMCompileError)
 
@@ -169,12 +169,18 @@ def _is_ours(name: str) -> bool:
     return folder in (".build/seals", "generations") or (folder == ".build" and last in _KEPT)
 
 
-def new_home() -> tuple[Path, int]:
-    """A new private folder, and the lock on it that says that its process lives; folders whose process is gone are removed."""
+def host_folder() -> Path:
+    """The folder of this user on this machine's own disk.  Raises RemoteError where somebody else has it."""
     base = Path(tempfile.gettempdir()) / f"mmcompile-{os.getuid()}"
     base.mkdir(mode=0o700, exist_ok=True)
     if base.is_symlink() or base.stat().st_uid != os.getuid():
         raise RemoteError(f"{base}: belongs to someone else; remove it, or set TMPDIR to another folder", path=str(base))
+    return base
+
+
+def new_home() -> tuple[Path, int]:
+    """A new private folder, and the lock on it that says that its process lives; folders whose process is gone are removed."""
+    base = host_folder()
     for old in base.iterdir():
         with contextlib.suppress(OSError):
             fd = os.open(old / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
