@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from pathlib import Path
 from mmcompile.compiler.reuse import OldShard
 from mmcompile.compiler.staging import Fetched
 from mmcompile.compiler.task import Job
-from mmcompile.format.mirror import new_home
+from mmcompile.format.mirror import Home
 from mmcompile.format.store import Store
 
 __all__ = ["at_home", "share", "unshare"]
@@ -63,8 +62,8 @@ def unshare(store: Store) -> None:
 
 # ---------------------------------------------------------------- a worker
 
-#: The run whose list of rows is here, its folder, and the lock on that.
-_here: tuple[str, Path, int] | None = None
+#: The run whose list of rows is here, and where.
+_here: tuple[str, Home] | None = None
 _lock = threading.Lock()
 
 
@@ -72,7 +71,7 @@ _lock = threading.Lock()
 def at_home(job: Job) -> Iterator[tuple[Job, Callable[[], None]]]:
     """(the job as it is done here, and what raises FileNotFoundError once its run is over).  Raises RemoteError."""
     assert job.store is not None
-    home, lock = new_home()
+    home = Home()
     looked = 0.0
 
     def check() -> None:
@@ -84,13 +83,12 @@ def at_home(job: Job) -> Iterator[tuple[Job, Callable[[], None]]]:
 
     try:
         check()
-        scratch = home / ".build" / "tmp"
-        for folder in (scratch, home / ".build" / "seals", home / "shards"):
+        scratch = home.path / ".build" / "tmp"
+        for folder in (scratch, home.path / ".build" / "seals", home.path / "shards"):
             folder.mkdir(parents=True)
-        yield _with_earlier(replace(job, scratch=scratch, shards=home / "shards"), job), check
+        yield _with_earlier(replace(job, scratch=scratch, shards=home.path / "shards"), job), check
     finally:
-        shutil.rmtree(home, ignore_errors=True)
-        os.close(lock)
+        home.remove()
 
 
 def _with_earlier(here: Job, job: Job) -> Job:
@@ -117,14 +115,13 @@ def _brought(job: Job) -> Path:
     global _here
     assert job.store is not None
     with _lock:
-        if _here is None or _here[0] != job.scratch.name or not _here[1].is_dir():
+        if _here is None or _here[0] != job.scratch.name or not _here[1].path.is_dir():
             if _here is not None:
-                shutil.rmtree(_here[1], ignore_errors=True)
-                os.close(_here[2])
+                _here[1].remove()
                 _here = None
-            home, lock = new_home()
+            home = Home()
             for name, _ in list(job.store.list(_folder(job))):
                 if not name.endswith(f"/{_MARK}"):
-                    job.store.get(name, home / name.rpartition("/")[2])
-            _here = (job.scratch.name, home, lock)
-        return _here[1]
+                    job.store.get(name, home.path / name.rpartition("/")[2])
+            _here = (job.scratch.name, home)
+        return _here[1].path

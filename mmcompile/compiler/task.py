@@ -124,7 +124,7 @@ def _copier_of(job: Job) -> Copier | None:
     key = str(job.reuse)
     if key not in _copiers:
         _copiers.clear()
-        bring = None if job.store is None else Fetched(job.store, job.scratch / "fetched")
+        bring = None if job.store is None else Fetched(job.store, job.reuse.parent / "fetched")
         _copiers[key] = Copier(RowTable(job.reuse, bring), job.preprocess, job.fields)
     return _copiers[key]
 
