@@ -60,8 +60,9 @@ from mmcompile.format.storelock import StoreLock
 
 __all__ = ["BuildOptions", "BuildReport", "build"]
 
-#: Seconds between two saves of the stat cache while shards are sealed (a save writes all of it; seals hold the same facts).
-_SAVE_S = 30.0
+#: Seconds between two saves of the stat cache while shards are sealed, and at least as many times as long as a save took: it writes all of it, some
+#: seconds for 10^7 images, and seals hold the same facts.
+_SAVE_S, _SAVE_SHARE = 30.0, 100
 
 
 def build(
@@ -193,7 +194,6 @@ class Build:
                     self._save_stats()
                     shutil.rmtree(scratch, ignore_errors=True)
                     if self.staging is not None and not isinstance(sys.exception(), RemoteError) and lock.still_held():
-                        self.staging.unshare()
                         self.staging.keep()
         finally:
             self._stop()
@@ -319,12 +319,12 @@ class Build:
             self.job = replace(self.job, remembered=scratch / "remembered.json")
             write_atomic(scratch / "remembered.json", canonical(self.planned.previous.remembered), durable=False)
         self.sealed: dict[int, Seal] = {}
-        self._saved = time.monotonic()
+        self._next_save = time.monotonic() + _SAVE_S
 
         def on_sealed(work: ShardWork, seal: Seal) -> None:
             self.planned.learn(work)
             self.sealed[work.task.number] = seal.outline()
-            if time.monotonic() - self._saved > _SAVE_S:
+            if time.monotonic() > self._next_save:
                 self._save_stats()
 
         def on_progress(counts: Counts) -> None:
@@ -335,8 +335,6 @@ class Build:
             self.runner = Runner(self.executor, self.job, on_sealed, on_progress, self.workers)
         else:
             self.job = replace(self.job, versions=versions_here(self.wanted.preprocess))
-            if self.staging is not None:
-                self.staging.share(scratch)
             self.runner = Cluster(self.engine, self.job, on_sealed, on_progress, self.options.workers)
             self.workers = self.runner.workers
         self.runner.run(self.planned.works())
@@ -477,8 +475,10 @@ class Build:
 
     def _save_stats(self) -> None:
         if hasattr(self, "planned"):
-            self._saved = time.monotonic()
+            began = time.monotonic()
             self.listed.save()
+            took = time.monotonic() - began
+            self._next_save = began + took + max(_SAVE_S, _SAVE_SHARE * took)
 
     def _stop(self) -> None:
         if isinstance(self.executor, LocalExecutor):

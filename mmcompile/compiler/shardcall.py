@@ -12,7 +12,7 @@ import shutil
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -20,12 +20,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from mmcompile.compiler.away import at_home
 from mmcompile.compiler.engines import LocalExecutor
 from mmcompile.compiler.marks import versions_of
 from mmcompile.compiler.preprocess import PIXEL_REVISION, Preprocess
 from mmcompile.compiler.run import Counts, Runner, ShardWork
 from mmcompile.compiler.seals import Seal
-from mmcompile.compiler.staging import elsewhere
 from mmcompile.compiler.task import Job
 from mmcompile.errors import EngineError
 
@@ -57,16 +57,12 @@ def build_shard(job: Job, work: ShardWork, look: bool = True) -> ShardDone:
     `details["unreached"]` are then the keys that were tried.  OSError as from a local build: no space, or the run is over (its folder is gone).
     """
     check_versions(job)
-    with elsewhere(job) if job.store is not None else _attempt(job, work.task.number) as mine:
+    with _attempt(job, work.task.number) if job.store is None else at_home(job) as (here, check):
         if look:
             _check_raw(job, work)
         sealed: list[Seal] = []
-
-        def on_progress(_: Counts) -> None:
-            os.stat(mine.scratch)  # gone when the run is over, or another worker was faster: nothing more is to be done
-
         with _process() as executor:
-            runner = Runner(executor, mine, lambda _, seal: sealed.append(seal), on_progress, 1)
+            runner = Runner(executor, here, lambda _, seal: sealed.append(seal), lambda _: check(), 1)
             runner.run([work])
         if look and runner.failures:
             _check_raw(job, work)
@@ -137,8 +133,11 @@ def shard_folder(job: Job, number: int) -> Path:
 
 
 @contextlib.contextmanager
-def _attempt(job: Job, number: int) -> Iterator[Job]:
-    """The job, with a folder of this call alone.  It cannot be made when the run is over, so a worker that comes back from the dead seals nothing."""
+def _attempt(job: Job, number: int) -> Iterator[tuple[Job, Callable[[], None]]]:
+    """The job in a folder of this call alone, and what raises OSError when that is gone: the run is over, or another worker was faster.
+
+    It cannot be made when the run is over, so a worker that comes back from the dead seals nothing.
+    """
     parent, host = shard_folder(job, number), socket.gethostname()
     try:
         scratch = Path(tempfile.mkdtemp(prefix="call-", dir=parent))
@@ -149,8 +148,12 @@ def _attempt(job: Job, number: int) -> Iterator[Job]:
             host=host,
             path=str(parent),
         ) from error
+
+    def check() -> None:
+        os.stat(scratch)
+
     try:
-        yield replace(job, scratch=scratch)
+        yield replace(job, scratch=scratch), check
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

@@ -10,29 +10,21 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import tempfile
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mmcompile.compiler.outcome import BuildReport, Progress
 from mmcompile.errors import BuildError, CorruptShardError, RemoteError
 from mmcompile.format.catalog import digest_file, digest_of
-from mmcompile.format.mirror import Home, Mirror, in_threads, make_stub
+from mmcompile.format.mirror import Mirror, in_threads, make_stub
 from mmcompile.format.store import Store
 from mmcompile.format.storelock import StoreLock
 
-if TYPE_CHECKING:
-    from mmcompile.compiler.task import Job
-
-__all__ = ["Fetched", "Staging", "elsewhere", "send_shard"]
+__all__ = ["Fetched", "Staging", "send_shard"]
 
 #: Files of `.build/` that stay between builds, or while one is not finished.
 _BUILD = ("settings.json", "stat-cache", "rejects.jsonl", "exclude.json")
-#: Where on a store workers find what all of them read.
-_SHARED = ".build/tmp"
 #: Bytes of old shards that are held to copy rows from: a rebuild in order needs two or three at a time, a renamed folder some more.
 _FETCHED_BYTES = 8 << 30
 
@@ -74,18 +66,6 @@ class Staging(Mirror):
                 self._sent[name] = data
         self.store.delete(gone)
 
-    def share(self, scratch: Path) -> None:
-        """Put what all workers read where those on other machines find it (see `elsewhere`), in place of what earlier runs left there."""
-        self.unshare()
-        for path in sorted(scratch.iterdir()):
-            if path.is_file():
-                self.store.put(path, f"{_SHARED}/{scratch.name}/{path.name}")
-
-    def unshare(self) -> None:
-        """Take it away again."""
-        for folder, _ in self.store.list(_SHARED):
-            self.store.delete([name for name, _ in self.store.list(folder)])
-
     def refresh(self) -> None:
         """See what the shards are that were sent up meanwhile."""
         (self.folder / "shards").mkdir(exist_ok=True)
@@ -107,42 +87,6 @@ class Staging(Mirror):
         gone = [name for name in self.there if name.startswith("shards/") and not (self.folder / name).exists()]
         in_threads(lambda name: self.store.delete([name]), gone)
         in_threads(lambda name: self.store.delete([name]), [name for name in seals if not (self.folder / name).exists()])
-
-
-@contextlib.contextmanager
-def elsewhere(job: Job) -> Iterator[Job]:
-    """The job for a shard built where the coordinator's folders are not: in folders of this process, with what `share` put on the store.
-
-    That is fetched once for a run; of the shard nothing stays.
-    """
-    assert job.store is not None
-    run = job.scratch.name
-    with _homes_lock:
-        if run not in _homes:
-            while _homes:
-                _homes.popitem()[1].remove()
-            home = _homes[run] = Home()
-            (home.path / _SHARED / run).mkdir(parents=True)
-            for name, _ in job.store.list(f"{_SHARED}/{run}"):
-                job.store.get(name, home.path / name)
-        folder = _homes[run].path
-    with tempfile.TemporaryDirectory(dir=folder / _SHARED) as own:
-        (Path(own) / "out" / ".build" / "seals").mkdir(parents=True)
-        (Path(own) / "out" / "shards").mkdir()
-        (Path(own) / "scratch").mkdir()
-        shared = folder / _SHARED / run
-        yield replace(
-            job,
-            scratch=Path(own) / "scratch",
-            shards=Path(own) / "out" / "shards",
-            reuse=None if job.reuse is None else shared / job.reuse.name,
-            remembered=None if job.remembered is None else shared / job.remembered.name,
-        )
-
-
-#: What this process fetched for the run that it last worked for.
-_homes: dict[str, Home] = {}
-_homes_lock = threading.Lock()
 
 
 def send(store: Store, folder: Path, name: str) -> None:
