@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mmcompile.compiler import shardcall, staging
+from mmcompile.compiler import away, shardcall, staging
 from mmcompile.compiler.outcome import Progress
 from mmcompile.errors import BuildError, DecodeError, OutputExistsError, RemoteError, SourceError
 from mmcompile.format import storelock
@@ -61,9 +61,7 @@ def raw(tmp_path: Path) -> Path:
     return make_raw(tmp_path / "raw", 7)
 
 
-def test_a_dataset_on_a_store_is_the_one_on_a_disk(
-    raw: Path, s3_bucket: Bucket, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dataset_on_a_store_is_the_one_on_a_disk(raw: Path, s3_bucket: Bucket, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report = run(raw, s3_bucket.url + "/out", workers=2)
     inline(monkeypatch)
     expected = local(raw, tmp_path / "out")
@@ -347,7 +345,7 @@ class Far(Executor):
 
 
 @pytest.mark.usefixtures("in_process")
-def test_workers_on_other_machines_need_nothing_but_the_store(raw: Path, s3_bucket: Bucket, tmp_path: Path) -> None:
+def test_workers_on_other_machines_need_nothing_but_the_store(raw: Path, s3_bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(raw, {"cat/broken.png": BROKEN})
     url, out = s3_bucket.fill(files_of(raw), "raw"), s3_bucket.url + "/out"
     engine = {"engine": Far()}
@@ -364,9 +362,9 @@ def test_workers_on_other_machines_need_nothing_but_the_store(raw: Path, s3_buck
     finally:
         for executor in list(shardcall._idle):
             shardcall._end(executor)
-        for home in staging._homes.values():
-            home.remove()
-        staging._homes.clear()
+        assert away._here is not None
+        away._here[1].remove()
+        monkeypatch.setattr(away, "_here", None)
 
 
 def test_old_shards_are_fetched_once_and_the_least_used_go(s3_bucket: Bucket, s3_proxy: Proxy, tmp_path: Path) -> None:
