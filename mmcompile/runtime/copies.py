@@ -120,15 +120,16 @@ class Copies:
             if fd is not None:
                 _close(fd)
 
-    def drop(self, name: str) -> bool:
-        """Remove a copy that nobody uses.  False where it was not removed."""
+    def drop(self, name: str, *, used: bool = False) -> bool:
+        """Remove a copy that nobody uses (or `used`: whoever has it open keeps what is in it).  False where it was not removed."""
         path = self.folder / name
         try:
             fd = _open(path, os.O_RDONLY)
         except OSError:
             return False
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not used:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not _is_same(fd, path):
                 return False
             os.unlink(path)
@@ -155,8 +156,8 @@ class Copies:
             return fd
         fcntl.flock(fd, fcntl.LOCK_UN)
         _close(fd)
-        if status.st_nlink and not self.drop(name) and self.here(name):
-            raise CorruptShardError(f"{path}: {status.st_size:,} bytes, expected {nbytes:,}, and in use; remove it", path=str(path))
+        if status.st_nlink:
+            self.drop(name, used=True)
         return None
 
     def _bring(self, name: str, nbytes: int, origin: Origin, *, wait: bool) -> int | None:
