@@ -45,7 +45,7 @@ class _Program(click.Group):
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="backslashreplace")  # a name that this terminal's encoding lacks is no error
         try:
-            code = super().main(arguments, prog_name or "mmcompile", standalone_mode=False, **extra)
+            code = super().main(arguments, prog_name or "mmcompile", standalone_mode=False, obj=arguments, **extra)
         except SystemExit:  # how click ends when the reader of its help left
             code = 0
         except Exception as error:
@@ -81,8 +81,7 @@ def _report(error: Exception, arguments: list[str]) -> int | None:
         following = []
     elif again:
         following = [(again, arguments)]
-    called = text.program_words(sys.argv[0], sys.executable, shutil.which)
-    commands = [(intro, text.quote([*called, *words])) for intro, words in following]
+    commands = [(intro, text.quote([*_called(), *words])) for intro, words in following]
     if "--json" in arguments:
         about = {"type": kind, "message": text.escape(message), "details": details}
         say_json({"command": command, "error": about, "next": [line for _, line in commands]})
@@ -91,6 +90,10 @@ def _report(error: Exception, arguments: list[str]) -> int | None:
     lines = [f"error: {text.escape(message)}", *text.examples(details, _EXAMPLES)]
     say([*lines, *(line for pair in commands for line in pair)], err=True)
     return code
+
+
+def _called() -> list[str]:
+    return text.program_words(sys.argv[0], sys.executable, shutil.which)
 
 
 # ---------------------------------------------------------------- commands
@@ -170,7 +173,7 @@ def _config_types(option: click.Option) -> tuple[tuple[type, ...], str]:
     return (str,), "a list of texts" if option.multiple else "a text"
 
 
-_NOT_IN_CONFIG = frozenset({"config", "dry_run", "as_json", "help"})
+_NOT_IN_CONFIG = frozenset({"config", "dry_run", "plan_only", "part", "as_json", "help"})
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
 _PLACE = _Typed(PLACE)
 
@@ -213,14 +216,21 @@ _DTYPES = _one_of("uint8|uint16|int16|int32|float16|bfloat16|float32|float64")
 @_option("--truncated", _one_of("reject|accept"), "Files that end early.  Default: reject.")
 @_option("--max-pixels", _Typed(COUNT), "Reject larger pictures.  Default: 178956970, Pillow's limit.")
 @_option("--max-aspect", _Typed(RATIO), "Reject longer pictures.  Default: no limit.")
+@_option("--jpeg-scaling", _Typed(RATIO), "Decode large JPEGs at 1/2, 1/4 or 1/8 while this many times the size remains, as in 2.  Default: whole.")
 @_option("--include", str, "Take only these, as in 'cats/*.png' (* matches / too).  May repeat.", multiple=True, metavar="GLOB")
 @_option("--exclude", str, "Leave these out: pattern or exact path in RAW.  May repeat; adds to --config.", multiple=True, metavar="GLOB|KEY")
 @_option("--hidden", None, "Take names that begin with a dot, and __MACOSX.", is_flag=True)
 @_option("--workers", _Typed(COUNT), "Processes.  Default: the CPUs that this process may use.")
+@_option("--engine", _one_of("local|dask|ray"), "Who builds the shards: processes here, or a cluster.  Default: local.")
+@_option("--address", str, "Of that cluster's scheduler: tcp://HOST:PORT (dask), HOST:PORT (ray; default: one on this machine).", metavar="ADDRESS")
+@_option("--plan-only", None, "List and plan, and save that for parts.", is_flag=True)
+@_option("--part", str, "Build the shards of part I of N of the plan, as in 3/16; publish nothing.", metavar="I/N")
 @_option("--shard-bytes", _Typed(BYTES), "About the size of a shard, as in 64M.  Default: 256M.")
 @_option("--max-rejects", _Typed(REJECTS), "Publish with up to so many bad images left out, as in 10 or 1%.  Default: 0.")
 @_option("--decode-timeout", _Typed(SECONDS), "For one picture, plus 1 s a megapixel.  Default: 60.")
 @_NO_LOCK
+@_option("--checksum", None, "Read every file, also those that look unchanged by size, times and inode.", is_flag=True)
+@_option("--redecode", None, "Decode again what only another library version made.", is_flag=True)
 @_option("--config", str, 'JSON with these options; the command line wins.  Example: {"crop": 224}', metavar="FILE", is_eager=True, callback=_config)
 @_option("--dry-run", None, "Say what would be built, and write nothing.", is_flag=True)
 @_JSON
@@ -238,18 +248,28 @@ def build(ctx: click.Context, /, raw: str, out: str, dry_run: bool, as_json: boo
     from mmcompile.compiler.driver import BuildOptions
     from mmcompile.compiler.driver import build as run
     from mmcompile.compiler.formats import TORCHVISION_EXTENSIONS
-    from mmcompile.compiler.sources.folder import FolderSource
+    from mmcompile.compiler.sources.remote import folder_source
 
     exact = given["compat"] == "torchvision"
-    source = FolderSource(
+    source = folder_source(
         raw,
         include=given.pop("include"),
         exclude=(*ctx.meta.get("mmcompile.exclude", ()), *given.pop("exclude")),
         hidden=given.pop("hidden") or exact,
         extensions=TORCHVISION_EXTENSIONS if exact else None,
     )
-    run_names = {"workers": "workers", "shard_bytes": "shard_bytes", "decode_timeout": "decode_timeout_s"}
-    options = BuildOptions(lock=not given.pop("no_lock"), **{name: v for key, name in run_names.items() if (v := given.pop(key)) is not None})
+    run_names = {
+        "workers": "workers",
+        "engine": "engine",
+        "address": "address",
+        "part": "part",
+        "shard_bytes": "shard_bytes",
+        "decode_timeout": "decode_timeout_s",
+    }
+    again = {name: given.pop(name) for name in ("checksum", "redecode", "plan_only")}
+    options = BuildOptions(
+        lock=not given.pop("no_lock"), **again, **{name: v for key, name in run_names.items() if (v := given.pop(key)) is not None}
+    )
     max_rejects = given.pop("max_rejects")
     preprocess = _preprocess(given)
     show = Show(sys.stderr)
@@ -264,7 +284,7 @@ def build(ctx: click.Context, /, raw: str, out: str, dry_run: bool, as_json: boo
     if as_json:
         say_json(report.to_json())
     else:
-        say(summary.build_lines(report))
+        say([*summary.build_lines(report), *text.next_parts(_called(), ctx.obj, report.shards, report.plan_only, report.part)])
     return 0
 
 

@@ -46,6 +46,8 @@ def build_lines(report: BuildReport) -> list[str]:
     if report.classes is not None:
         what += f" in {number(len(report.classes), 'class')}"
     out = escape(report.out)
+    if report.plan_only or report.part is not None:
+        return _unpublished_lines(report, f"{out}: {what}")
     head = f"{out}: would hold up to {what} (no image was decoded); nothing was written" if report.dry_run else f"{out}: {what}"
     rows = _stored(report)
     rows += _counted("rejects", report.reject_reasons, report.rejects)
@@ -59,6 +61,21 @@ def build_lines(report: BuildReport) -> list[str]:
     return [head, *table(rows), *([] if report.dry_run else _next(report))]
 
 
+def _unpublished_lines(report: BuildReport, head: str) -> list[str]:
+    """What a person reads after a plan for parts, or after one part."""
+    standing = f", {report.kept:,} samples of them sealed or published before" if report.kept else ""
+    if report.part is None:
+        head += f" planned in {number(report.shards, 'shard')}{standing}; nothing was built"
+        rows: list[Pair] = [("geometry", escape(report.geometry))]
+    else:
+        head += f" in the {number(report.shards, 'shard')} of part {report.part}{standing}; nothing was published"
+        rows = [("sealed", f"{number(report.sealed, 'shard')}: {report.decoded:,} decoded, {report.copied:,} copied")]
+    rows += _counted("rejects", report.reject_reasons, report.rejects)
+    rows += [("changed" if i == 0 else "", escape(line)) for i, line in enumerate(report.changed)]
+    rows += [("warning", escape(line)) for line in report.warnings]
+    return [head, *table([*rows, ("took", _took(report))])]
+
+
 def _stored(report: BuildReport) -> list[Pair]:
     shape = " x ".join(str(n) for n in report.shape)
     rows = [
@@ -66,7 +83,8 @@ def _stored(report: BuildReport) -> list[Pair]:
     ]
     if report.geometry:
         rows.append(("geometry", escape(report.geometry)))
-    parts = [f"{n:,} {word}" for n, word in ((report.decoded, "decoded"), (report.copied, "copied"), (report.kept, "kept as they were")) if n]
+    words = ("to decode", "to copy", "kept as they are") if report.dry_run else ("decoded", "copied", "kept as they were")
+    parts = [f"{n:,} {word}" for n, word in zip((report.decoded, report.copied, report.kept), words, strict=True) if n]
     if report.copied or report.kept:
         rows.append(("rows", ", ".join(parts)))
     return rows
@@ -80,8 +98,11 @@ def _took(report: BuildReport) -> str:
 
 def _dry(report: BuildReport) -> list[Pair]:
     rows = []
+    need = report.bytes if report.write_bytes is None else report.write_bytes
+    if report.write_bytes is not None:
+        rows.append(("writes", f"{size(need)} of shards"))
     if report.free_bytes is not None:
-        enough = "enough" if report.free_bytes >= report.bytes else f"NOT enough: {size(report.bytes - report.free_bytes)} are missing"
+        enough = "enough" if report.free_bytes >= need else f"NOT enough: {size(need - report.free_bytes)} are missing"
         rows.append(("free", f"{size(report.free_bytes)} on that disk, {enough}"))
     if report.estimate_s is not None:
         rows.append(("time", f"about {duration(report.estimate_s)}" + (f" with {number(report.workers, 'worker')}" if report.workers else "")))

@@ -29,18 +29,23 @@ _8_TO_16 = 257
 _CHUNK = 1 << 20
 #: 256 squares of 8 bits stay below 2^24: their sums in float32 are exact, at half the cost.
 _BLOCK = 256
+#: Bytes of a channel that are summed at once: 256 KiB as float32, so that three of them stay in a core's second-level cache.
+_NARROW_CHUNK = 1 << 16
 
 
-def store(pixels: npt.NDArray[Any], preprocess: Preprocess, depth: int) -> npt.NDArray[Any]:
-    """The row of `preprocess.row_shape()` and `stored_dtype()` for pixels (H, W, C), C-contiguous.
+def store(pixels: npt.NDArray[Any], preprocess: Preprocess, depth: int, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
+    """The row of `preprocess.row_shape()` and `stored_dtype()` for pixels (H, W, C), C-contiguous; written to `out` where that is given.
 
     `depth` is 8 or 16 for unsigned sources of that depth, 0 for signed and float values, which are kept as they are.
     Raises DecodeError (stage `cast`) for a value that the dtype cannot hold.
     """
     row = pixels if preprocess.layout == "hwc" else pixels.transpose(2, 0, 1)
-    if preprocess.dtype in ("float16", "bfloat16", "float32", "float64"):
-        return np.ascontiguousarray(_to_float(row, preprocess, depth))
-    return np.ascontiguousarray(_to_integer(row, preprocess, depth))
+    floats = preprocess.dtype in ("float16", "bfloat16", "float32", "float64")
+    made = _to_float(row, preprocess, depth) if floats else _to_integer(row, preprocess, depth)
+    if out is None:
+        return np.ascontiguousarray(made)
+    out[...] = made
+    return out
 
 
 def _to_integer(row: npt.NDArray[Any], preprocess: Preprocess, depth: int) -> npt.NDArray[Any]:
@@ -86,20 +91,33 @@ def _bfloat16(value: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
 
 
 def channel_sums(pixels: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """(sums, sums of squares), each (C,), of pixels (H, W, C).
+    """(sums, sums of squares), each (C,), of pixels (H, W, C); fastest where each channel lies in one piece.
 
     Exact uint64 for unsigned pixels; float64 for signed and float ones.
     """
     channels = pixels.shape[2]
     planes = np.ascontiguousarray(pixels.transpose(2, 0, 1)).reshape(channels, -1)
+    if pixels.dtype == np.uint8:
+        return _sums_of_bytes(planes)
     kind = np.uint64 if pixels.dtype.kind == "u" else np.float64
     sums, squares = np.zeros(channels, kind), np.zeros(channels, kind)
-    narrow = pixels.dtype == np.uint8
     for start in range(0, planes.shape[1], _CHUNK):
-        part: npt.NDArray[Any] = planes[:, start : start + _CHUNK].astype(np.float32 if narrow else np.float64)
-        whole = part.shape[1] // _BLOCK * _BLOCK if narrow else 0
-        pieces: tuple[npt.NDArray[Any], ...] = (part[:, :whole].reshape(channels, -1, _BLOCK), part[:, None, whole:])
-        for piece in pieces:
-            sums += np.einsum("cbn->cb", piece).sum(axis=1, dtype=np.float64).astype(kind)
-            squares += np.einsum("cbn,cbn->cb", piece, piece).sum(axis=1, dtype=np.float64).astype(kind)
+        part: npt.NDArray[Any] = planes[:, None, start : start + _CHUNK].astype(np.float64)
+        sums += np.einsum("cbn->cb", part).sum(axis=1, dtype=np.float64).astype(kind)
+        squares += np.einsum("cbn,cbn->cb", part, part).sum(axis=1, dtype=np.float64).astype(kind)
+    return sums, squares
+
+
+def _sums_of_bytes(planes: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    """(sums, sums of squares) of each row of (C, N): in blocks, as whole numbers that float32 holds, so that the order of adding changes nothing."""
+    channels, n = planes.shape
+    sums, squares = np.zeros(channels, np.uint64), np.zeros(channels, np.uint64)
+    ones = np.ones(_BLOCK, np.float32)
+    for start in range(0, n, _NARROW_CHUNK):
+        part = planes[:, start : start + _NARROW_CHUNK]
+        if part.shape[1] % _BLOCK:
+            part = np.pad(part, ((0, 0), (0, -part.shape[1] % _BLOCK)))
+        blocks = part.reshape(-1, _BLOCK).astype(np.float32)
+        sums += (blocks @ ones).reshape(channels, -1).sum(axis=1, dtype=np.float64).astype(np.uint64)
+        squares += np.matmul(blocks[:, None, :], blocks[:, :, None]).reshape(channels, -1).sum(axis=1, dtype=np.float64).astype(np.uint64)
     return sums, squares

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import glob
-import json
+import functools
 import os
 import shutil
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from mmcompile.compiler import decode, geometry
+from mmcompile.compiler.broker import BrokerExecutor, connect
+from mmcompile.compiler.cluster import Cluster
 from mmcompile.compiler.engines import LocalExecutor, make_executor, result_within
 from mmcompile.compiler.formats import TORCHVISION_EXTENSIONS
 from mmcompile.compiler.options import BuildOptions, allowed_rejects, typed
@@ -26,36 +29,40 @@ from mmcompile.compiler.outcome import BuildReport, Progress
 from mmcompile.compiler.output import (
     Contents,
     Part,
+    Published,
     check_output,
     clean_up,
+    describe_published,
     free_bytes,
     make_scratch,
     publish_shards,
     remove_temporaries,
 )
+from mmcompile.compiler.parts import plan_exists, remove_plan
 from mmcompile.compiler.plan import ShardTask
 from mmcompile.compiler.planning import Listed, Planned, Wanted
 from mmcompile.compiler.preprocess import Preprocess
-from mmcompile.compiler.reuse import write_table
 from mmcompile.compiler.run import Counts, Runner, ShardWork
 from mmcompile.compiler.seals import Seal
+from mmcompile.compiler.shardcall import versions_here
 from mmcompile.compiler.sources import Scan, Source
-from mmcompile.compiler.sources.folder import FolderSource
-from mmcompile.compiler.task import Job, measure
-from mmcompile.errors import BuildError, DecodeError, EngineError, MMCompileError, SourceError
-from mmcompile.format.canonical import as_text, canonical, name_from_json
+from mmcompile.compiler.sources.remote import folder_source
+from mmcompile.compiler.staging import Staging
+from mmcompile.compiler.statcache import StatCache
+from mmcompile.compiler.task import Job, measure, warm_up
+from mmcompile.compiler.verdict import listed_rejects, too_many, unsettled
+from mmcompile.errors import BuildError, EngineError, MMCompileError, OptionError, RemoteError, SourceError
+from mmcompile.format.canonical import canonical
 from mmcompile.format.commit import sync_folder, write_atomic
-from mmcompile.format.index import INDEX_LIMIT
 from mmcompile.format.lock import Lock
+from mmcompile.format.store import is_url
+from mmcompile.format.storelock import StoreLock
 
 __all__ = ["BuildOptions", "BuildReport", "build"]
 
-#: Seconds between two saves of the stat cache while shards are sealed (a save writes all of it; seals hold the same facts).
-_SAVE_S = 30.0
-#: Most keys and reject lines that an error carries.
-_SHOWN = 1000
-#: Bytes of a list of keys that can still be excluded one by one: they become settings, and the index has to hold those.
-_MOST_EXCLUDED = INDEX_LIMIT // 4
+#: Seconds between two saves of the stat cache while shards are sealed, and at least as many times as long as a save took: it writes all of it, some
+#: seconds for 10^7 images, and seals hold the same facts.
+_SAVE_S, _SAVE_SHARE = 30.0, 100
 
 
 def build(
@@ -83,7 +90,24 @@ def build(
     options = options or BuildOptions()
     if workers is not None:
         options = replace(options, workers=workers)
-    run = _Build(_as_source(source, preprocess), Path(out), preprocess, options, max_rejects, progress or (lambda _: None))
+    progress = progress or (lambda _: None)
+    if is_url(out):
+        if options.part is not None or options.plan_only:
+            raise OptionError(f"{out}: parts are sealed in a folder that all machines share; with a URL for OUT let an engine spread the work")
+        with Staging(str(out), progress) as staging:
+            try:
+                run = Build(_as_source(source, preprocess), staging.folder, preprocess, options, max_rejects, staging.progress, staging)
+                return staging.report(_outcome(run, dry_run))
+            except MMCompileError as error:
+                raise staging.told(error) from error
+    made: type[Build] = Build
+    if options.part is not None or options.plan_only:
+        from mmcompile.compiler.apart import PartBuild as made  # it is a Build itself
+    return _outcome(made(_as_source(source, preprocess), Path(out), preprocess, options, max_rejects, progress), dry_run)
+
+
+def _outcome(run: Build, dry_run: bool) -> BuildReport:
+    out = run.report.out
     try:
         return run.dry() if dry_run else run.build()
     except MMCompileError:
@@ -102,38 +126,63 @@ def _as_source(source: str | Path | Source, preprocess: Preprocess) -> Source:
     if not isinstance(source, str | Path):
         return source
     exact = preprocess.compat == "torchvision"
-    return FolderSource(os.fspath(source), hidden=exact, extensions=TORCHVISION_EXTENSIONS if exact else None)
+    return folder_source(os.fspath(source), hidden=exact, extensions=TORCHVISION_EXTENSIONS if exact else None)
 
 
-class _Build:
+class Build:
     """One call of `build`, step by step."""
 
     def __init__(
-        self, source: Source, out: Path, preprocess: Preprocess, options: BuildOptions, max_rejects: int | str, progress: Callable[[Progress], None]
+        self,
+        source: Source,
+        out: Path,
+        preprocess: Preprocess,
+        options: BuildOptions,
+        max_rejects: int | str,
+        progress: Callable[[Progress], None],
+        staging: Staging | None = None,
     ) -> None:
+        self.staging = staging
         self.source, self.options, self.max_rejects, self.progress = source, options, max_rejects, progress
         self.out = Path(os.path.abspath(out))
         self.asked = preprocess
         self.began = time.monotonic()
+        self.scan: Scan
+        self.early: Planned | None = None
         self.report = BuildReport(out=str(out), samples=0, rejects=0, shards=0, bytes=0, seconds=0.0)
         allowed_rejects(max_rejects, 0)
         preprocess.resolved()
-        self.executor = make_executor(options.engine, options.workers)
+        self.executor = make_executor(options.workers)
+        if isinstance(self.executor, LocalExecutor) and options.engine == "local":
+            self.executor.prepare(functools.partial(warm_up, preprocess))  # while RAW is listed
         self.workers = self.executor.workers if isinstance(self.executor, LocalExecutor) else options.workers or 1
+        self.engine: Executor | None = None
 
     # ------------------------------------------------------------------ the two ways through
 
     def build(self) -> BuildReport:
         """Build and publish."""
         try:
-            check_output(self.out, self.source.root)
-            self._scan()
-            (self.out / ".build").mkdir(parents=True, exist_ok=True)
-            with Lock(self.out / ".build" / "lock", required=self.options.lock) as lock:
+            self._check_output()
+            self.engine = connect(self.options.engine, self.options.address)
+            if self.staging is None:
+                self._scan()
+                if self._stands():
+                    return self._standing()
+                (self.out / ".build").mkdir(parents=True, exist_ok=True)
+            with self._lock() as lock:
+                if self.staging is not None:
+                    self.staging.pull()
+                    self._scan()
+                    if self._stands():
+                        return self._standing()
                 scratch = self._make_scratch()
                 try:
                     self._choose(scratch)
                     self._plan()
+                    if self._is_current():
+                        remove_plan(self.out)
+                        return self._standing()
                     self._run(scratch)
                     return self._publish(lock, scratch)
                 except OSError as error:
@@ -144,27 +193,36 @@ class _Build:
                     self._stop()
                     self._save_stats()
                     shutil.rmtree(scratch, ignore_errors=True)
+                    if self.staging is not None and not isinstance(sys.exception(), RemoteError) and lock.still_held():
+                        self.staging.keep()
         finally:
             self._stop()
 
     def dry(self) -> BuildReport:
         """Say what would be built; write nothing."""
         try:
-            check_output(self.out, self.source.root)
+            self._check_output()
+            if self.staging is not None:
+                self.staging.pull()
             self._scan()
             self._choose(Path(os.devnull))
             self._plan()
-            todo = self.planned.todo
-            n = sum(len(t) for t in todo)
+            self.planned.check_versions(self.progress)
+            foreseen = self.planned.predict(self.progress)
+            rejects = foreseen.rejects + sum(len(w.rejects) for w in self.planned.whole.values())
             return replace(
                 self._described(),
-                samples=len(self.scan.keys) - sum(len(w.rejects) for w in self.planned.whole.values()),
+                samples=len(self.scan.keys) - rejects,
+                rejects=rejects,
                 shards=len(self.planned.tasks),
                 bytes=len(self.scan.keys) * self.wanted.row_bytes,
+                decoded=foreseen.decoded,
+                copied=foreseen.copied,
                 kept=self.planned.kept,
                 dry_run=True,
-                free_bytes=free_bytes(self.out),
-                estimate_s=self._estimate(todo, n),
+                free_bytes=self._free_bytes(),
+                write_bytes=foreseen.write_bytes,
+                estimate_s=self._estimate(self.planned.todo, foreseen.decoded),
                 seconds=time.monotonic() - self.began,
             )
         finally:
@@ -172,13 +230,23 @@ class _Build:
 
     # ------------------------------------------------------------------ steps
 
+    def _check_output(self) -> None:
+        if self.staging is not None:
+            self.staging.look()
+        check_output(self.out, self.source.root, None if self.staging is None else self.staging.store.url)
+
+    def _lock(self) -> Lock | StoreLock:
+        required = self.options.lock
+        return Lock(self.out / ".build" / "lock", required=required) if self.staging is None else self.staging.lock(required)
+
     def _scan(self) -> None:
         self.progress(Progress("scan"))
         at_ns = time.time_ns()
-        self.scan: Scan = self.source.scan(lambda n: self.progress(Progress("scan", n)))
+        self.scan = self.source.scan(lambda n: self.progress(Progress("scan", n)))
         if not self.scan.keys:
             raise SourceError(f"{self.source.root}: there are no images", path=self.source.root)
-        self.listed = Listed(self.scan, at_ns)
+        cache = StatCache(self.out / ".build" / "stat-cache", self.source.location())
+        self.listed = Listed(self.scan, at_ns, cache, checksum=self.options.checksum)
         self.allowed = allowed_rejects(self.max_rejects, len(self.scan.keys))
 
     def _make_scratch(self) -> Path:
@@ -194,49 +262,86 @@ class _Build:
         return scratch
 
     def _choose(self, scratch: Path) -> None:
-        asked = self.asked.resolved()
-        self.job = Job(self.source, asked, (), scratch, self.out / "shards", timeout_s=self.options.decode_timeout_s)
-        why = ""
-        if asked.needs_size() or (asked.mode == "keep" and asked.kept_mode is None):
+        self.job = self._job(self.asked.resolved(), scratch)
+        chosen, why = self.job.preprocess, ""
+        if self._has_to_choose():
             self.progress(Progress("choose", message="looking at image sizes"))
-            asked, why = geometry.choose(self.job, self.executor, self.scan.keys, self.listed.hashes64)
-        self.wanted = Wanted.of(self.asked, asked, why, self.source, self.scan.labels is not None, self.options)
+            chosen, why = self.listed.choose(chosen, lambda: geometry.choose(self.job, self.executor, self.listed.keys, self.listed.hashes64))
+        self._want(chosen, why)
+
+    def _job(self, preprocess: Preprocess, scratch: Path) -> Job:
+        store = None if self.staging is None else self.staging.store
+        return Job(self.source, preprocess, (), scratch, self.out / "shards", timeout_s=self.options.decode_timeout_s, store=store)
+
+    def _has_to_choose(self) -> bool:
+        asked = self.asked
+        return asked.needs_size() or (asked.mode == "keep" and asked.kept_mode is None)
+
+    def _want(self, chosen: Preprocess, why: str) -> None:
+        self.wanted = Wanted.of(self.asked, chosen, why, self.source, self.scan.labels is not None, self.options)
 
     def _plan(self) -> None:
         """Cut shards, and see which of them are there already."""
-        self.planned = Planned(self.out, self.job, self.wanted, self.listed, self.options, self.executor)
+        if self.early is None or not self.early.holds:
+            self.planned = Planned(self.out, self.job, self.wanted, self.listed, self.options, self.executor)
         for line in self.planned.changed:
             self.progress(Progress("plan", message=f"differs from what is in {self.out}: {line}"))
         self.planned.find_whole(self.progress)
 
+    def _stands(self) -> bool:
+        """Is there nothing to do?  Decided by stats alone: without a worker, a lock, or a byte written; False where they do not tell."""
+        chosen: tuple[Preprocess, str] | None = (self.asked.resolved(), "")
+        if self._has_to_choose():
+            chosen = self.listed.chosen(self.asked.resolved())
+        if chosen is None or not self.listed.known.all() or not (self.out / "index.json").exists() or plan_exists(self.out):
+            return False
+        self.job = self._job(chosen[0], Path(os.devnull))
+        self._want(*chosen)
+        self.early = self.planned = Planned(self.out, self.job, self.wanted, self.listed, self.options, self.executor)
+        self.planned.find_whole(self.progress, read=False)
+        return self._is_current() and self.planned.holds
+
+    def _is_current(self) -> bool:
+        before = self.planned.previous.index
+        return self.planned.unchanged and before is not None and before.rejects <= self.allowed
+
     def _run(self, scratch: Path) -> None:
         todo = self.planned.todo
         total = sum(len(t) for t in todo)
+        self.planned.check_versions(self.progress)
         self._check_disk(total)
         write_atomic(self.out / ".build" / "settings.json", canonical(self.wanted.compared))
-        table = write_table(self.planned.previous.old, scratch) if todo else None
+        if self.staging is not None:
+            self.staging.keep()
+        table = self.planned.write_table(scratch)
         self.job = replace(self.job, preprocess=self.wanted.preprocess, fields=self.wanted.fields, reuse=table)
         if self.planned.previous.remembered and todo:
             self.job = replace(self.job, remembered=scratch / "remembered.json")
             write_atomic(scratch / "remembered.json", canonical(self.planned.previous.remembered), durable=False)
         self.sealed: dict[int, Seal] = {}
-        self._saved = time.monotonic()
+        self._next_save = time.monotonic() + _SAVE_S
 
         def on_sealed(work: ShardWork, seal: Seal) -> None:
             self.planned.learn(work)
-            self.sealed[work.task.number] = seal
-            if time.monotonic() - self._saved > _SAVE_S:
+            self.sealed[work.task.number] = seal.outline()
+            if time.monotonic() > self._next_save:
                 self._save_stats()
 
         def on_progress(counts: Counts) -> None:
             self.progress(Progress("build", counts.done, total, counts.rejects))
 
-        self.runner = Runner(self.executor, self.job, on_sealed, on_progress, self.workers)
+        self.runner: Runner | Cluster
+        if self.engine is None:
+            self.runner = Runner(self.executor, self.job, on_sealed, on_progress, self.workers)
+        else:
+            self.job = replace(self.job, versions=versions_here(self.wanted.preprocess))
+            self.runner = Cluster(self.engine, self.job, on_sealed, on_progress, self.options.workers)
+            self.workers = self.runner.workers
         self.runner.run(self.planned.works())
 
     def _check_disk(self, items: int) -> None:
         need = items * (self.wanted.row_bytes + 256)
-        free = free_bytes(self.out)
+        free = self._free_bytes()
         if free is not None and need > free:
             raise BuildError(
                 f"{self.out}: {need:,} bytes are needed for {items:,} samples, {free:,} are free; nothing was decoded: free some space, "
@@ -245,31 +350,16 @@ class _Build:
                 free=free,
             )
 
+    def _free_bytes(self) -> int | None:
+        return free_bytes(self.out) if self.staging is None else None
+
     def _raise_removed(self, error: OSError | None = None) -> NoReturn:
         raise BuildError(f"{self.out}: .build was removed while the build ran; nothing is published: run the same command again") from error
 
-    def _raise_failures(self, rejects: int, listed: Path) -> NoReturn:
-        failures = sorted(self.runner.failures)
-        keys = [as_text(key) for key, _ in failures]
-        listing, exclude = self.out / ".build" / "exclude.json", json.dumps({"exclude": [glob.escape(key) for key in keys]}).encode()
-        if written := len(exclude) < _MOST_EXCLUDED:
-            write_atomic(listing, exclude)
-        first = "; ".join(f"{as_text(key)!r}: {reason}" for key, reason in failures[:3])
-        raise SourceError(
-            f"{len(failures):,} file{'s' if len(failures) > 1 else ''} could not be read or settled ({first}{', …' if len(failures) > 3 else ''}); "
-            "all else is finished and kept, nothing is published: mend them, or leave them out"
-            + (f"; {rejects:,} bad images stand in {listed}" if rejects else ""),
-            keys=keys[:_SHOWN],
-            exclude_file=str(listing) if written else None,
-            max_rejects=rejects if rejects > self.allowed else None,
-            rejects=rejects,
-            report=str(listed),
-            reasons=[reason for _, reason in failures[:_SHOWN]],
-            count=len(failures),
-        )
-
-    def _publish(self, lock: Lock, scratch: Path) -> BuildReport:
+    def _publish(self, lock: Lock | StoreLock, scratch: Path) -> BuildReport:
         self.progress(Progress("publish"))
+        if self.staging is not None:
+            self.staging.refresh()
         rejects: list[dict[str, Any]] = []
         parts = []
         for task in self.planned.tasks:
@@ -285,20 +375,13 @@ class _Build:
             rejects += [lines[i] for i in sorted(lines)]
         if not lock.still_held():
             self._raise_removed()
-        listed = self.out / ".build" / "rejects.jsonl"
+        listed = listed_rejects(self.out)
         write_atomic(listed, b"".join(canonical(line) for line in rejects))
         if self.runner.failures:
-            self._raise_failures(len(rejects), listed)
+            raise unsettled(self.out, self.runner.failures, len(rejects), self.allowed)
         stored = len(self.scan.keys) - len(rejects)
-        if not stored:
-            message, _ = Counter(line["message"] for line in rejects).most_common(1)[0]
-            raise DecodeError(
-                f"{self.out}: all {len(rejects):,} images were rejected ({message}), so there is nothing to publish; see {listed}",
-                rejects=len(rejects),
-                report=str(listed),
-            )
-        if len(rejects) > self.allowed:
-            self._raise_rejects(rejects, listed)
+        if not stored or len(rejects) > self.allowed:
+            raise too_many(self.out, rejects, len(self.scan.keys), self.allowed)
         contents = Contents(
             parts,
             rejects,
@@ -312,17 +395,30 @@ class _Build:
             self._raise_removed()
         done = publish_shards(self.out, scratch, contents)
         clean_up(self.out, self.planned.previous.seals, self.sealed)
+        remove_plan(self.out)
         listed.unlink(missing_ok=True)  # the generation has them now
+        if self.staging is not None:
+            self.staging.publish(lock.still_held)
         counts = self.runner.counts
+        return replace(self._finished(done, rejects), decoded=counts.decoded, copied=counts.copied)
+
+    def _standing(self) -> BuildReport:
+        """The report of a build that found its dataset published already."""
+        whole = [self.planned.whole[task.number] for task in self.planned.tasks]
+        parts = [Part(w.files, w.rows, [], w.flags) for w in whole]
+        index, generation = self.planned.previous.index, self.planned.previous.generation
+        assert index is not None
+        assert generation is not None
+        return self._finished(describe_published(self.out, index, generation, parts), [line for w in whole for line in w.rejects.values()])
+
+    def _finished(self, done: Published, rejects: list[dict[str, Any]]) -> BuildReport:
         return replace(
             self._described(),
-            samples=stored,
+            samples=len(self.scan.keys) - len(rejects),
             rejects=len(rejects),
             shards=done.shards,
             bytes=done.bytes,
             generation=done.generation,
-            decoded=counts.decoded,
-            copied=counts.copied,
             kept=self.planned.kept,
             counts={**self.scan.counts, **done.flags},
             reject_reasons=dict(Counter(line["code"] for line in rejects)),
@@ -330,21 +426,12 @@ class _Build:
             seconds=time.monotonic() - self.began,
         )
 
-    def _raise_rejects(self, rejects: list[dict[str, Any]], listed: Path) -> NoReturn:
-        reasons = Counter(line["code"] for line in rejects)
-        raise DecodeError(
-            f"{len(rejects):,} of {len(self.scan.keys):,} images were rejected ({', '.join(f'{n:,} {code}' for code, n in reasons.most_common())}), "
-            f"{self.allowed:,} allowed; all others are finished and kept, nothing is published: see {listed}",
-            rejects=len(rejects),
-            allowed=self.allowed,
-            report=str(listed),
-            examples=[(name_from_json(line["key"]), line["message"]) for line in rejects[:10]],
-        )
-
     # ------------------------------------------------------------------ small things
 
     def _described(self) -> BuildReport:
         warnings = [*self.scan.warnings, *self.wanted.preprocess.notes(), *self._replaced()]
+        if damaged := self.planned.previous.damaged:
+            warnings.append(f"{damaged:,} sealed shard{'s' if damaged > 1 else ''} of an unfinished build had been damaged, and had to be made again")
         if (warning := decode.pillow_warning()) is not None:
             warnings.append(warning)
         return replace(
@@ -388,11 +475,15 @@ class _Build:
 
     def _save_stats(self) -> None:
         if hasattr(self, "planned"):
-            self._saved = time.monotonic()
-            self.planned.save_stats()
+            began = time.monotonic()
+            self.listed.save()
+            took = time.monotonic() - began
+            self._next_save = began + took + max(_SAVE_S, _SAVE_SHARE * took)
 
     def _stop(self) -> None:
         if isinstance(self.executor, LocalExecutor):
             self.executor.kill()
         else:
             self.executor.shutdown(cancel_futures=True)
+        if isinstance(self.engine, BrokerExecutor):
+            self.engine.kill()

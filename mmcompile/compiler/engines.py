@@ -1,47 +1,40 @@
-"""Hides how work reaches other processes: a name -> a `concurrent.futures.Executor`.
+"""Hides how work reaches other processes of this machine: a `concurrent.futures.Executor`.
 
 The local engine is processes of our own rather than `ProcessPoolExecutor`, which after one crash fails every outstanding future and names no
 culprit.  Here the death of a worker fails the one future that it had in hand, with its exit code, and the next piece of work gets a new process.
-Workers are started as `python -c`, so the caller's script needs no `__main__` guard; they inherit no lock and end when their parent does.
+How workers are started, and why they inherit nothing and end when their parent does: `template`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
 import os
 import pickle
 import queue
 import signal
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from concurrent.futures import wait as wait_for
-from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, NoReturn
 
+from mmcompile.compiler.template import Template, WorkerProcess
 from mmcompile.errors import EngineError, OptionError
 
-__all__ = ["LocalExecutor", "make_executor", "result_within", "signal_name", "usable_cpus"]
+__all__ = ["LocalExecutor", "make_executor", "result_within", "run_pickled", "signal_name", "usable_cpus"]
 
-_PR_SET_PDEATHSIG = 1
 #: Seconds between two looks at whether a silent worker is still there: its pipe may be held open by a process that it left behind.
 _ALIVE_S = 2.0
 #: Seconds between two looks at whether a call has begun.
 _BEGUN_S = 0.2
 
 
-def make_executor(engine: str, workers: int | None) -> Executor:
-    """The executor of an engine; `workers=None` takes as many as this process may use."""
-    if engine != "local":
-        raise OptionError(f"engine must be 'local', not {engine!r}")
+def make_executor(workers: int | None) -> Executor:
+    """Worker processes on this machine; `workers=None` takes as many as this process may use."""
     return LocalExecutor(usable_cpus() if workers is None else workers)
 
 
@@ -107,13 +100,19 @@ class LocalExecutor(Executor):
             raise OptionError(f"workers must be at least 1, not {workers}")
         self.workers = workers
         self._queue: queue.SimpleQueue[tuple[Future[Any], bytes] | None] = queue.SimpleQueue()
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._processes: dict[int, WorkerProcess] = {}
+        self._template = Template()
         self._calls: dict[Future[Any], int] = {}
         self._lock = threading.Lock()
         self._stopped = self._killed = False
+        self._feeding = workers
         self._threads = [threading.Thread(target=self._feed, args=(i,), name=f"mmcompile-worker-{i}", daemon=True) for i in range(workers)]
         for thread in self._threads:
             thread.start()
+
+    def prepare(self, fn: Callable[[], Any]) -> None:
+        """Begin to load what workers need: `fn`, which must be importable, is called once, and they inherit what it loads.  Does not wait."""
+        self._template.prepare(fn)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run `fn(*args, **kwargs)` in a worker; all of it must pickle."""
@@ -145,6 +144,7 @@ class LocalExecutor(Executor):
         with self._lock:
             for process in self._processes.values():
                 process.kill()
+        self._template.kill()
         for thread in self._threads:
             thread.join()
 
@@ -156,7 +156,7 @@ class LocalExecutor(Executor):
                 self._processes[slot].kill()
 
     def _feed(self, slot: int) -> None:
-        worker: _Worker | None = None
+        worker: WorkerProcess | None = None
         try:
             while (item := self._queue.get()) is not None:
                 future, call = item
@@ -164,13 +164,13 @@ class LocalExecutor(Executor):
                     continue
                 try:
                     if worker is None:
-                        worker = _Worker()
+                        worker = self._template.fork()
                     with self._lock:
-                        self._processes[slot] = worker.process
+                        self._processes[slot] = worker
                         self._calls[future] = slot
                         if self._killed:
-                            worker.process.kill()
-                    ok, value = worker.call(call)
+                            worker.kill()
+                    ok, value = _call(worker, call)
                 except EngineError as error:
                     worker, ok, value = None, False, error
                 except BaseException as error:
@@ -181,82 +181,32 @@ class LocalExecutor(Executor):
         finally:
             if worker is not None:
                 worker.close()
+            with self._lock:
+                self._feeding -= 1
+                last = not self._feeding
+            if last:
+                self._template.close()
 
 
-class _Worker:
-    """One process and the pipe to it."""
-
-    def __init__(self) -> None:
-        try:
-            ours, theirs = Pipe()
-            self.log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the worker)
-        except OSError as error:
-            raise EngineError(f"cannot start a worker process: {error.strerror}") from error
-        code = f"import sys; sys.path[:] = {sys.path!r}; from mmcompile.compiler.engines import _work; _work({theirs.fileno()}, {os.getpid()})"
-        utf8 = ["-X", f"utf8={sys.flags.utf8_mode}"]  # file names must mean the same on both sides
-        env = {**os.environ, **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")}
-        try:
-            self.process = subprocess.Popen(
-                [sys.executable, *utf8, "-c", code],
-                stdin=subprocess.DEVNULL,
-                stdout=self.log,
-                stderr=self.log,
-                pass_fds=[theirs.fileno()],
-                env=env,
-                cwd=_folder(),
-            )
-        except OSError as error:
-            ours.close()
-            self.log.close()
-            raise EngineError(f"cannot start a worker process: {error.strerror}") from error
-        finally:
-            theirs.close()
-        self.pipe: Connection[Any, Any] = ours
-
-    def call(self, data: bytes) -> tuple[bool, Any]:
-        try:
-            self.pipe.send_bytes(data)
-            while not self.pipe.poll(_ALIVE_S):
-                if self.process.poll() is not None and not self.pipe.poll(0):
-                    raise EOFError
-            reply = self.pipe.recv_bytes()
-        except (EOFError, OSError):
-            self.pipe.close()
-            code = self.process.wait()
-            self.log.seek(0, os.SEEK_END)
-            self.log.seek(max(0, self.log.tell() - 2000))
-            said = self.log.read().decode(errors="replace").strip().splitlines()
-            self.log.close()
-            how = signal_name(-code) if code < 0 else f"exit code {code}"
-            raise EngineError(
-                f"a worker process ended ({how})" + (f": {said[-1]}" if said and code > 0 else ""),
-                exitcode=code,
-                said=said[-1] if said and code > 0 else "",
-            ) from None
-        return pickle.loads(reply)  # type: ignore[no-any-return]
-
-    def close(self) -> None:
-        self.pipe.close()
-        self.process.wait()
-        self.log.close()
-
-
-def _folder() -> str | None:
-    """Where a worker starts: here (None), or in / where this process's folder was deleted, in which libraries fail to load."""
+def _call(worker: WorkerProcess, data: bytes) -> tuple[bool, Any]:
+    """Run one call in a worker.  EngineError where that dies; it is closed then."""
     try:
-        os.getcwd()
-    except OSError:
-        return "/"
-    return None
+        worker.pipe.send_bytes(data)
+        while not worker.pipe.poll(_ALIVE_S):
+            if worker.poll() is not None and not worker.pipe.poll(0):
+                raise EOFError
+        reply = worker.pipe.recv_bytes()
+    except (EOFError, OSError):
+        code = worker.wait()
+        said = worker.said() if code > 0 else ""
+        worker.close()
+        how = signal_name(-code) if code < 0 else f"exit code {code}"
+        raise EngineError(f"a worker process ended ({how})" + (f": {said}" if said else ""), exitcode=code, said=said) from None
+    return pickle.loads(reply)  # type: ignore[no-any-return]
 
 
-def _work(fd: int, parent: int) -> None:
-    """The worker's main loop: run calls until the parent closes the pipe or dies."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the parent decides
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
+def _work(fd: int) -> NoReturn:
+    """The worker's main loop: run calls until the parent closes the pipe."""
     pipe: Connection[Any, Any] = Connection(fd)
     while True:
         try:
@@ -264,14 +214,18 @@ def _work(fd: int, parent: int) -> None:
         except (EOFError, OSError):
             os._exit(0)
         try:
-            fn, args, kwargs = _load(data)
-            reply = pickle.dumps((True, fn(*args, **kwargs)), pickle.HIGHEST_PROTOCOL)
-        except BaseException as error:
-            reply = _as_reply(error)
-        try:
-            pipe.send_bytes(reply)
+            pipe.send_bytes(run_pickled(data))
         except OSError:
             os._exit(0)
+
+
+def run_pickled(data: bytes) -> bytes:
+    """Run a pickled (function, arguments, keywords); the reply is pickled, too: (True, what it returned) or (False, what it raised)."""
+    try:
+        fn, args, kwargs = _load(data)
+        return pickle.dumps((True, fn(*args, **kwargs)), pickle.HIGHEST_PROTOCOL)
+    except BaseException as error:
+        return _as_reply(error)
 
 
 def _load(data: bytes) -> Any:

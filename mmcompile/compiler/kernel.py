@@ -7,6 +7,7 @@ all of it. Works on arrays alone: neither Pillow nor torch is needed.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import numpy.typing as npt
 
 from mmcompile.errors import DecodeError
 
-__all__ = ["Box", "Rules", "window"]
+__all__ = ["Box", "Rules", "trim", "window"]
 
 #: Fractional bits of Pillow's 8-bit weights: 32 less 8 for the value and 2 for overshoot.
 _PILLOW_BITS = 22
@@ -77,6 +78,25 @@ def window(pixels: npt.NDArray[Any], box: Box, rules: Rules) -> npt.NDArray[Any]
     if pixels.dtype == np.uint8 and pixels.shape[2] in (2, 4):
         return _divided(_both_passes(_premultiplied(pixels), box, rules))
     return _both_passes(pixels, box, rules)
+
+
+@functools.lru_cache(maxsize=4096)
+def trim(size_in: int, size_out: int, stop: int, filter: str) -> tuple[int, float] | None:
+    """(inputs, scale): what torch has to be given of an axis so that outputs [0, stop) come out as those of the whole axis, bit for bit.
+
+    `scale` is outputs for each input, as torch's kernels take it.  None where that cannot be had: they take the step from output to output as
+    1 / scale, which must be the very same float, and the precision of the weights from the largest of those that they compute.
+    """
+    if not 1 < stop < size_out <= _OUTPUTS or size_in == size_out:  # to one column alone some of torch's kernels write other bytes
+        return None
+    step, near = size_in / size_out, size_out / size_in
+    scale = next((s for s in (near, math.nextafter(near, 0.0), math.nextafter(near, math.inf)) if 1.0 / s == step), None)
+    taps = _taps(size_in, size_out, 0, size_out, filter)
+    inputs = int(taps.first[stop - 1] + taps.count[stop - 1])
+    # With as many outputs as inputs torch would take the axis for one that stays as it is.
+    if scale is None or inputs in (stop, size_in) or _bits_of(float(taps.weights.max())) != _bits_of(float(taps.weights[:stop].max())):
+        return None
+    return inputs, scale
 
 
 def _premultiplied(pixels: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -206,7 +226,10 @@ def _sinc(x: float) -> float:
 
 def _torch_bits(size_in: int, size_out: int, filter: str) -> int:
     """The precision of torch's int16 weights: the largest weight of the axis, doubled as often as it stays under 2^15."""
-    largest = max(float(_taps(size_in, size_out, a, b, filter).weights.max()) for a, b in _weighty(size_in, size_out))
+    return _bits_of(max(float(_taps(size_in, size_out, a, b, filter).weights.max()) for a, b in _weighty(size_in, size_out)))
+
+
+def _bits_of(largest: float) -> int:
     bits = 0
     while bits < _TORCH_MAX_BITS and int(0.5 + largest * (1 << (bits + 1))) < 1 << 15:
         bits += 1

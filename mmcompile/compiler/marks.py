@@ -1,15 +1,62 @@
-"""Hides which settings and library versions a row's values depend on: the fingerprints of today, and of a published generation."""
+"""Hides which settings and library versions a row's values depend on: the fingerprints of today, and of what was built before.
+
+A row depends on less than a dataset does: how more than 8 bits are handled touches no source of 8 bits, and a library only the formats that it reads.
+So rows are judged by kind: the format of their source, and whether that has more than 8 bits a channel.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
 from mmcompile.compiler import decode, resample
 from mmcompile.compiler.plan import fingerprint
-from mmcompile.compiler.preprocess import Preprocess
-from mmcompile.compiler.previous import Fingerprints
+from mmcompile.compiler.preprocess import PIXEL_REVISION, Preprocess
 from mmcompile.errors import OptionError
 from mmcompile.format.index import Index
 
-__all__ = ["marks_of", "marks_of_index", "versions_of"]
+__all__ = ["Fingerprints", "marks_of", "marks_of_index", "marks_of_made", "of_kinds", "stored_as", "versions_of"]
+
+#: Settings that touch sources of more than 8 bits a channel alone.
+_DEEP_ONLY = ("holds", "depth16", "range")
+#: ... and JPEGs alone.
+_JPEG_ONLY = ("jpeg_scaling",)
+_JPEGS = ("JPEG", "MPO")
+#: What the kind of a row of such a source ends with.
+_DEEP = " deep"
+#: What Pillow's modes of more than 8 bits a channel begin with (I, I;16, I;16B, F), and no other.
+_DEEP_MODES = np.frombuffer(b"IF", np.uint8)
+
+
+@dataclass(frozen=True)
+class Fingerprints:
+    """Of some settings and versions: `pixel` over all formats, `shallow` the same for sources of 8 bits, `store`, and one for each kind of row."""
+
+    pixel: str
+    shallow: str
+    store: str
+    formats: dict[str, str]
+
+    def usable(self, other: dict[str, str]) -> frozenset[str]:
+        """The kinds whose rows, made under `other`, are still right."""
+        return frozenset(f for f, mark in self.formats.items() if other.get(f) == mark)
+
+    def rejects(self, other: Fingerprints, line: Mapping[str, Any]) -> bool:
+        """Would a source that was rejected with this line, under `other`, be rejected with it again?"""
+        if not line["source_hash"]:
+            return False
+        if line["stage"] in ("open", "load") and line["code"] not in ("unexpected", "decoder-crash"):
+            return self.shallow == other.shallow  # nothing has asked for its depth yet
+        # What the dtype cannot hold is a matter of the store settings, too.
+        return self.pixel == other.pixel and (line["stage"] != "cast" or self.store == other.store)
+
+
+#: Equal to nothing: of settings that cannot be understood.
+_UNKNOWN = Fingerprints("", "", "", {})
 
 
 def versions_of(preprocess: Preprocess, format: str | None = None) -> dict[str, str]:
@@ -19,18 +66,60 @@ def versions_of(preprocess: Preprocess, format: str | None = None) -> dict[str, 
     return {**found, **resample.versions()} if resized and preprocess.resolved().resampler == "torch" else found
 
 
-def marks_of(preprocess: Preprocess, versions: dict[str, str], revision: int) -> Fingerprints:
+def marks_of(preprocess: Preprocess, versions: Mapping[str, str], revision: int) -> Fingerprints:
     """The fingerprints of these settings under these library versions (those that are missing count as "")."""
-    settings = preprocess.pixel_settings()
+    deep = preprocess.pixel_settings()
+    shallow = {name: value for name, value in deep.items() if name not in _DEEP_ONLY}
     formats = {}
     for name in decode.FORMATS:
-        formats[name] = fingerprint(settings, {k: versions.get(k, "") for k in versions_of(preprocess, name)}, revision)
-    return Fingerprints(fingerprint(settings, versions, revision), fingerprint(preprocess.store_settings(), {}, revision), formats)
+        own = {k: versions.get(k, "") for k in versions_of(preprocess, name)}
+        for suffix, settings in (("", shallow), (_DEEP, deep)):
+            touching = {k: v for k, v in settings.items() if k not in _JPEG_ONLY or name in _JPEGS}
+            formats[name + suffix] = fingerprint(touching, own, revision)
+    pixel, narrow = (fingerprint(settings, dict(versions), revision) for settings in (deep, shallow))
+    return Fingerprints(pixel, narrow, fingerprint(preprocess.store_settings(), {}, revision), formats)
 
 
 def marks_of_index(index: Index) -> Fingerprints:
     """The fingerprints of a published generation; marks that equal nothing where its settings cannot be understood."""
+    return marks_of_made(made_as(index))[0]
+
+
+def made_as(index: Index) -> dict[str, Any]:
+    """What a generation says of how its rows were made, in the form that seals have it."""
+    return {"preprocess": index.settings.get("preprocess"), "versions": index.versions, "revision": index.pixel_revision}
+
+
+def marks_of_made(made: Mapping[str, Any], *, today: Mapping[str, str] | None = None) -> tuple[Fingerprints, Preprocess | None]:
+    """The fingerprints of rows made so, and their settings; marks that equal nothing, and None, where those cannot be understood.
+
+    With `today`, the library versions here, the fingerprints that the same settings have under these.
+    """
     try:
-        return marks_of(Preprocess.from_settings(index.settings["preprocess"]), index.versions, index.pixel_revision)
-    except (OptionError, KeyError, TypeError, ValueError):
-        return Fingerprints("", "", {})
+        preprocess = Preprocess.from_settings(made["preprocess"])
+        if today is not None:
+            return marks_of(preprocess, today, PIXEL_REVISION), preprocess
+        return marks_of(preprocess, made["versions"], made["revision"]), preprocess
+    except (OptionError, KeyError, TypeError, ValueError, AttributeError):
+        return _UNKNOWN, None
+
+
+def of_kinds(samples: npt.NDArray[Any], kinds: frozenset[str]) -> npt.NDArray[np.bool_]:
+    """Which rows (N,) are of these kinds, by their provenance."""
+    mode = np.ascontiguousarray(samples["mode"]).view(np.uint8).reshape(len(samples), -1)
+    deep = np.isin(mode[:, 0], _DEEP_MODES)
+    names = [np.array(sorted(k.removesuffix(_DEEP).encode() for k in kinds if k.endswith(_DEEP) == is_deep), "S8") for is_deep in (False, True)]
+    usable: npt.NDArray[np.bool_] = np.where(deep, np.isin(samples["format"], names[1]), np.isin(samples["format"], names[0]))
+    return usable
+
+
+def stored_as(old: Preprocess, new: Preprocess) -> str | None:
+    """How rows stored as `old` says become those that `new` wants, bit for bit: "same", "moved" (to the other layout), "cast" again from the
+    pixels, which uint8 rows are; None where they cannot.
+    """
+    if old.dtype == "uint8" and new.dtype != "uint8":
+        return "cast"
+    mine, wanted = ({**p.store_settings(), "layout": None} for p in (old, new))
+    if old.dtype != "uint8" and mine != wanted:
+        return None
+    return "same" if old.layout == new.layout else "moved"

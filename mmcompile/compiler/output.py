@@ -16,12 +16,13 @@ import numpy as np
 
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.seals import Seal
-from mmcompile.errors import BuildError, FormatError, OutputExistsError
+from mmcompile.errors import BuildError, FormatError, OutputExistsError, ResumeError
 from mmcompile.format.canonical import canonical, name_to_json, parse
 from mmcompile.format.catalog import kept_files, list_folder, load_table, named_files, single_files
 from mmcompile.format.index import LIST_LIMIT, Field, Index, Split, load_index, publish
-from mmcompile.format.npy import file_name, save_array, save_blob
+from mmcompile.format.npy import file_bytes, file_name, save_array, save_blob
 from mmcompile.format.samples import combine_statistics, hash_pair
+from mmcompile.format.store import Store, is_url
 
 __all__ = [
     "Contents",
@@ -30,6 +31,7 @@ __all__ = [
     "check_output",
     "clean_up",
     "describe_changes",
+    "describe_published",
     "free_bytes",
     "is_inside",
     "make_scratch",
@@ -46,7 +48,7 @@ _CONTENT = {
     ".": re.compile(r"index\.json|generations|shards|\.build|\.index\.json\.[0-9a-f]{16}\.tmp"),
     "shards": re.compile(rf"[a-z][a-z0-9_]*-[0-9a-f]{{32}}\.(npy|json|jsonl)|{_TEMPORARY}"),
     "generations": re.compile(rf"[0-9a-f]{{32}}\.json|{_TEMPORARY}"),
-    ".build": re.compile(rf"lock|seals|tmp|settings\.json|exclude\.json|stat-cache|rejects\.jsonl|{_TEMPORARY}"),
+    ".build": re.compile(rf"lock|seals|tmp|settings\.json|exclude\.json|stat-cache|rejects\.jsonl|plan|parts|{_TEMPORARY}"),
     ".build/seals": re.compile(rf"[0-9a-f]{{32}}\.json|{_TEMPORARY}"),
 }
 
@@ -85,8 +87,15 @@ class Published:
     rejects_file: str | None
 
 
-def is_inside(out: Path, raw: str | Path) -> bool:
-    """Is OUT the folder RAW, or in it, whatever links lead there?"""
+def is_inside(out: str | Path, raw: str | Path) -> bool:
+    """Is OUT the folder RAW, or in it, whatever links lead there?  Either may be a URL."""
+    stores = [Store(str(place)) if is_url(place) else None for place in (out, raw)]
+    if stores[0] is not None and stores[1] is not None and stores[1].holds(stores[0]):
+        return True
+    disks = [place if store is None else store.folder_on_disk() for place, store in zip((out, raw), stores, strict=True)]
+    if disks[0] is None or disks[1] is None:
+        return False
+    out, raw = disks[0], disks[1]
     real, real_raw = os.path.realpath(out), os.path.realpath(raw)
     return real == real_raw or real.startswith(real_raw.rstrip("/") + "/")
 
@@ -102,9 +111,12 @@ def make_scratch(out: Path) -> Path:
     return scratch
 
 
-def check_output(out: Path, raw: str) -> None:
-    """OUT is a new folder, an empty one, or one of ours, and not RAW or inside it.  Raises OutputExistsError; touches nothing."""
-    if is_inside(out, raw):
+def check_output(out: Path, raw: str, url: str | None = None) -> None:
+    """OUT is a new folder, an empty one, or one of ours, and not RAW or inside it.  Raises OutputExistsError; touches nothing.
+
+    `url`: where OUT is, when `out` is a folder that stands for it.
+    """
+    if is_inside(url or out, raw):
         raise OutputExistsError(f"{out}: inside RAW ({raw}), which is never written; choose an OUT outside it", path=str(out))
     if not os.path.lexists(out):
         return
@@ -185,9 +197,6 @@ def publish_shards(out: Path, scratch: Path, contents: Contents) -> Published:
     """Write the shard table, lists and index of what is sealed and kept, and make it the current generation."""
     shards, parts, rejects = out / "shards", [part for part in contents.parts if part.rows], contents.rejects
     samples = sum(part.rows for part in parts)
-    flags: Counter[str] = Counter()
-    for part in parts:
-        flags.update(part.flags)
     statistics = combine_statistics([part.sums for part in parts], contents.preprocess.scale == "unit")
     fields, classes = contents.fields, contents.classes
     if contents.preprocess.normalize == "auto":
@@ -219,11 +228,38 @@ def publish_shards(out: Path, scratch: Path, contents: Contents) -> Published:
         for name, digest in part.files.items():
             table[i][name] = hash_pair(digest)
     index = replace(index, table=save_array(shards, "table", table, scratch))
-    generation = publish(out, index)
+    _check_files(out, fields, parts)
+    return describe_published(out, index, publish(out, index), parts)
+
+
+def _check_files(out: Path, fields: tuple[Field, ...], parts: list[Part]) -> None:
+    """Raises ResumeError where a file of a finished shard is gone, or not as long as it was."""
+    for part in parts:
+        for name, digest in part.files.items():
+            path = out / "shards" / file_name(name, digest)
+            wanted = next((file_bytes(f.stored, (part.rows, *f.shape)) for f in fields if f.name == name), None)
+            try:
+                found = os.path.getsize(path)
+            except FileNotFoundError:
+                found = -1
+            if found < 0 or wanted not in (None, found):
+                how = "gone" if found < 0 else f"{found:,} bytes instead of {wanted:,}"
+                raise ResumeError(
+                    f"{path}: {how}, after its shard was finished; nothing is published: the same command makes it again", path=str(path)
+                )
+
+
+def describe_published(out: Path, index: Index, generation: str, parts: list[Part]) -> Published:
+    """What a generation holds, from its index and its finished shards."""
+    parts = [part for part in parts if part.rows]
+    flags: Counter[str] = Counter()
+    for part in parts:
+        flags.update(part.flags)
+    shards = out / "shards"
     files = {file for _, file in single_files(index)} | {file_name(name, digest) for part in parts for name, digest in part.files.items()}
     named = [out / "index.json", out / "generations" / f"{generation}.json", *(shards / file for file in files)]
     total = sum(os.path.getsize(path) for path in named)
-    rejects_path = None if rejects_file is None else str(shards / file_name("rejects", rejects_file, ".jsonl"))
+    rejects_path = None if index.rejects_file is None else str(shards / file_name("rejects", index.rejects_file, ".jsonl"))
     return Published(generation, len(parts), total, dict(flags), rejects_path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
@@ -10,25 +11,34 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from mmcompile.compiler.engines import result_within
-from mmcompile.compiler.marks import marks_of, marks_of_index, versions_of
-from mmcompile.compiler.options import BuildOptions, typed
+from mmcompile.compiler.geometry import looked_at, refuse_other
+from mmcompile.compiler.marks import Fingerprints, marks_of, versions_of
+from mmcompile.compiler.options import BuildOptions
 from mmcompile.compiler.outcome import Progress
 from mmcompile.compiler.output import describe_changes
-from mmcompile.compiler.plan import ShardTask, key_hashes, make_tasks, rows_per_shard
+from mmcompile.compiler.plan import ShardTask, fingerprint, key_hashes, make_tasks, rows_per_shard
 from mmcompile.compiler.preprocess import PIXEL_REVISION, Preprocess
-from mmcompile.compiler.previous import Fingerprints, Previous, Whole
+from mmcompile.compiler.previous import Previous, Whole
+from mmcompile.compiler.reuse import OldShard, RowList, list_rows, write_table
 from mmcompile.compiler.run import ShardWork
 from mmcompile.compiler.seals import Seal
 from mmcompile.compiler.sources import Scan, Source
+from mmcompile.compiler.sources.keys import Keys
 from mmcompile.compiler.statcache import StatCache, old_enough
-from mmcompile.compiler.task import Job, hash_items
-from mmcompile.errors import EngineError, OptionError
+from mmcompile.compiler.task import Job, hash_items, remembered_as
+from mmcompile.compiler.versions import versions_changed
+from mmcompile.errors import EngineError, FormatError, OptionError
 from mmcompile.format.canonical import canonical
-from mmcompile.format.index import INDEX_LIMIT, Field
+from mmcompile.format.catalog import list_folder
+from mmcompile.format.index import INDEX_LIMIT, Field, load_classes
+from mmcompile.format.npy import file_bytes, hash_bytes
+from mmcompile.format.rejects import load_rejects
+from mmcompile.format.samples import hash_pair, pair_hash, sample_dtype
 
-__all__ = ["Listed", "Planned", "Wanted"]
+__all__ = ["Listed", "Planned", "Prediction", "Wanted"]
 
 #: Items hashed by one call of a worker.
 _HASH_CHUNK = 128
@@ -37,11 +47,48 @@ _HASH_BYTES_PER_S = 1e6
 
 
 class Listed:
-    """A scan of RAW, when it was made (`at_ns`), and the hash of each key."""
+    """A scan of RAW, when it was made (`at_ns`), the hash of each key, and the content hashes (N, 2) that are `known` (N,), at first from `cache`."""
 
-    def __init__(self, scan: Scan, at_ns: int) -> None:
-        self.scan, self.at_ns = scan, at_ns
-        self.hashes64 = key_hashes(scan.keys)
+    def __init__(self, scan: Scan, at_ns: int, cache: StatCache | None = None, *, checksum: bool = False) -> None:
+        self.scan, self.at_ns, self.cache = scan, at_ns, cache
+        self.keys = Keys.of(scan.keys)
+        self.hashes64 = key_hashes(self.keys)
+        n = len(self.keys)
+        self.hashes, self.known = np.zeros((n, 2), np.uint64), np.zeros(n, bool)
+        if cache is not None and not checksum:
+            self.hashes, self.known = cache.known(self.hashes64, scan.stat)
+        self._chosen: tuple[Preprocess, Preprocess, str] | None = None
+
+    def choose(self, asked: Preprocess, look: Callable[[], tuple[Preprocess, str]]) -> tuple[Preprocess, str]:
+        """(settings, why) that `look` chooses; without looking where an earlier build chose for the same settings, versions, and files to look at."""
+        chosen = self.chosen(asked) or look()
+        self._chosen = (asked, *chosen)
+        return chosen
+
+    def chosen(self, asked: Preprocess) -> tuple[Preprocess, str] | None:
+        """What an earlier build chose; None where it has to be looked for."""
+        found = None if self.cache is None else self.cache.choice
+        if found is None or found["mark"] != self._choice_mark(asked):
+            return None
+        return Preprocess.from_settings(found["settings"]), found["why"]
+
+    def save(self) -> None:
+        """Remember what is known for the next build; a cache only, so a failure is none."""
+        if self.cache is None:
+            return
+        choice = None
+        if self._chosen is not None and (mark := self._choice_mark(self._chosen[0])) is not None:
+            choice = {"mark": mark, "settings": self._chosen[1].settings(), "why": self._chosen[2]}
+        with contextlib.suppress(OSError):
+            self.cache.save(self.hashes64, self.scan.stat, self.hashes, self.known, self.at_ns, choice)
+
+    def _choice_mark(self, asked: Preprocess) -> str | None:
+        """All that a choice depends on; None where the content of a file that is looked at is not known."""
+        picked = looked_at(self.hashes64)
+        if not self.known[picked].all():
+            return None
+        looked = hash_bytes(self.hashes64[picked].tobytes() + self.hashes[picked].tobytes())
+        return fingerprint({**asked.settings(), "looked": looked}, versions_of(asked), PIXEL_REVISION)
 
 
 @dataclass(frozen=True)
@@ -89,6 +136,19 @@ class Wanted:
         return sum(f.row_bytes for f in self.fields)
 
 
+@dataclass(frozen=True)
+class Prediction:
+    """What a build would do with the items of shards that are not there yet, if each image that has to be decoded can be.
+
+    `rejects` are remembered ones; `write_bytes` the size of the shard files that it would write.
+    """
+
+    decoded: int
+    copied: int
+    rejects: int
+    write_bytes: int
+
+
 class Planned:
     """The shards of a build.
 
@@ -97,17 +157,19 @@ class Planned:
     """
 
     def __init__(self, out: Path, job: Job, wanted: Wanted, listed: Listed, options: BuildOptions, executor: Executor) -> None:
-        self._job, self._wanted, self._listed, self._options, self._executor = job, wanted, listed, options, executor
+        self._out, self._job, self._wanted, self._listed, self._options, self._executor = out, job, wanted, listed, options, executor
         scan = listed.scan
         rows = rows_per_shard(wanted.row_bytes, options.shard_bytes)
-        self.tasks: list[ShardTask] = make_tasks(scan.keys, scan.labels, listed.hashes64, rows, (wanted.marks.pixel, wanted.marks.store))
-        self.previous = Previous(out, wanted.fields, wanted.marks, marks_of_index)
+        self.tasks: list[ShardTask] = make_tasks(listed.keys, scan.labels, listed.hashes64, rows, (wanted.marks.pixel, wanted.marks.store))
+        self._seen = _state(out)
+        self.previous = Previous(out, wanted.fields, wanted.preprocess, wanted.versions, wanted.marks, stubs=job.store is not None)
         self.previous.load()
         self.changed = tuple(describe_changes(self.previous.settings, wanted.compared))
-        self._check_choice(out)
-        self._cache = StatCache(out / ".build" / "stat-cache", job.source.location())
-        self.hashes, self.known = self._cache.known(listed.hashes64, scan.stat)
+        if self.previous.index is not None and wanted.why:
+            refuse_other(out, (self.previous.settings or {}).get("preprocess"), wanted.asked, wanted.preprocess, wanted.why)
+        self.hashes, self.known = listed.hashes, listed.known
         self.whole: dict[int, Whole] = {}
+        self._rows: RowList | None = None
 
     @property
     def todo(self) -> list[ShardTask]:
@@ -119,79 +181,180 @@ class Planned:
         """Rows of shards that stand already."""
         return sum(w.rows for w in self.whole.values())
 
-    def find_whole(self, progress: Callable[[Progress], None]) -> None:
-        """See which shards stand already; reads the sources whose stat does not tell that they are unchanged, where that may save a shard."""
+    @property
+    def holds(self) -> bool:
+        """Is OUT still what was planned for?"""
+        return self._seen == _state(self._out)
+
+    @property
+    def unchanged(self) -> bool:
+        """Would publishing make the current generation again, byte for byte, and is nothing left over of another run?"""
+        before, wanted, scan = self.previous.index, self._wanted, self._listed.scan
+        if before is None or self.todo or self.previous.seals or before.pixel_revision != PIXEL_REVISION:
+            return False
+        deferred = wanted.preprocess.normalize == "auto"  # the statistics, which follow from the rows, decide
+        fields = tuple(replace(f, normalize=None) if deferred else f for f in before.fields)
+        if fields != wanted.fields or canonical(self.previous.settings) != canonical(wanted.compared):
+            return False
+        parts = [self.whole[task.number] for task in self.tasks]
+        if [part.files for part in parts if part.rows] != self.previous.shards:
+            return False
+        try:
+            lines = [line.to_json() for line in load_rejects(self._out, before)]
+            return lines == [part.rejects[i] for part in parts for i in sorted(part.rejects)] and load_classes(self._out, before) == scan.classes
+        except (FormatError, FileNotFoundError):
+            return False
+
+    def find_whole(self, progress: Callable[[Progress], None], *, read: bool = True) -> None:
+        """See which shards stand already.
+
+        With `read` it reads the sources whose stat does not tell that they are unchanged, where that may save a shard; else those count as changed.
+        """
         scan = self._listed.scan
-        keys, labels, stat = scan.keys, scan.labels, scan.stat
-        candidates: list[tuple[ShardTask, Whole]] = []
-        for task in self.tasks:
+        waiting: list[ShardTask] = []
+        for task in self.todo:
             part = slice(task.start, task.stop)
-            whole = self.previous.whole(task, keys[part], None if labels is None else labels[part])
-            if whole is not None:
-                if whole.stat is not None:
-                    same = (whole.stat == stat[part]) & (stat["size"][part] >= 0) & ~self.known[part]
+            for whole in self._candidates(task):
+                if whole.stat is not None and not self._options.checksum:
+                    same = (whole.stat == scan.stat[part]) & (scan.stat["size"][part] >= 0) & ~self.known[part]
                     self.hashes[part][same] = whole.hashes[same]
                     self.known[part] |= same
-                candidates.append((task, whole))
-        self._hash_unknown([i for task, _ in candidates for i in range(task.start, task.stop) if not self.known[i]], progress)
-        for task, whole in candidates:
-            part = slice(task.start, task.stop)
-            if self.known[part].all() and np.array_equal(self.hashes[part], whole.hashes):
-                self.whole[task.number] = whole
+                if self._settle(task, whole):
+                    break
+                if not self.known[part].all():
+                    waiting.append(task)
+                    break
+        if read and waiting:
+            self._hash_unknown([i for task in waiting for i in range(task.start, task.stop) if not self.known[i]], progress)
+            for task in waiting:
+                any(self._settle(task, whole) for whole in self._candidates(task))
+
+    def check_versions(self, progress: Callable[[Progress], None]) -> None:
+        """Raises BuildError where images would be decoded again only because a version changed, which `redecode` allows."""
+        stale = self.previous.stale
+        if self._options.redecode or not stale or not self.todo:
+            return
+        shards = [s.shard for s in stale]
+        self._read_like(shards, progress)
+        rows, again = list_rows(shards), self._todo() & self.known & ~self.copies
+        found = rows.find(self.hashes[again])
+        place = rows.place[found[found >= 0]]
+        if len(place):
+            raise versions_changed(self._out, self._wanted.preprocess, self._wanted.versions, stale, place)
+
+    def predict(self, progress: Callable[[Progress], None]) -> Prediction:
+        """What a build would do.  Reads the sources that may be known by their content: those as long as one that is."""
+        old = self.previous.old
+        self._read_like(old, progress, {line["size"] for line in self.previous.remembered.values()})
+        copies, todo = self.copies, self._todo()
+        rejected = self._remembered(copies)
+        copied, rejects = int((copies & todo).sum()), int((rejected & todo).sum())
+        return Prediction(int(todo.sum()) - copied - rejects, copied, rejects, self._bytes_of(~rejected))
+
+    @property
+    def copies(self) -> npt.NDArray[np.bool_]:
+        """Which items (N,) are known to have a row that may be copied."""
+        out = np.zeros(len(self.known), bool)
+        at = np.flatnonzero(self.known & self._todo())
+        if len(at):
+            out[at] = self._row_list().find(self.hashes[at]) >= 0
+        return out
+
+    def write_table(self, scratch: Path) -> Path | None:
+        """The rows that may be copied, for workers; None when there are none."""
+        return write_table(self.previous.old, scratch, self._row_list()) if self.todo else None
 
     def works(self) -> Iterator[ShardWork]:
         """The shards that have to be made, each with what is known of its items."""
-        scan, marks = self._listed.scan, self._wanted.marks
-        stat = scan.stat.copy()
-        stat[~old_enough(stat, self._listed.at_ns)] = (-1, -1, -1, -1)
-        empty = Seal("", marks.pixel, marks.store, marks.formats, None, stat[:0], np.empty((0, 2), np.uint64), {}, {})
+        scan, wanted, copies = self._listed.scan, self._wanted, self.copies
+        made = {"preprocess": wanted.preprocess.settings(), "versions": wanted.versions, "revision": PIXEL_REVISION}
+        empty = Seal("", wanted.marks.pixel, wanted.marks.store, made, None, scan.stat[:0], np.empty((0, 2), np.uint64), {}, {})
         for task in self.todo:
             part = slice(task.start, task.stop)
             labels = None if scan.labels is None else scan.labels[part]
-            seal = replace(empty, task=task.id, stat=stat[part].copy())
-            yield ShardWork(task, scan.keys[part], labels, scan.stat[part], self.hashes[part].copy(), self.known[part].copy(), seal)
+            stat = scan.stat[part].copy()
+            stat[~old_enough(stat, self._listed.at_ns)] = (-1, -1, -1, -1)
+            seal = replace(empty, task=task.id, stat=stat)
+            hashes, known = self.hashes[part].copy(), self.known[part].copy()
+            yield ShardWork(task, self._listed.keys[part], labels, scan.stat[part], hashes, known, seal, copies=copies[part])
 
     def learn(self, work: ShardWork) -> None:
         """Take over what became known while a shard was made."""
         part = slice(work.task.start, work.task.stop)
         self.hashes[part], self.known[part] = work.hashes, work.known
 
-    def save_stats(self) -> None:
-        """Remember what is known of the sources for the next build; a cache only, so a failure is none."""
-        with contextlib.suppress(OSError):
-            self._cache.save(self._listed.hashes64, self._listed.scan.stat, self.hashes, self.known, self._listed.at_ns)
+    # ------------------------------------------------------------------ small things
 
-    def _check_choice(self, out: Path) -> None:
-        """A rebuild that nobody told a size must not silently choose another one."""
-        wanted = self._wanted
-        before = (self.previous.settings or {}).get("preprocess")
-        if not wanted.why or not before or self.previous.index is None:
+    def _candidates(self, task: ShardTask) -> Iterator[Whole]:
+        part, labels = slice(task.start, task.stop), self._listed.scan.labels
+        return self.previous.candidates(task, self._listed.keys[part], self._listed.hashes64[part], None if labels is None else labels[part])
+
+    def _settle(self, task: ShardTask, whole: Whole) -> bool:
+        part = slice(task.start, task.stop)
+        if not self.known[part].all() or not np.array_equal(self.hashes[part], whole.hashes):
+            return False
+        self.whole[task.number] = replace(whole, hashes=whole.hashes[:0].copy(), stat=None)
+        if task.id in self.previous.seals:
+            self.previous.seals[task.id] = self.previous.seals[task.id].outline()
+        return True
+
+    def _todo(self) -> npt.NDArray[np.bool_]:
+        """Which items (N,) are of shards that have to be made."""
+        out = np.zeros(len(self.known), bool)
+        for task in self.todo:
+            out[task.start : task.stop] = True
+        return out
+
+    def _row_list(self) -> RowList:
+        """The rows that may be copied to unfinished shards: of known sources, or of the size of one that is not known."""
+        if self._rows is None:
+            todo, sizes = self._todo(), self._listed.scan.stat["size"]
+            known, unread = np.unique(self.hashes[todo & self.known][:, 0]), np.unique(sizes[todo & ~self.known])
+
+            def wanted(samples: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+                return np.isin(samples["source_hash"][:, 0], known) | np.isin(samples["source_size"].astype(np.int64), unread)
+
+            stated = not len(unread) or int(unread[0]) >= 0
+            self._rows = list_rows(self.previous.old, wanted if stated else None)
+        return self._rows
+
+    def _remembered(self, copies: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Which items (N,) are known to be rejects that need not be decoded again."""
+        out, lines = np.zeros(len(self.known), bool), self.previous.remembered
+        if lines:
+            pairs = np.array([hash_pair(name[:32]) for name in lines], np.uint64)
+            for i in np.flatnonzero(self.known & ~copies & np.isin(self.hashes[:, 0], pairs[:, 0])).tolist():
+                out[i] = remembered_as(pair_hash(self.hashes[i]), self._listed.keys[i]) in lines
+        return out
+
+    def _bytes_of(self, stored: npt.NDArray[np.bool_]) -> int:
+        """The size of the files of all shards that have to be made, of those items (N,) that are `stored`."""
+        fields, keys, total = self._wanted.fields, self._listed.keys, 0
+        for task in self.todo:
+            picked = np.flatnonzero(stored[task.start : task.stop])
+            rows = len(picked)
+            length = int(np.diff(keys[task.start : task.stop].stops, prepend=0)[picked].sum())
+            files = [(f.stored, (rows, *f.shape)) for f in fields] + [(sample_dtype(fields), (rows,)), (np.dtype("u1"), (length,))]
+            total += sum(file_bytes(dtype, shape) for dtype, shape in files) if rows else 0
+        return total
+
+    def _read_like(self, shards: list[OldShard], progress: Callable[[Progress], None], sizes: set[int | None] | None = None) -> None:
+        """Read the items of unfinished shards that may be the source of a row of these: those of the same size (or of one of `sizes`)."""
+        unknown = np.flatnonzero(self._todo() & ~self.known)
+        if not len(unknown):
             return
-        try:
-            old = Preprocess.from_settings(before)
-        except (OptionError, KeyError, TypeError, ValueError):
-            return
-        mine = wanted.preprocess
-        if old.mode == mine.mode == "keep" and wanted.asked.kept_mode is None and old.kept_mode != mine.kept_mode:
-            raise OptionError(
-                f"{out}: published with pictures of mode {old.kept_mode}; for the images that are there now the choice would be "
-                f"{mine.kept_mode} ({wanted.why}). Take the strays out, or build into a new folder",
-                before=old.kept_mode,
-                now=mine.kept_mode,
-            )
-        if wanted.asked.needs_size() and (old.resize, old.crop, old.pad, old.keep_size) != (mine.resize, mine.crop, mine.pad, mine.keep_size):
-            raise OptionError(
-                f"{out}: published with {typed(old)}; for the images that are there now the choice would be {typed(mine)} ({wanted.why}). "
-                f"Say which: add {typed(old)} to go on as before, or {typed(mine)} to change",
-                before=typed(old),
-                now=typed(mine),
-            )
+        found = [np.array([s for s in sizes or () if s is not None], np.int64)]
+        for shard in shards:
+            with contextlib.suppress(FormatError, FileNotFoundError):
+                found.append(np.unique(shard.samples()["source_size"]).astype(np.int64))
+        like = np.isin(self._listed.scan.stat["size"][unknown], np.unique(np.concatenate(found)))
+        self._hash_unknown(unknown[like].tolist(), progress)
 
     def _hash_unknown(self, items: list[int], progress: Callable[[Progress], None]) -> None:
-        """Read the files whose stat does not tell that they are unchanged, where that may save a whole shard."""
+        """Read these files, and know their hashes from then on."""
         scan = self._listed.scan
         chunks = [items[i : i + _HASH_CHUNK] for i in range(0, len(items), _HASH_CHUNK)]
-        futures = [self._executor.submit(hash_items, self._job, [scan.keys[i] for i in chunk]) for chunk in chunks]
+        futures = [self._executor.submit(hash_items, self._job, [self._listed.keys[i] for i in chunk]) for chunk in chunks]
         for done, (chunk, future) in enumerate(zip(chunks, futures, strict=True)):
             limit_s = self._options.decode_timeout_s + len(chunk) + int(scan.stat["size"][chunk].clip(0).sum()) / _HASH_BYTES_PER_S
             try:
@@ -208,6 +371,17 @@ class Planned:
         """Is the file still the one that was scanned, so that what was read now may be remembered under that stat?"""
         scan = self._listed.scan
         try:
-            return self._job.source.stat(scan.keys[item]) == tuple(scan.stat[item].tolist())
+            return self._job.source.stat(self._listed.keys[item]) == tuple(scan.stat[item].tolist())
         except OSError:
             return False
+
+
+def _state(out: Path) -> tuple[Any, ...]:
+    """What changes with every publishing, sealing and pruning of OUT."""
+    folders = [out / "generations", out / ".build" / "seals"]
+    try:
+        found = os.stat(out / "index.json")
+        index = (found.st_ino, found.st_mtime_ns, found.st_size)
+    except OSError:
+        index = (0, 0, 0)
+    return (index, *([(e.name, e.stat(follow_symlinks=False).st_mtime_ns) for e in list_folder(folder)] for folder in folders))

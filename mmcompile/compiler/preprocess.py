@@ -45,6 +45,7 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
 }
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _TORCH_FILTERS = ("bilinear", "bicubic")
+_NEWER = frozenset({"jpeg_scaling"})
 _COLOUR = re.compile(r"#[0-9a-f]{6}")
 
 
@@ -82,6 +83,7 @@ class Preprocess:
     """The static part of an input pipeline; names and values are those of `mmcompile build`.
 
     Checked on construction: an OptionError names the options that clash, and what to do.  `None` where a preset decides (`resolved`).
+    `jpeg_scaling=N` decodes large JPEGs at 1/2, 1/4 or 1/8 as long as N times the size that they are resized to remains.
     `keep_size` (height, width) and `kept_mode` are set by a build that looked at its sources, when no geometry or `mode="keep"` was
     asked for.
     """
@@ -106,6 +108,7 @@ class Preprocess:
     truncated: str = "reject"
     max_pixels: int = MAX_PIXELS
     max_aspect: float | None = None
+    jpeg_scaling: float | None = None
     kept_mode: str | None = None
     keep_size: tuple[int, int] | None = None
 
@@ -147,6 +150,10 @@ class Preprocess:
             raise OptionError(f"--max-pixels must be a whole number above 0, found {self.max_pixels!r}", options=["max_pixels"])
         if self.max_aspect is not None and (not _is_number(self.max_aspect) or self.max_aspect < 1):
             raise OptionError(f"--max-aspect must be a number of at least 1, found {self.max_aspect!r}", options=["max_aspect"])
+        if self.jpeg_scaling is not None:
+            if not _is_number(self.jpeg_scaling) or self.jpeg_scaling < 1:
+                raise OptionError(f"--jpeg-scaling must be a number of at least 1, found {self.jpeg_scaling!r}", options=["jpeg_scaling"])
+            object.__setattr__(self, "jpeg_scaling", float(self.jpeg_scaling))
         alpha_kept = self.mode in ("rgba", "keep")
         if self.alpha is not None and self.alpha not in ("white", "black", "drop", "keep") and not _COLOUR.fullmatch(self.alpha):
             raise OptionError(f"--alpha must be white, black, drop or #rrggbb in lower case, found {self.alpha!r}", options=["alpha"])
@@ -193,6 +200,8 @@ class Preprocess:
     def _check_resampler(self) -> None:
         if self.compat == "torchvision" and self.resampler == "torch":
             clash("compat", "resampler", "--compat torchvision is Pillow's arithmetic to the byte: leave --resampler out")
+        if self.compat == "torchvision" and self.jpeg_scaling is not None:
+            clash("compat", "jpeg_scaling", "torchvision decodes every picture whole: leave one of them out")
         if self.resampler == "torch":
             if self.filter not in _TORCH_FILTERS:
                 clash("resampler", "filter", f"the torch resampler has bilinear and bicubic: use --resampler pillow for {self.filter}")
@@ -239,6 +248,10 @@ class Preprocess:
     def needs_size(self) -> bool:
         """True where no geometry was asked for, so that a build must choose it from its sources."""
         return self.resize is None and self.crop is None and self.pad is None and self.keep_size is None
+
+    def uses_torch(self) -> bool:
+        """True where pictures are resized by torch, or may be, as no geometry was asked for."""
+        return self.resolved().resampler == "torch" and (self.resize is not None or self.pad is not None or self.needs_size())
 
     def with_size(self, h: int, w: int) -> Preprocess:
         """These options with the sources' own size kept: a picture of another size is a reject."""
@@ -292,9 +305,12 @@ class Preprocess:
     # ---------------------------------------------------------------- settings
 
     def settings(self) -> dict[str, Any]:
-        """Every option, resolved, as values of canonical JSON; `from_settings` is the inverse."""
+        """Every option, resolved, as values of canonical JSON; `from_settings` is the inverse.
+
+        Options that are newer than format 1 stand there only where they are used, so that older settings mean the same.
+        """
         made = self.resolved()
-        return {f.name: _plain(getattr(made, f.name)) for f in fields(made)}
+        return {f.name: _plain(value) for f in fields(made) if (value := getattr(made, f.name)) is not None or f.name not in _NEWER}
 
     def pixel_settings(self) -> dict[str, Any]:
         """What decides a row's values before the cast; with the versions of the libraries this is the pixel fingerprint."""

@@ -1,48 +1,42 @@
-"""Hides what is already there: shards of earlier generations and of an unfinished build that can be taken whole, row by row, or not at all."""
+"""Hides what is already there: shards of earlier generations and of an unfinished build that can be taken whole, row by row, or not at all.
+
+What is held in memory grows with shards and rejects, not with images: provenance is read shard by shard when it is asked for.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
-from mmcompile.compiler.plan import ShardTask
+from mmcompile.compiler.marks import Fingerprints, made_as, marks_of_made, of_kinds, stored_as
+from mmcompile.compiler.plan import ShardTask, key_hashes
+from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.reuse import OldShard
-from mmcompile.compiler.seals import Seal, read_seals
+from mmcompile.compiler.seals import Seal, read_seal, read_seals
+from mmcompile.compiler.sources.keys import Keys
 from mmcompile.compiler.task import remembered_as
 from mmcompile.errors import FormatError
-from mmcompile.format.canonical import as_bytes, name_from_json
+from mmcompile.format.canonical import as_bytes, canonical, name_from_json
 from mmcompile.format.catalog import digest_file, load_table
 from mmcompile.format.index import Field, Index, load_index
-from mmcompile.format.npy import file_name, open_array
+from mmcompile.format.npy import file_bytes, file_name, header, open_array
 from mmcompile.format.rejects import load_rejects
 from mmcompile.format.samples import flag_counts, hash_pair, pair_hash, shard_sums
 
-__all__ = ["Fingerprints", "Previous", "Whole"]
-
-
-@dataclass(frozen=True)
-class Fingerprints:
-    """Of today's settings: `pixel` over all formats, `store`, and the pixel fingerprint of each source format."""
-
-    pixel: str
-    store: str
-    formats: dict[str, str]
-
-    def usable(self, other: dict[str, str]) -> frozenset[str]:
-        """The formats whose rows, made under `other`, are still right."""
-        return frozenset(f for f, mark in self.formats.items() if other.get(f) == mark)
+__all__ = ["Previous", "Stale", "Whole"]
 
 
 @dataclass(frozen=True)
 class Whole:
-    """A finished shard that may stand for a task if its items still have these hashes (N, 2)."""
+    """A finished shard that may stand for a task if its items still have these hashes (N, 2).  `sums` reads its provenance again."""
 
     hashes: npt.NDArray[np.uint64]
     stat: npt.NDArray[Any] | None
@@ -53,39 +47,55 @@ class Whole:
     sums: Callable[[], list[dict[str, Any]]]
 
 
-@dataclass
-class _Published:
+@dataclass(frozen=True)
+class Stale:
+    """A shard whose rows (of the kinds it names) would be right under the versions that they were made with, and what those were."""
+
     shard: OldShard
-    samples: npt.NDArray[Any]
-    keys: list[bytes]
+    versions: dict[str, str]
+    revision: int
+
+
+@dataclass
+class _Generation:
+    """The shards of a generation that may be taken whole, by the hash of their keys, and its rejects that still are some, by key."""
+
+    shards: dict[str, list[OldShard]]
     rejects: dict[bytes, dict[str, Any]]
+    rejected: npt.NDArray[np.uint64]
 
 
 @dataclass
 class Previous:
     """What OUT holds before this run.
 
-    `old` are the shards whose rows may be copied one by one, `remembered` the rejects that need not be decoded again (see `remembered_as`);
-    `settings` those of the current generation (or of the unfinished build) and its library versions, None where there is neither.
+    `old` are the shards whose rows may be copied one by one, `stale` those whose rows only other library versions make, `remembered` the rejects
+    that need not be decoded again (see `remembered_as`); `settings` those of the current generation (or of the unfinished build) and its library
+    versions, None where there is neither; `shards` the files of the current generation, in order.
     """
 
     root: Path
     fields: tuple[Field, ...]
+    preprocess: Preprocess
+    versions: dict[str, str]
     marks: Fingerprints
-    mark_index: Callable[[Index], Fingerprints]
     seals: dict[str, Seal] = field(default_factory=dict)
     old: list[OldShard] = field(default_factory=list)
+    stale: list[Stale] = field(default_factory=list)
     remembered: dict[str, dict[str, Any]] = field(default_factory=dict)
     settings: dict[str, Any] | None = None
     index: Index | None = None
     generation: str | None = None
-    _published: dict[bytes, _Published] = field(default_factory=dict)
-    _rejected: set[bytes] = field(default_factory=set)
+    #: Image shards lie on a store: here stand stubs of their size, which the store vouches for.
+    stubs: bool = False
+    shards: list[dict[str, str]] = field(default_factory=list)
+    _sound: dict[str, bool] = field(default_factory=dict)
+    _generations: list[_Generation] = field(default_factory=list)
     _added: set[Any] = field(default_factory=set)
+    _judged: dict[bytes, tuple[Fingerprints, Preprocess | None, frozenset[str], frozenset[str]]] = field(default_factory=dict)
 
     def load(self) -> None:
         """Look at the generations that are kept and at the seals.  Raises FormatError when the current generation cannot be read."""
-        folder = str(self.root / "shards")
         if (self.root / "index.json").exists():
             self.index, current = load_index(self.root)
             self.generation = current
@@ -93,7 +103,7 @@ class Previous:
             names = [p.stem for p in sorted((self.root / "generations").glob("*.json"))] if (self.root / "generations").is_dir() else []
             for name in [current, *(n for n in names if n != current)]:
                 try:
-                    self._add_generation(load_index(self.root, name)[0], folder)
+                    self._add_generation(self.index if name == current else load_index(self.root, name)[0])
                 except (FormatError, FileNotFoundError):
                     continue
         else:
@@ -102,116 +112,180 @@ class Previous:
             except (OSError, ValueError):
                 found = None
             self.settings = found if isinstance(found, dict) else None
-        self.seals = read_seals(self.root / ".build" / "seals")
-        for seal in self.seals.values():
-            if seal.pixel == self.marks.pixel:
-                self._remember(seal.rejects.values(), seal.store)
-            formats = self.marks.usable(seal.formats)
-            if formats and seal.store == self.marks.store and seal.rows:
-                fields = (self.fields[0], Field("label", "int64", (), "class")) if seal.labels is not None else self.fields[:1]
-                self._add_shard(OldShard(folder, fields, seal.files, seal.rows, formats))
+        for seal in read_seals(self.root / ".build" / "seals"):
+            self.seals[seal.task] = seal.outline()
+            marks, *_ = self._judge(seal.made)
+            self._remember({as_bytes(name_from_json(line["key"])): line for line in seal.rejects.values() if self.marks.rejects(marks, line)})
+            if seal.rows:
+                label = (Field("label", "int64", (), "class"),) if seal.labels is not None else ()
+                self._add_shard(seal.made, label, seal.files, seal.rows)
 
-    def _remember(self, lines: Iterable[dict[str, Any]], store: str) -> None:
-        for line in lines:
-            # What the dtype cannot hold is a matter of the store settings; all else of the pixel settings.
-            if line["source_hash"] and (line["stage"] != "cast" or store == self.marks.store):
-                key = as_bytes(name_from_json(line["key"]))
-                self.remembered.setdefault(remembered_as(line["source_hash"], key), line)
+    def _judge(self, made: dict[str, Any]) -> tuple[Fingerprints, Preprocess | None, frozenset[str], frozenset[str]]:
+        """(fingerprints, settings, kinds of rows that are right today, kinds that would be under their own versions) of what was made so."""
+        name = canonical(made)
+        if name not in self._judged:
+            marks, preprocess = marks_of_made(made)
+            ours = marks_of_made(made, today=self.versions)[0]
+            can = preprocess is not None and stored_as(preprocess, self.preprocess) is not None
+            usable = self.marks.usable(marks.formats) if can else frozenset()
+            stale = self.marks.usable(ours.formats) - usable if can else frozenset()
+            self._judged[name] = marks, preprocess, usable, stale
+        return self._judged[name]
 
-    def _add_shard(self, shard: OldShard) -> bool:
-        """Generations share most of their shards: each is looked at once."""
-        mark = (tuple(sorted(shard.files.items())), shard.formats)
-        if mark in self._added:
-            return False
-        self._added.add(mark)
-        self.old.append(shard)
-        return True
+    def _remember(self, lines: dict[bytes, dict[str, Any]]) -> None:
+        for key, line in lines.items():
+            self.remembered.setdefault(remembered_as(line["source_hash"], key), line)
 
-    def _add_generation(self, index: Index, folder: str) -> None:
-        marks = self.mark_index(index)
-        rejects = self._rejects(index)
-        if marks.pixel == self.marks.pixel:
-            self._remember(rejects.values(), marks.store)
-        self._rejected.update(rejects)
-        image, formats = index.fields[0], self.marks.usable(marks.formats)
-        mine = self.fields[0]
-        if (image.name, image.dtype, image.shape, image.layout) != (mine.name, mine.dtype, mine.shape, mine.layout) or not formats:
-            return
-        if marks.store != self.marks.store:
-            return
-        table = load_table(self.root, index, "").table
-        names = [n for n in table.dtype.names or () if n != "rows"]
-        for record in table:
-            shard = OldShard(folder, index.fields, {n: pair_hash(record[n]) for n in names}, int(record["rows"]), formats)
-            if not self._add_shard(shard):
-                continue
-            try:
-                samples = shard.samples()
-                keys = shard.keys(samples)
-            except (FormatError, FileNotFoundError):
-                continue
-            if marks.pixel == self.marks.pixel and tuple(f.name for f in index.fields) == tuple(f.name for f in self.fields):
-                self._published.setdefault(keys[0], _Published(shard, samples, keys, rejects))
+    def _add_shard(self, made: dict[str, Any], others: tuple[Field, ...], files: dict[str, str], rows: int) -> OldShard | None:
+        """A shard that was made so, with the fields `others` beside its image; None where none of its rows is right.
 
-    def _rejects(self, index: Index) -> dict[bytes, dict[str, Any]]:
-        return {as_bytes(line.key): line.to_json() for line in load_rejects(self.root, index)}
-
-    def whole(self, task: ShardTask, keys: Sequence[bytes], labels: npt.NDArray[np.int64] | None) -> Whole | None:
-        """The finished shard with this task's keys and labels under today's settings, if there is one with all its files."""
-        seal = self.seals.get(task.id)
-        if seal is not None and len(seal.hashes) == len(keys) and self._files_stand(seal.files, seal.rows, seal=True):
-            sums = seal.sums or []
-            return Whole(seal.hashes, seal.stat, seal.files, seal.rows, seal.rejects, seal.flags or {}, lambda: sums)
-        for key in keys:
-            found = self._published.get(key)
-            if found is not None:
-                return self._kept(found, keys, labels)
-            if key not in self._rejected:
-                return None
-        return None
-
-    def _kept(self, found: _Published, keys: Sequence[bytes], labels: npt.NDArray[np.int64] | None) -> Whole | None:
-        hashes = np.zeros((len(keys), 2), np.uint64)
-        stored = np.zeros(len(keys), bool)
-        rejects: dict[int, dict[str, Any]] = {}
-        row = 0
-        for i, key in enumerate(keys):
-            if row < len(found.keys) and found.keys[row] == key:
-                hashes[i], stored[i] = found.samples["source_hash"][row], True
-                row += 1
-            elif key in found.rejects and found.rejects[key]["source_hash"]:
-                rejects[i] = found.rejects[key]
-                hashes[i] = hash_pair(found.rejects[key]["source_hash"])
-            else:
-                return None
-        shard = found.shard
-        if row != len(found.keys) or not self._files_stand(shard.files, shard.rows):
+        Generations share most of their shards: each is listed once.
+        """
+        _, preprocess, usable, stale = self._judge(made)
+        if preprocess is None or not usable | stale:
             return None
+        how = stored_as(preprocess, self.preprocess)
+        image = Field("image", preprocess.dtype, preprocess.row_shape(), "image", preprocess.layout)
+        shard = OldShard(str(self.root / "shards"), (image, *others), files, rows, usable, None if how == "same" else preprocess)
+        mark = (tuple(sorted(files.items())), usable, stale)
+        if mark not in self._added:
+            self._added.add(mark)
+            if usable:
+                self.old.append(shard)
+            if stale:
+                self.stale.append(Stale(OldShard(shard.folder, shard.fields, files, rows, stale), dict(made["versions"]), int(made["revision"])))
+        return shard if usable and how == "same" else None
+
+    def _add_generation(self, index: Index) -> None:
+        made = made_as(index)
+        marks = self._judge(made)[0]
+        lines = {as_bytes(line.key): line.to_json() for line in load_rejects(self.root, index)}
+        right = {key: line for key, line in lines.items() if self.marks.rejects(marks, line)}
+        self._remember(right)
+        shards: dict[str, list[OldShard]] = {}
+        alike = tuple(f.name for f in index.fields) == tuple(f.name for f in self.fields)
+        if tuple((f.name, f.meaning) for f in index.fields) in ((("image", "image"),), (("image", "image"), ("label", "class"))):
+            table = load_table(self.root, index, "").table
+            names = [n for n in table.dtype.names or () if n != "rows"]
+            for rows, digests in zip(table["rows"].tolist(), zip(*(table[n].tolist() for n in names), strict=True), strict=True):
+                files = {name: pair_hash(pair) for name, pair in zip(names, digests, strict=True)}
+                if index is self.index:
+                    self.shards.append(files)
+                shard = self._add_shard(made, index.fields[1:], files, rows)
+                if shard is not None and alike:
+                    shards.setdefault(files["keys"], []).append(shard)
+        self._generations.append(_Generation(shards, right, np.sort(key_hashes(list(right)))))
+
+    @property
+    def damaged(self) -> int:
+        """Sealed shards that were looked at, and are no longer what their seals say."""
+        return sum(not sound for sound in self._sound.values())
+
+    # ------------------------------------------------------------------ whole shards
+
+    def candidates(self, task: ShardTask, keys: Keys, hashes: npt.NDArray[np.uint64], labels: npt.NDArray[np.int64] | None) -> Iterator[Whole]:
+        """The finished shards with this task's keys and labels under today's settings, and all their files; `hashes` (N,) are those of the keys."""
+        seal = read_seal(self.root / ".build" / "seals", task.id) if task.id in self.seals else None
+        if seal is not None and len(seal.hashes) == len(keys):
+            if seal.task not in self._sound:
+                self._sound[seal.task] = self._sealed(seal)
+            if self._sound[seal.task]:
+                sums = seal.sums or []
+                yield Whole(seal.hashes, seal.stat, seal.files, seal.rows, seal.rejects, seal.flags or {}, lambda: sums)
+        for generation in self._generations:
+            rejects = {int(i): line for i in np.flatnonzero(_in(hashes, generation.rejected)) if (line := generation.rejects.get(keys[int(i)]))}
+            stored = np.ones(len(keys), bool)
+            stored[list(rejects)] = False
+            if not stored.any():
+                yield Whole(_with_rejects(None, stored, rejects), None, {}, 0, rejects, {}, list)
+                continue
+            blob, stops = _joined(keys, stored)
+            for shard in generation.shards.get(_array_hash(blob), ()):
+                whole = self._kept(shard, stops, stored, rejects, labels)
+                if whole is not None:
+                    yield whole
+
+    def _kept(
+        self,
+        shard: OldShard,
+        stops: npt.NDArray[np.int64],
+        stored: npt.NDArray[np.bool_],
+        rejects: dict[int, dict[str, Any]],
+        labels: npt.NDArray[np.int64] | None,
+    ) -> Whole | None:
+        """A published shard, if its provenance and labels are sound and say the same, and its other files are there."""
+        folder = self.root / "shards"
         try:
+            samples = shard.samples()
+            if not np.array_equal(samples["key_stop"], stops) or not of_kinds(samples, shard.formats).all():
+                return None
             if labels is not None and not np.array_equal(shard.read("label", np.dtype("<i8"), (shard.rows,)), labels[stored]):
                 return None
-        except FormatError:
-            return None
-        image = self.fields[0]
-        pixels = int(np.prod(image.sample_shape[1:]))
-        samples = found.samples
-        return Whole(hashes, None, shard.files, shard.rows, rejects, flag_counts(samples["flags"]), lambda: shard_sums(samples, pixels))
-
-    def _files_stand(self, files: dict[str, str], rows: int, *, seal: bool = False) -> bool:
-        """Are the files of a finished shard whole?  Those of a seal are held against their hashes before their first publishing; the images of a
-        published shard are only looked at, which `verify` is there for.
-        """
-        if not rows:
-            return True
-        for spec in self.fields:
-            try:
-                fd, _ = open_array(self.root / "shards" / file_name(spec.name, files[spec.name]), spec.stored, (rows, *spec.shape))
-                os.close(fd)
-            except (FormatError, FileNotFoundError, KeyError):
-                return False
-        try:
-            return all(
-                digest_file(self.root / "shards" / file_name(n, digest)) == digest for n, digest in files.items() if seal or n != self.fields[0].name
-            )
+            if digest_file(shard.path("keys")) != shard.files["keys"]:
+                return None
+            self._look_at_images(shard.files, shard.rows, folder)
         except (FormatError, FileNotFoundError):
+            return None
+        pixels = int(np.prod(self.fields[0].sample_shape[1:]))
+        return Whole(
+            _with_rejects(samples, stored, rejects),
+            None,
+            shard.files,
+            shard.rows,
+            rejects,
+            flag_counts(samples["flags"]),
+            lambda: shard_sums(shard.samples(), pixels),
+        )
+
+    def _look_at_images(self, files: dict[str, str], rows: int, folder: Path) -> None:
+        """Kind, size and header of an image file; its bytes are what `verify` is there for.  Raises FormatError or FileNotFoundError."""
+        image = self.fields[0]
+        path, shape = folder / file_name(image.name, files[image.name]), (rows, *image.shape)
+        if self.stubs:
+            if path.stat().st_size != file_bytes(image.stored, shape):
+                raise FormatError(f"{path}: another size than the {file_bytes(image.stored, shape):,} bytes expected", path=str(path))
+            return
+        fd, _ = open_array(path, image.stored, shape)
+        os.close(fd)
+
+    def _sealed(self, seal: Seal) -> bool:
+        """Are the files of a sealed shard whole?  Each is held against its hash before it is published for the first time."""
+        folder = self.root / "shards"
+        try:
+            if seal.rows:
+                self._look_at_images(seal.files, seal.rows, folder)
+            here = {name: digest for name, digest in seal.files.items() if not self.stubs or name != self.fields[0].name}
+            return all(digest_file(folder / file_name(name, digest)) == digest for name, digest in here.items())
+        except (FormatError, FileNotFoundError, KeyError):
             return False
+
+
+def _in(hashes: npt.NDArray[np.uint64], ordered: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+    """Which of `hashes` (N,) are in a sorted array."""
+    if not len(ordered):
+        return np.zeros(len(hashes), bool)
+    found: npt.NDArray[np.bool_] = ordered[np.minimum(np.searchsorted(ordered, hashes), len(ordered) - 1)] == hashes
+    return found
+
+
+def _joined(keys: Keys, stored: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """(the bytes of these keys, where each ends), as a shard's keys file and its provenance have them."""
+    picked = keys if stored.all() else Keys.of(keys[i] for i in np.flatnonzero(stored).tolist())
+    return picked.blob, picked.stops
+
+
+def _array_hash(blob: npt.NDArray[np.uint8]) -> str:
+    """What the file of an array is called."""
+    state = xxhash.xxh3_128(header(blob.dtype, blob.shape))
+    state.update(np.ascontiguousarray(blob))  # type: ignore[arg-type]
+    return state.hexdigest()
+
+
+def _with_rejects(samples: npt.NDArray[Any] | None, stored: npt.NDArray[np.bool_], rejects: dict[int, dict[str, Any]]) -> npt.NDArray[np.uint64]:
+    """The source hashes (N, 2) of all items of a shard."""
+    out = np.zeros((len(stored), 2), np.uint64)
+    if samples is not None:
+        out[stored] = samples["source_hash"]
+    for i, line in rejects.items():
+        out[i] = hash_pair(line["source_hash"])
+    return out

@@ -118,8 +118,7 @@ def sample(height: int, width: int, options: Preprocess, maker: Maker) -> _Pixel
         rules = kernel.Rules("torch", options.filter) if by_torch else kernel.Rules("pillow", options.filter, maker.rows_first)
         part = kernel.window(maker.array(False), kernel.Box(*fitted.size, *window), rules)
     elif by_torch:
-        whole = resize(maker.array(True), fitted.size, options.filter)
-        part = np.ascontiguousarray(whole[top:bottom, left:right, : options.channels].transpose(2, 0, 1)).transpose(1, 2, 0)
+        part = resize(maker.array(True), fitted.size, options.filter, (bottom, right))[top:, left:, : options.channels]
     else:
         part = maker.by_pillow(fitted.size, window)
     return place(part, fitted)
@@ -151,13 +150,27 @@ def initialise() -> None:
     _torch().set_num_threads(1)
 
 
-def resize(pixels: npt.NDArray[np.uint8], size: tuple[int, int], filter: str) -> npt.NDArray[np.uint8]:
-    """Pixels (H, W, C) uint8 resized to (height, width) by torch's antialiased `bilinear` or `bicubic`; a view of fresh memory."""
+def resize(pixels: npt.NDArray[np.uint8], size: tuple[int, int], filter: str, shown: tuple[int, int] | None = None) -> npt.NDArray[np.uint8]:
+    """Pixels (H, W, C) uint8 resized to (height, width) by torch's antialiased `bilinear` or `bicubic`; a view of fresh memory.
+
+    Of the result only the first `shown` rows and columns, which cost less than all of them.
+    """
     torch = _torch()
-    batch = torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1).unsqueeze(0)
-    resized = torch.nn.functional.interpolate(batch, size=list(size), mode=filter, antialias=True)
-    made: npt.NDArray[np.uint8] = resized[0].permute(1, 2, 0).numpy()
-    return made
+    (height, width), (rows, columns) = pixels.shape[:2], shown or size
+    down, across = kernel.trim(height, size[0], rows, filter), kernel.trim(width, size[1], columns, filter)
+    part = pixels[: down[0] if down else height, : across[0] if across else width]
+    batch = torch.from_numpy(part).permute(2, 0, 1).unsqueeze(0)
+    made = [rows if down else size[0], columns if across else size[1]]
+    resized = _kernels(filter)(batch, made, False, down[1] if down else None, across[1] if across else None)
+    whole: npt.NDArray[np.uint8] = resized[0].permute(1, 2, 0).numpy()
+    return whole[:rows, :columns]
+
+
+@functools.cache
+def _kernels(filter: str) -> Any:
+    """What torch.nn.functional.interpolate calls; it alone takes sizes and scales both, which trimming needs."""
+    aten = _torch().ops.aten
+    return {"bilinear": aten._upsample_bilinear2d_aa, "bicubic": aten._upsample_bicubic2d_aa}[filter].default
 
 
 def versions() -> dict[str, str]:

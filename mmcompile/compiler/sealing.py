@@ -12,6 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcompile.compiler.seals import Seal, write_seal
+from mmcompile.compiler.staging import send_shard
+from mmcompile.errors import FormatError
+from mmcompile.format.catalog import digest_file
 from mmcompile.format.commit import install
 from mmcompile.format.npy import ALIGN, file_name, hash_file, header, save_array
 from mmcompile.format.samples import shard_sums
@@ -49,8 +52,8 @@ def write_all(fd: int, view: memoryview, offset: int) -> None:
 def seal_shard(job: Job, seal: Seal, rows: Rows, folder: Path) -> Seal:
     """Make the files of a shard durable under their names, then its seal record; returns the completed seal.
 
-    The gaps of rejects are closed first.  When this returns, the shard survives anything; until then nothing is lost by doing it again: a note
-    of the hash is left before the rows move out of the unfinished file.
+    The gaps of rejects are closed first.  Where OUT is a URL, all of it is sent there.  When this returns, the shard survives anything; until then
+    nothing is lost by doing it again: a note of the hash is left before the rows move out of the unfinished file.
     """
     image, count = job.image, len(rows.positions)
     files: dict[str, str] = {}
@@ -67,6 +70,8 @@ def seal_shard(job: Job, seal: Seal, rows: Rows, folder: Path) -> Seal:
         sums = shard_sums(samples, image.sample_shape[1] * image.sample_shape[2])
     done = seal.complete(files, count, sums, rows.records["flags"])
     write_seal(folder, done)
+    if job.store is not None:
+        send_shard(job.store, job.shards.parent, done.names(), folder / f"{done.task}.json")
     written.unlink(missing_ok=True)
     return done
 
@@ -85,8 +90,20 @@ def _install_rows(job: Job, written: Path, positions: npt.NDArray[np.int64]) -> 
     finally:
         os.close(fd)
     note.write_text(digest, "ascii")
-    install(path, job.shards / file_name(image.name, digest))
+    final = job.shards / file_name(image.name, digest)
+    if _stands(final, digest):  # a published shard of the same rows, whose labels or keys are others now: not touched
+        path.unlink()
+    else:
+        install(path, final)
     return digest
+
+
+def _stands(path: Path, digest: str) -> bool:
+    """Is this file there already, whole?"""
+    try:
+        return digest_file(path) == digest
+    except (FormatError, FileNotFoundError):
+        return False
 
 
 def _packed(path: Path, positions: npt.NDArray[np.int64], row_bytes: int) -> Path:

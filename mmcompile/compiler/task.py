@@ -6,37 +6,58 @@ a file under `.build/tmp/`, so several workers fill one shard and a full disk is
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from mmcompile.compiler import decode
+from mmcompile.compiler import decode, resample
+from mmcompile.compiler.ahead import ReadAhead
+from mmcompile.compiler.copying import Copier
 from mmcompile.compiler.formats import belongs, may_be_tga
 from mmcompile.compiler.hand import Hand, OwnFault, hand_path
 from mmcompile.compiler.preprocess import Preprocess, channel_sums, store
 from mmcompile.compiler.reuse import RowTable
 from mmcompile.compiler.sealing import rows_path, write_all
 from mmcompile.compiler.sources import Source
+from mmcompile.compiler.staging import Fetched
 from mmcompile.errors import DecodeError, MMCompileError
 from mmcompile.format.canonical import as_text, name_to_json
 from mmcompile.format.index import Field
 from mmcompile.format.npy import ALIGN, hash_bytes
 from mmcompile.format.rejects import Reject
-from mmcompile.format.samples import FLAGS, hash_pair, sample_dtype
+from mmcompile.format.samples import FLAGS, hash_pair, pair_hash, sample_dtype
+from mmcompile.format.store import Store
 
-__all__ = ["COPIED", "FAILED", "REJECTED", "STORED", "Job", "Piece", "PieceResult", "hash_items", "measure", "probe", "reject_line", "run_piece"]
+__all__ = [
+    "COPIED",
+    "FAILED",
+    "REJECTED",
+    "STORED",
+    "Job",
+    "Piece",
+    "PieceResult",
+    "hash_items",
+    "measure",
+    "probe",
+    "reject_line",
+    "run_piece",
+    "warm_up",
+]
 
 #: How an item ended.
 STORED, COPIED, REJECTED, FAILED = 1, 2, 3, 4
 
+_What = TypeVar("_What")
 _BITS = {word: bit for bit, word in FLAGS.items()}
 
 
@@ -52,6 +73,9 @@ class Job:
     reuse: Path | None = None
     remembered: Path | None = None
     timeout_s: float = 60.0
+    #: Where finished shards are sent, and old ones are brought from, when OUT is a URL.
+    store: Store | None = None
+    versions: dict[str, str] = field(default_factory=dict)
 
     @property
     def image(self) -> Field:
@@ -60,14 +84,15 @@ class Job:
 
 @dataclass(frozen=True)
 class Piece:
-    """Some items of one shard: their positions in it, keys, class numbers, and hashes where the stat cache knows them."""
+    """Some items of one shard: their positions in it, keys, class numbers, and hashes (N, 2) where they are `known` (N,) without reading."""
 
     task: str
     serial: int
     positions: tuple[int, ...]
     keys: tuple[bytes, ...]
-    labels: tuple[int, ...] | None
-    known: tuple[str | None, ...]
+    labels: npt.NDArray[np.int64] | None
+    hashes: npt.NDArray[np.uint64]
+    known: npt.NDArray[np.bool_]
     stats: tuple[tuple[int, int, int, int], ...]
 
 
@@ -76,6 +101,7 @@ class PieceResult:
     """Outcomes (N,), records (N,) with everything but `key_stop`, hashes (N, 2) with `hashed` (N,), rejects by position, failures by position.
 
     `changed` (N,): the file that was read was not the one that was scanned, so its hash says nothing of the stat of the scan.
+    `decode_s`: seconds that decoding took; `saving_s`: how many of them `jpeg_scaling` would have saved, about.
     """
 
     outcome: npt.NDArray[np.uint8]
@@ -85,19 +111,22 @@ class PieceResult:
     changed: npt.NDArray[np.bool_]
     rejects: dict[int, dict[str, Any]] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
+    decode_s: float = 0.0
+    saving_s: float = 0.0
 
 
-_tables: dict[str, RowTable] = {}
+_copiers: dict[str, Copier] = {}
 
 
-def _table_of(job: Job) -> RowTable | None:
+def _copier_of(job: Job) -> Copier | None:
     if job.reuse is None:
         return None
     key = str(job.reuse)
-    if key not in _tables:
-        _tables.clear()
-        _tables[key] = RowTable(job.reuse)
-    return _tables[key]
+    if key not in _copiers:
+        _copiers.clear()
+        bring = None if job.store is None else Fetched(job.store, job.reuse.parent / "fetched")
+        _copiers[key] = Copier(RowTable(job.reuse, bring), job.preprocess, job.fields)
+    return _copiers[key]
 
 
 def _remembered(job: Job) -> dict[str, dict[str, Any]]:
@@ -123,23 +152,39 @@ def run_piece(job: Job, piece: Piece) -> PieceResult:
     result = PieceResult(
         np.zeros(n, np.uint8), np.zeros(n, sample_dtype(job.fields)), np.zeros((n, 2), np.uint64), np.zeros(n, bool), np.zeros(n, bool)
     )
-    table, remembered = _table_of(job), _remembered(job)
-    target = os.open(rows_path(job.scratch, piece.task), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    hand = Hand(hand_path(job.scratch, piece.serial), job.timeout_s)
+    copier, remembered = _copier_of(job), _remembered(job)
     row: npt.NDArray[Any] = np.empty((1, *image.shape), image.stored)
-    try:
-        for i, key in enumerate(piece.keys):
+    with contextlib.ExitStack() as stack:
+        target = os.open(rows_path(job.scratch, piece.task), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        stack.callback(os.close, target)
+        hand = Hand(hand_path(job.scratch, piece.serial), job.timeout_s)
+        stack.callback(hand.close)
+        if copier is not None:
+            _copy_known(job, piece, copier, target, hand, result)
+        todo = np.flatnonzero(result.outcome == 0).tolist()
+        ahead = ReadAhead(job.source, [piece.keys[i] for i in todo], [piece.stats[i][0] for i in todo])
+        stack.callback(ahead.close)
+        for at, i in enumerate(todo):
+            key = piece.keys[i]
             hand.take(i)
+            label = None if piece.labels is None else piece.labels[i : i + 1]
+            data = None
             try:
-                digest, data = _read(job.source, key, piece.known[i])
-                record = None if table is None else _take(table, digest, key, image, row)
+                if piece.known[i]:
+                    digest = pair_hash(piece.hashes[i])
+                else:
+                    data = _read(ahead.read, at)
+                    digest = hash_bytes(data)
                 outcome = COPIED
+                record = None if copier is None else _copy_one(copier, digest, key, label, row)
                 line = None if record is not None else remembered.get(remembered_as(digest, key))
                 if record is None and line is None:
                     if data is None:
-                        digest, data = _read(job.source, key, None)
+                        data = _read(ahead.read, at)
+                        digest = hash_bytes(data)
                     outcome = STORED
-                    record = _decode(job, cast(bytes, data), key, digest, row, hand)
+                    record = _decode(job, data, key, digest, row, hand, result)
+                    record["row_hash"] = _row_hash(row, label)
             except DecodeError as error:
                 result.outcome[i] = REJECTED
                 result.rejects[i] = _reject(key, data, digest, error)
@@ -156,14 +201,9 @@ def run_piece(job: Job, piece: Piece) -> PieceResult:
                 else:
                     result.outcome[i] = outcome
                     result.records[i] = record
-                    label = None if piece.labels is None else piece.labels[i]
-                    result.records[i]["row_hash"] = _row_hash(row, label)
                     _write(target, row, ALIGN + piece.positions[i] * image.row_bytes)
             result.hashes[i], result.hashed[i] = hash_pair(digest), True
             result.changed[i] = data is not None and _stat(job.source, key) != piece.stats[i]
-    finally:
-        hand.close()
-        os.close(target)
     hand_path(job.scratch, piece.serial).unlink(missing_ok=True)
     return result
 
@@ -179,16 +219,13 @@ class _Unreadable(Exception):
     """A source that could not be read now; not the fault of its content."""
 
 
-def _read(source: Source, key: bytes, known: str | None) -> tuple[str, bytes | None]:
-    if known is not None:
-        return known, None
+def _read(read: Callable[[_What], bytes], what: _What) -> bytes:
     try:
-        data = source.read(key)
+        return read(what)
     except OSError as error:
         if error.errno == errno.ENOMEM:
             raise MemoryError from error
         raise _Unreadable(error.strerror or str(error)) from error
-    return hash_bytes(data), data
 
 
 def remembered_as(digest: str, key: bytes) -> str:
@@ -196,44 +233,74 @@ def remembered_as(digest: str, key: bytes) -> str:
     return f"{digest} tga" if may_be_tga(as_text(key)) else digest
 
 
-def _take(table: RowTable, digest: str, key: bytes, image: Field, row: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
-    """A row that is already there, with a record that says what it would say had this very file been decoded."""
-    found = table.take(digest, image, row)
-    if found is None:
-        return None
-    name, format = as_text(key), found["format"].item().decode("ascii")
-    if format == "TGA" and not may_be_tga(name):
-        return None
-    record = found.copy()
-    wrong = _BITS["wrong-extension"]
-    record["flags"] = (int(record["flags"]) & ~wrong) | (0 if belongs(name, format) else wrong)
-    return record
+def _copy_known(job: Job, piece: Piece, copier: Copier, target: int, hand: Hand, result: PieceResult) -> None:
+    """Copy, in runs, the rows of items whose hashes are known; those that have none that is right are left as they are."""
+    for items, shard, first in copier.runs(piece.hashes, np.flatnonzero(piece.known)):
+        hand.take(int(items[0]))
+        rows, records, right = copier.copy(shard, first, None if piece.labels is None else piece.labels[items], len(items))
+        right &= _renamed(records, [piece.keys[i] for i in items.tolist()])
+        positions = np.array(piece.positions)[items]
+        good = np.flatnonzero(right)
+        for run in np.split(good, np.flatnonzero((np.diff(good) != 1) | (np.diff(positions[good]) != 1)) + 1):
+            if len(run):
+                _write(target, rows[run[0] : run[-1] + 1], ALIGN + int(positions[run[0]]) * job.image.row_bytes)
+        done = items[good]
+        result.outcome[done], result.records[done] = COPIED, records[good]
+        result.hashes[done], result.hashed[done] = piece.hashes[done], True
 
 
-def _decode(job: Job, data: bytes, key: bytes, digest: str, row: npt.NDArray[Any], hand: Hand) -> npt.NDArray[Any]:
+def _copy_one(copier: Copier, digest: str, key: bytes, label: npt.NDArray[np.int64] | None, row: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
+    """A row of this source that is right, wherever there is one; None where there is none."""
+    for shard, at in copier.places(hash_pair(digest)):
+        rows, records, right = copier.copy(shard, at, label, 1)
+        if right[0] and _renamed(records, [key])[0]:
+            row[...] = rows
+            return cast("npt.NDArray[Any]", records[0])
+    return None
+
+
+def _renamed(records: npt.NDArray[Any], keys: list[bytes]) -> npt.NDArray[np.bool_]:
+    """Make records (N,) say what they would say had these very files been decoded; False (N,) for those that would not have been."""
+    files = [(as_text(key), format.decode("ascii")) for key, format in zip(keys, records["format"].tolist(), strict=True)]
+    bit = np.uint32(_BITS["wrong-extension"])
+    records["flags"] = (records["flags"] & ~bit) | np.where([belongs(*file) for file in files], np.uint32(0), bit)
+    return np.array([format != "TGA" or may_be_tga(name) for name, format in files])
+
+
+def _decode(job: Job, data: bytes, key: bytes, digest: str, row: npt.NDArray[Any], hand: Hand, result: PieceResult) -> npt.NDArray[Any]:
+    began = time.perf_counter()
     try:
         decoded = decode.decode(data, as_text(key), job.preprocess, on_open=hand.opened)
-        row[0] = store(decoded.pixels, job.preprocess, decoded.depth)
+        store(decoded.pixels, job.preprocess, decoded.depth, row[0])
     except (MMCompileError, MemoryError):
         raise
     except OwnFault as fault:
         raise cast(OSError, fault.__cause__) from None
     except Exception as error:  # whatever it is, one file must not end the run
         raise DecodeError("decoding failed in a way that is not foreseen", stage="load", code="unexpected", error=type(error).__name__) from error
+    took = time.perf_counter() - began
+    result.decode_s, result.saving_s = result.decode_s + took, result.saving_s + took * decoded.saving
     record: npt.NDArray[Any] = np.zeros((), sample_dtype(job.fields))
     record["source_size"], record["source_hash"] = len(data), hash_pair(digest)
     record["width"], record["height"] = decoded.width, decoded.height
     record["mode"], record["format"] = decoded.mode.encode(), decoded.format.encode()
     record["orientation"], record["depth"] = decoded.orientation, decoded.depth
     record["flags"] = sum(_BITS[word] for word in set(decoded.warnings))
-    record["sum"], record["sum_squares"] = channel_sums(decoded.pixels)
+    record["sum"], record["sum_squares"] = channel_sums(_pixels_of(row[0], decoded.pixels, job.preprocess))
     return record
 
 
-def _row_hash(row: npt.NDArray[Any], label: int | None) -> int:
+def _pixels_of(row: npt.NDArray[Any], pixels: npt.NDArray[Any], preprocess: Preprocess) -> npt.NDArray[Any]:
+    """`pixels` (H, W, C), taken from the row where that holds the same values: there they lie together."""
+    if row.dtype.kind not in "ui" or preprocess.dtype != pixels.dtype.name:
+        return pixels
+    return row.transpose(1, 2, 0) if preprocess.layout == "chw" else row
+
+
+def _row_hash(row: npt.NDArray[Any], label: npt.NDArray[np.int64] | None) -> int:
     state = xxhash.xxh3_64(cast(Any, row.reshape(-1).view(np.uint8)))
     if label is not None:
-        state.update(np.array(label, "<i8").tobytes())
+        state.update(label.astype("<i8").tobytes())
     return int(state.intdigest())
 
 
@@ -255,9 +322,10 @@ def reject_line(key: bytes, size: int | None, digest: str | None, message: str, 
 def hash_items(job: Job, keys: list[bytes]) -> npt.NDArray[np.uint64]:
     """xxh3-128 (N, 2) of each source; zeros where it cannot be read."""
     out = np.zeros((len(keys), 2), np.uint64)
-    for i, key in enumerate(keys):
+    ahead = ReadAhead(job.source, keys, [-1] * len(keys))
+    for i in range(len(keys)):
         try:
-            out[i] = hash_pair(_read(job.source, key, None)[0])
+            out[i] = hash_pair(hash_bytes(_read(ahead.read, i)))
         except (_Unreadable, MemoryError):
             continue
     return out
@@ -273,6 +341,13 @@ def probe(job: Job, keys: list[bytes]) -> list[tuple[int, int, str] | None]:
         except Exception:  # no size to be had; the build itself says what is wrong with it
             out.append(None)
     return out
+
+
+def warm_up(preprocess: Preprocess) -> None:
+    """Load what decoding with these options needs; starts no thread."""
+    decode.initialise()
+    if preprocess.uses_torch():
+        resample.initialise()
 
 
 def measure(job: Job, keys: list[bytes], limit_s: float) -> tuple[int, float]:

@@ -7,6 +7,7 @@ where the store's own tools look for them: the environment and fsspec's configur
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
@@ -30,9 +31,19 @@ WAITS_S = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 _FINAL = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError, NotImplementedError, TypeError, AttributeError)
 #: The same among what the stores' own packages raise, by name: they are not imported here.
 _FINAL_NAMES = frozenset(
-    ["NoCredentialsError", "PartialCredentialsError", "TokenRetrievalError", "ParamValidationError", "DefaultCredentialsError", "RefreshError"]
-    + ["InvalidEndpointConfigurationError", "ProfileNotFound", "NoRegionError"]
+    (
+        "DefaultCredentialsError",
+        "NoCredentialsError",
+        "NoRegionError",
+        "ParamValidationError",
+        "PartialCredentialsError",
+        "ProfileNotFound",
+        "RefreshError",
+        "TokenRetrievalError",
+    )
 )
+#: What says that there is no room here, or no more files may be open.
+_OWN = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
 #: Bytes moved at a time between a file and an object.
 _CHUNK = 8 << 20
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -241,6 +252,8 @@ class Store:
             except MemoryError:
                 raise
             except Exception as error:
+                if isinstance(error, OSError) and error.errno in _OWN:  # of the disk here
+                    raise
                 if type(error).__name__ in _FINAL_NAMES:
                     raise RemoteError(f"{self.where(name)}: {_said(error)}", path=self.where(name)) from error
                 if wait_s is None:
@@ -250,13 +263,13 @@ class Store:
         raise AssertionError("the last wait is None")
 
 
-def stamp_of(entry: dict[str, Any]) -> str:
+def stamp_of(facts: dict[str, Any]) -> str:
     """What changes with the content of an object: its ETag or another of the store's own marks, else its time."""
-    for name in ("ETag", "etag", "md5Hash", "content_md5", "generation", "LastModified", "mtime", "created"):
-        value = entry.get(name)
+    for name in ("ETag", "etag", "md5Hash", "content_md5", "generation"):
+        value = facts.get(name)
         if value:
-            return value.isoformat() if hasattr(value, "isoformat") else str(value).strip('"')
-    return ""
+            return str(value).strip('"')
+    return str(time_of(facts) or "")
 
 
 def time_of(facts: dict[str, Any]) -> int:
@@ -272,7 +285,7 @@ def time_of(facts: dict[str, Any]) -> int:
             whole = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
             return (whole - _EPOCH) // timedelta(microseconds=1) * 1000
         if isinstance(value, int | float) and value:
-            return int(value * 1e9)
+            return round(value * 1e6) * 1000  # a float holds no nanoseconds
     return 0
 
 

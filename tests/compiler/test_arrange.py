@@ -77,3 +77,21 @@ def test_a_choice_says_which_names_count_and_why_others_do_not() -> None:
     assert choice.warnings() == ["--include nothing matches nothing"]
     assert Choice((), (), True, None).is_hidden(b".x") is False
     assert Choice((), (), False, frozenset({".txt"})).why_not(b"3.txt", "a") == ""
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_files_reached_twice_are_pairs_of_device_and_inode(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    folders, pairs = [], []
+    for i in range(rng.integers(1, 6)):
+        n = int(rng.integers(0, 5))
+        stat = np.zeros(n, STAT_DTYPE)
+        stat["inode"] = rng.integers(-2, 4, n)
+        devices: np.ndarray | int | None = rng.integers(-1, 2, n)
+        if kind := rng.integers(0, 3):
+            devices = int(rng.integers(-1, 2)) if kind == 1 else None
+        known = [-1] * n if devices is None else np.broadcast_to(devices, n).tolist()
+        pairs += [pair for pair in zip(known, stat["inode"].tolist(), strict=True) if pair[0] != -1]
+        folders.append(Folder.of(b"f%d" % i, [b"%d" % j for j in range(n)], stat, devices))
+    folders.append(folder(b"z", b"1"))
+    assert arrange("raw", folders, ANY).counts.get("files reached again", 0) == len(pairs) - len(set(pairs))

@@ -96,7 +96,7 @@ def test_workers_and_pieces_change_no_byte_and_no_file(raw: Path, tmp_path: Path
     write(raw, {"cat/broken.png": BROKEN, "dog/1.broken.jpg": b"no jpeg"})
     made = []
     for workers, piece in ((1, 256), (2, 1), (3, 2), (2, 256)):
-        monkeypatch.setattr("mmcompile.compiler.run._PIECE_ITEMS", piece)
+        monkeypatch.setattr("mmcompile.compiler.pieces._MOST_ITEMS", piece)
         out = tmp_path / f"out-{workers}-{piece}"
         run(raw, out, workers=workers, max_rejects=2)
         made.append(({p.name for p in (out / "shards").iterdir()}, dataset(out)))
@@ -421,14 +421,28 @@ def test_another_shard_size_copies_all_rows(raw: Path, out: Path) -> None:
     assert dataset(out) == fresh(raw, rows=5)
 
 
-def test_another_library_version_is_named_and_decodes_the_formats_it_touches(raw: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run(raw, out)
+def use_versions(monkeypatch: pytest.MonkeyPatch, **found: str) -> None:
+    """Build as if these library versions were installed."""
     real = planning.versions_of
-    other = lambda preprocess, format=None: {k: "other" if "jp" in k else v for k, v in real(preprocess, format).items()}  # noqa: E731
-    monkeypatch.setattr(planning, "versions_of", other)
-    report = run(raw, out)
+    monkeypatch.setattr(planning, "versions_of", lambda preprocess: {**real(preprocess), **found})
+
+
+def test_another_library_version_stops_the_build_and_with_redecode_decodes_the_formats_it_touches(
+    raw: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(raw, out)
+    before = dataset(out)
+    jpeg = planning.versions_of(SMALL)["libjpeg_turbo"]
+    use_versions(monkeypatch, libjpeg_turbo="9.9")
+    for dry in (True, False):
+        with pytest.raises(BuildError, match=rf"6 images would be decoded again only .*libjpeg_turbo {jpeg} -> 9\.9.*--redecode") as caught:
+            run(raw, out, dry_run=dry)
+    assert {**caught.value.details, "pins": 0} == {"count": 6, "versions": {"libjpeg_turbo": [jpeg, "9.9"]}, "pins": 0, "redecode": True}
+    assert dataset(out) == before
+    report = run(raw, out, options={"redecode": True})
     assert (report.decoded, report.copied) == (6, 6)  # the JPEGs anew, the PNGs as they are
     assert any(line.startswith("versions.") for line in report.changed)
+    assert dataset(out) == fresh(raw)
 
 
 def test_a_default_size_is_chosen_said_and_never_changed_silently(tmp_path: Path, out: Path) -> None:
@@ -586,10 +600,10 @@ def test_an_error_that_nobody_foresaw_is_the_fault_of_one_file(raw: Path, out: P
 
     real = task.store
 
-    def odd(pixels: Any, preprocess: Any, depth: int) -> Any:
+    def odd(pixels: Any, preprocess: Any, depth: int, *out: Any) -> Any:
         if pixels[0, 0, 0] == expected(raw, SMALL)[3][0, 0, 0]:
             raise ZeroDivisionError("oh")
-        return real(pixels, preprocess, depth)
+        return real(pixels, preprocess, depth, *out)
 
     monkeypatch.setattr(task, "store", odd)
     with pytest.raises(DecodeError) as caught:

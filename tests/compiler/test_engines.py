@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from mmcompile.compiler import engines
-from mmcompile.compiler.engines import LocalExecutor, make_executor, result_within, signal_name, usable_cpus
+from mmcompile.compiler.engines import LocalExecutor, result_within, signal_name, usable_cpus
+from mmcompile.compiler.options import BuildOptions
 from mmcompile.errors import DecodeError, EngineError, OptionError
 from tests.compiler.builds import picture, write
 
@@ -179,8 +180,10 @@ def test_a_script_needs_no_main_guard(tmp_path: Path) -> None:
 
 
 def test_another_engine_is_refused_with_the_name_that_works() -> None:
-    with pytest.raises(OptionError, match="'local', not 'spark'"):
-        make_executor("spark", 2)
+    with pytest.raises(OptionError, match="'local', 'dask', 'ray' or an Executor, not 'spark'"):
+        BuildOptions(engine="spark")
+    with pytest.raises(OptionError, match="give the engine, too"):
+        BuildOptions(address="tcp://there:8786")
     with pytest.raises(OptionError, match="at least 1"):
         LocalExecutor(0)
 

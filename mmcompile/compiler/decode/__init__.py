@@ -8,6 +8,7 @@ a process (Pillow's limits are global): a lock sees to it.
 from __future__ import annotations
 
 import functools
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,13 +21,26 @@ from PIL import Image
 
 from mmcompile.compiler import depth as depths
 from mmcompile.compiler import resample
-from mmcompile.compiler.decode import convert, opening
-from mmcompile.compiler.decode.opening import FORMATS, initialise, pillow_warning, versions
+from mmcompile.compiler.decode import convert, jpeg, opening
+from mmcompile.compiler.decode.jpeg import SUGGESTED_SCALING
+from mmcompile.compiler.decode.opening import FORMATS, pillow_warning, versions
 from mmcompile.compiler.formats import EXTENSIONS, TORCHVISION_EXTENSIONS, belongs, sniff
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.errors import DecodeError
 
-__all__ = ["EXTENSIONS", "FORMATS", "TORCHVISION_EXTENSIONS", "Decoded", "decode", "initialise", "pillow_warning", "probe", "sniff", "versions"]
+__all__ = [
+    "EXTENSIONS",
+    "FORMATS",
+    "SUGGESTED_SCALING",
+    "TORCHVISION_EXTENSIONS",
+    "Decoded",
+    "decode",
+    "initialise",
+    "pillow_warning",
+    "probe",
+    "sniff",
+    "versions",
+]
 
 _Pixels = npt.NDArray[Any]
 
@@ -47,7 +61,7 @@ class Decoded:
 
     `pixels` is uint8 (`depth` 8), uint16 (16), or int32 or float32 as they are (0).  `width`, `height`, `mode` (Pillow's) and
     `orientation` (1 to 8) are the source's as stored.  `warnings` are codes: broken-exif, icc-ignored, more-frames, wrong-extension,
-    truncated-accepted, pillow-warning.
+    truncated-accepted, pillow-warning.  `saving`: about what part of its time this decode would have saved with `jpeg_scaling`, 0 to 1.
     """
 
     pixels: _Pixels
@@ -58,6 +72,13 @@ class Decoded:
     mode: str
     orientation: int
     warnings: tuple[str, ...]
+    saving: float = 0.0
+
+
+def initialise() -> None:
+    """Load every reader once, so that no outcome depends on what was opened before.  For workers when they start; starts no thread."""
+    opening.initialise()
+    jpeg.initialise()
 
 
 def decode(data: bytes, name: str, preprocess: Preprocess, on_open: Callable[[int, int], None] | None = None) -> Decoded:
@@ -105,11 +126,21 @@ def _decode(data: bytes, name: str, options: Preprocess, log: list[warnings.Warn
     if on_open is not None:
         on_open(width, height)
     turned = opening.tiff_orientation(image) if format == "TIFF" else 1
-    with opening.stage("load", f"{format} data"):
-        image.load()
-    opening.check_size(image, options, "load")
+    if is_jpeg := format in ("JPEG", "MPO"):
+        orientation, broken = opening.orientation(image)
+    turns = is_jpeg and options.orientation == "apply" and orientation in opening.TRANSPOSE
+    scale, saving = _jpeg_scale(image, len(data), turns and orientation >= 5, options) if is_jpeg else (1, 0.0)
+    if scale > 1:
+        jpeg.reduce(image, scale)
+    array = _plain_jpeg(data, image, options) if is_jpeg and not turns else None
+    if array is None:
+        with opening.stage("load", f"{format} data"):
+            image.load()
+    if scale == 1:
+        opening.check_size(image, options, "load")
     codes = set()
-    orientation, broken = opening.orientation(image)
+    if not is_jpeg:
+        orientation, broken = opening.orientation(image)
     if broken:
         codes.add("broken-exif")
     with opening.stage("convert", f"{format} pixels"):
@@ -130,7 +161,8 @@ def _decode(data: bytes, name: str, options: Preprocess, log: list[warnings.Warn
             made = _fit_values(wide[0], options)
         else:
             depth = 8
-            made = _fit_bytes(image, options, codes)
+            size = image.size if scale == 1 else (height, width) if turns and orientation >= 5 else (width, height)
+            made = _fit_bytes(image, size, options, codes) if array is None else _fit_array(array, size, options)
     if image.format is not None:
         # Last, and on the image as opened: some readers step to the second frame to find out, and drop the pixels of the first.
         _check_frames(image, options, codes)
@@ -138,7 +170,29 @@ def _decode(data: bytes, name: str, options: Preprocess, log: list[warnings.Warn
         codes.add("pillow-warning")
     if not belongs(name, format):
         codes.add("wrong-extension")
-    return Decoded(made, depth, width, height, format, mode, orientation, tuple(sorted(codes)))
+    return Decoded(made, depth, width, height, format, mode, orientation, tuple(sorted(codes)), saving)
+
+
+def _jpeg_scale(image: Image.Image, nbytes: int, lies: bool, options: Preprocess) -> tuple[int, float]:
+    """(1/s at which an opened JPEG is decoded, what part of the time that would save where it is not done); `lies`: its sides will be swapped."""
+    width, height = image.size[::-1] if lies else image.size
+    scaling = options.jpeg_scaling
+    least = math.prod(options.output_hw()) * jpeg.LEAST_RATIO
+    if (options.resize is None and options.pad is None) or (scaling is None and (options.compat is not None or width * height < least)):
+        return 1, 0.0
+    rows, columns = resample.fit(height, width, options).size
+    scale = jpeg.scale_for((width, height), (columns, rows), scaling or jpeg.SUGGESTED_SCALING)
+    if scaling is not None:
+        return scale, 0.0
+    return 1, 0.0 if scale == 1 or "progressive" in image.info else 1 - jpeg.fraction_left(nbytes, width * height, scale)
+
+
+def _plain_jpeg(data: bytes, image: Image.Image, options: Preprocess) -> _Pixels | None:
+    """Pixels (H, W, C) of an opened JPEG in the wanted mode, where neither Pillow nor a conversion is needed for that; else None."""
+    wanted = convert.wanted_mode(options)
+    if options.resampler != "torch" or wanted not in ("RGB", "L") or (options.icc == "srgb" and image.info.get("icc_profile")):
+        return None
+    return jpeg.turbo_pixels(data, image, wanted == "RGB")
 
 
 def _check_frames(image: Image.Image, options: Preprocess, codes: set[str]) -> None:
@@ -148,8 +202,8 @@ def _check_frames(image: Image.Image, options: Preprocess, codes: set[str]) -> N
         codes.add("more-frames")
 
 
-def _fit_bytes(image: Image.Image, options: Preprocess, codes: set[str]) -> _Pixels:
-    """Pixels (H, W, C) uint8 of the sample."""
+def _fit_bytes(image: Image.Image, size: tuple[int, int], options: Preprocess, codes: set[str]) -> _Pixels:
+    """Pixels (H, W, C) uint8 of the sample; `size` is (width, height) of the picture, of which `image` may be a smaller version."""
 
     def by_pillow(size: tuple[int, int], window: resample.Window) -> _Pixels:
         picture = convert.to_image(image, options, codes)
@@ -162,13 +216,23 @@ def _fit_bytes(image: Image.Image, options: Preprocess, codes: set[str]) -> _Pix
         return convert.to_array(image, options, codes, padded=padded)
 
     maker = resample.Maker(array, by_pillow, _ROWS_FIRST)
-    return resample.sample(image.height, image.width, options, maker)
+    return resample.sample(size[1], size[0], options, maker)
+
+
+def _fit_array(pixels: _Pixels, size: tuple[int, int], options: Preprocess) -> _Pixels:
+    """As `_fit_bytes`, of pixels (H, W, C) in the wanted mode, for the torch resampler."""
+
+    def cut(size: tuple[int, int], window: resample.Window) -> _Pixels:
+        top, left, bottom, right = window
+        return pixels[top:bottom, left:right]
+
+    return resample.sample(size[1], size[0], options, resample.Maker(lambda padded: pixels, cut, _ROWS_FIRST))
 
 
 def _fit_values(values: _Pixels, options: Preprocess) -> _Pixels:
     """Pixels (H, W, C) of one channel of values (H, W): resized as Pillow's mode F, unless they fit as they are."""
     if values.dtype == np.uint8:
-        return _fit_bytes(Image.fromarray(values), options, set())
+        return _fit_bytes(Image.fromarray(values), values.shape[::-1], options, set())
 
     def by_pillow(size: tuple[int, int], window: resample.Window) -> _Pixels:
         top, left, bottom, right = window

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from PIL import Image, ImageCms
 
 from mmcompile.compiler import depth as depths
+from mmcompile.compiler.decode import memory
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.errors import DecodeError
 
@@ -129,8 +130,7 @@ def to_array(image: Image.Image, options: Preprocess | None, codes: set[str], *,
     for top, strip in _strips(image):
         made = _converted(strip, options, codes) if options else strip
         if padded and made.mode == "RGB" and strip is image:
-            # As it lies in Pillow's memory: a copy instead of a repacking of every pixel.
-            return np.frombuffer(made.tobytes("raw", "RGBX"), np.uint8).reshape(made.height, made.width, 4)
+            return memory.padded(made)
         part = np.asarray(made)
         part = part if part.ndim == 3 else part[:, :, None]
         if part.shape[0] == image.height:

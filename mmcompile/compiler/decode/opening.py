@@ -57,10 +57,7 @@ _lock = threading.RLock()
 
 @functools.cache
 def initialise() -> None:
-    """Load every reader once, so that no outcome depends on what was opened before; none of them starts threads of its own.
-
-    Workers call it when they start; opening a file calls it too.
-    """
+    """Load every reader once; none of them starts threads of its own.  Opening a file calls it too."""
     for reader in _READERS:
         # An older Pillow has no AVIF; such files are then rejected as unreadable.
         with contextlib.suppress(ImportError):

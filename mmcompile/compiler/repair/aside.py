@@ -17,10 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcompile.compiler.engines import LocalExecutor, usable_cpus
-from mmcompile.compiler.marks import marks_of_index, versions_of
+from mmcompile.compiler.marks import Fingerprints, marks_of_index, versions_of
 from mmcompile.compiler.plan import ShardTask
 from mmcompile.compiler.preprocess import PIXEL_REVISION, Preprocess
-from mmcompile.compiler.previous import Fingerprints
 from mmcompile.compiler.reuse import OldShard, write_table
 from mmcompile.compiler.run import Counts, Runner, ShardWork
 from mmcompile.compiler.seals import Seal

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from mmcompile.compiler.copying import Copier
 from mmcompile.compiler.repair.aside import Recipe, Wanted, located, shard_work
 from mmcompile.compiler.repair.state import Damaged, Place, RecipeError, tell_unsettled
 from mmcompile.compiler.reuse import RowTable, write_table
@@ -19,7 +19,7 @@ from mmcompile.errors import FormatError
 from mmcompile.format.catalog import Generation, open_regular
 from mmcompile.format.damage import damaged_rows
 from mmcompile.format.npy import file_name, header, read_array
-from mmcompile.format.samples import pair_hash, sample_dtype
+from mmcompile.format.samples import hash_pair, pair_hash, sample_dtype
 
 __all__ = ["mend_images"]
 
@@ -46,9 +46,8 @@ def mend_images(d: Damaged, recipe: Recipe, group: list[Place]) -> None:
     folder.mkdir(exist_ok=True)
     old = d.old_shards(recipe)
     path = write_table(old, folder)
-    table = None if path is None else RowTable(path)
+    copier = None if path is None else Copier(RowTable(path), recipe.preprocess, recipe.index.fields)
     image = recipe.index.fields[0]
-    row: npt.NDArray[Any] = np.empty((1, *image.shape), image.stored)
     for number, wreck in wrecks.items():
         lost: list[tuple[bytes | None, str | None]] = []
         keys: list[bytes] = []
@@ -57,7 +56,7 @@ def mend_images(d: Damaged, recipe: Recipe, group: list[Place]) -> None:
                 keys.append(located(places[digest], places[digest] if key is None else key))
             else:
                 keys.append(key or b"lost")
-                if table is None or table.take(digest, image, row) is None:
+                if copier is None or not any(copier.copy(*place, None, 1)[2][0] for place in copier.places(hash_pair(digest))):
                     lost.append((key, digest))
         if lost:
             d.give_up(f"shards/{wreck.name}", f"{len(lost):,} sources are not in RAW, or have changed", lost)

@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from mmcompile.compiler.marks import marks_of_index
+from mmcompile.compiler.marks import Fingerprints, marks_of_index
 from mmcompile.compiler.outcome import Progress
 from mmcompile.compiler.output import free_bytes
 from mmcompile.compiler.plan import ShardTask, key_hashes, make_tasks, rows_per_shard
-from mmcompile.compiler.previous import Fingerprints
 from mmcompile.compiler.repair.aside import Made, Recipe, Workshop, recipe_of
 from mmcompile.compiler.reuse import OldShard
 from mmcompile.compiler.run import ShardWork

@@ -60,7 +60,7 @@ class Source(Protocol):
         """List the items.  Raises SourceError when there is nothing to build, or the source cannot be listed."""
 
     def read(self, key: bytes) -> bytes:
-        """The bytes of one item, in one read.  Raises OSError when it cannot be read."""
+        """The bytes of one item, in one read; several threads may read at once.  Raises OSError when it cannot be read."""
 
     def stat(self, key: bytes) -> tuple[int, int, int, int]:
         """(size, mtime_ns, ctime_ns, inode) of one item now, following links.  Raises OSError."""

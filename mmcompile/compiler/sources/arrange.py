@@ -27,11 +27,15 @@ __all__ = ["Folder", "arrange"]
 _SPLIT_NAMES = frozenset({"train", "training", "val", "valid", "validation", "test", "testing"})
 
 _MAX_EXTENSION_REASONS = 20
+#: Items that lie together while folders are collected: 17 MB and their keys.
+_PACKED = 1 << 18
+#: Names that are bytes objects at one time while a large folder is sorted.
+_CHUNK = 1 << 14
 
 
 @dataclass
 class Folder:
-    """The items directly in one folder, in order: whole keys, STAT_DTYPE (N,), and the device of each (-1: unknown), or None where there are none.
+    """The items directly in one folder, in order: whole keys, STAT_DTYPE (N,), and the device of all or of each (-1: not known; None: there is none).
 
     `text` is the folder's path below the root ("" for the root itself).  `left_out` counts what is no item by reason, `counts` facts for the summary.
     """
@@ -39,20 +43,30 @@ class Folder:
     text: str
     keys: Keys
     stat: npt.NDArray[np.void]
-    devices: npt.NDArray[np.int64] | None = None
+    devices: npt.NDArray[np.int64] | int | None = None
     left_out: Counter[str] = field(default_factory=Counter)
     counts: Counter[str] = field(default_factory=Counter)
 
     @classmethod
-    def of(cls, key: bytes, names: list[bytes], stat: npt.NDArray[np.void], devices: npt.NDArray[np.int64] | None = None) -> Folder:
+    def of(cls, key: bytes, names: Iterable[bytes], stat: npt.NDArray[np.void], devices: npt.NDArray[np.int64] | int | None = None) -> Folder:
         """A folder by its path, and its items by name in any order."""
-        texts = names if b"".join(names).isascii() else [as_text(name) for name in names]
-        order = sorted(range(len(names)), key=texts.__getitem__)
-        prefix = key + b"/" if key else b""
-        blob = prefix.join([b"", *[names[i] for i in order]])
-        lengths = np.fromiter(map(len, names), np.int64, len(names))[order] + len(prefix)
-        keys = Keys(np.frombuffer(blob, np.uint8), np.cumsum(lengths))
-        return cls(as_text(key), keys, stat[order], None if devices is None else devices[order])
+        columns = Keys.of(names)
+        order = _text_order(columns)
+        columns = columns.take(order)
+        keys = Keys.of(key + b"/" + name for name in columns) if key else columns
+        return cls(as_text(key), keys, stat[order], devices[order] if isinstance(devices, np.ndarray) else devices)
+
+
+def _text_order(names: Keys) -> npt.NDArray[np.int64]:
+    """What sorts names as text: (N,)."""
+    blob, width = names.blob, int(np.diff(names.stops, prepend=0).max(initial=1))
+    if len(blob) and blob.min() > 0 and blob.max() < 128:  # then bytes sort as text does
+        table = np.empty(len(names), f"S{width}")
+        for at in range(0, len(names), _CHUNK):
+            table[at : at + _CHUNK] = list(names[at : at + _CHUNK])
+        return np.argsort(table)
+    texts = [as_text(name) for name in names]
+    return np.array(sorted(range(len(texts)), key=texts.__getitem__), np.int64)
 
 
 def arrange(root: str, folders: Iterable[Folder], choice: Choice) -> Scan:
@@ -65,7 +79,14 @@ def arrange(root: str, folders: Iterable[Folder], choice: Choice) -> Scan:
     counts: Counter[str] = Counter()
     direct: list[Folder] = []
     classes: dict[str, list[Folder]] = {}
+    fresh: list[Folder] = []
+    waiting = 0
     for folder in folders:
+        fresh.append(folder)
+        waiting += len(folder.keys)
+        if waiting >= _PACKED:
+            _pack(fresh)
+            fresh, waiting = [], 0
         left_out.update(folder.left_out)
         counts.update(folder.counts)
         counts["folders"] += 1
@@ -97,11 +118,24 @@ def arrange(root: str, folders: Iterable[Folder], choice: Choice) -> Scan:
     return Scan(keys, labels, stat, names if any(filled) else None, _reasons(left_out), tuple(warnings), {k: counts[k] for k in sorted(counts)})
 
 
+def _pack(folders: list[Folder]) -> None:
+    """Lay the items of these folders into common arrays.
+
+    Millions of small arrays would leave their memory to this process alone when they are let go; a few large ones give it back.
+    """
+    keys, stat = Keys.join([folder.keys for folder in folders]), np.concatenate([folder.stat for folder in folders])
+    at = 0
+    for folder in folders:
+        rows = slice(at, at + len(folder.keys))
+        folder.keys, folder.stat, at = keys[rows], stat[rows], rows.stop
+
+
 def _join(groups: list[list[Folder]]) -> tuple[Keys, npt.NDArray[np.void], int]:
     """The items of all folders in one; the folders are let go one by one, so that never all of them are there twice."""
     n = sum(len(folder.keys) for group in groups for folder in group)
     blob = np.empty(sum(len(folder.keys.blob) for group in groups for folder in group), np.uint8)
-    stops, stat, devices = np.empty(n, np.int64), np.empty(n, STAT_DTYPE), np.full(n, -1, np.int64)
+    stops, stat = np.empty(n, np.int64), np.empty(n, STAT_DTYPE)
+    devices = _Devices(n)
     at = end = 0
     for group in groups:
         group.reverse()
@@ -111,20 +145,35 @@ def _join(groups: list[list[Folder]]) -> tuple[Keys, npt.NDArray[np.void], int]:
             blob[end : end + len(part)] = part
             stops[rows] = folder.keys.stops + end
             stat[rows] = folder.stat
-            if folder.devices is not None:
-                devices[rows] = folder.devices
+            devices.put(rows, folder.devices)
             at, end = rows.stop, end + len(part)
-    return Keys(blob, stops), stat, _reached_again(devices, stat["inode"])
+    return Keys(blob, stops), stat, devices.reached_again(stat["inode"])
 
 
-def _reached_again(devices: npt.NDArray[np.int64], inodes: npt.NDArray[np.int64]) -> int:
-    """How many items are a file that another item is already (through links to it or to a folder above it, or as hard links)."""
-    again = 0
-    for device in np.unique(devices).tolist():
-        if device != -1:
-            mine = np.sort(inodes[devices == device])
-            again += int(np.count_nonzero(mine[1:] == mine[:-1]))
-    return again
+class _Devices:
+    """The device of each of N items: one number as long as all have the same."""
+
+    def __init__(self, n: int) -> None:
+        self._n = n
+        self._values: npt.NDArray[np.int64] | int = -1
+
+    def put(self, rows: slice, found: npt.NDArray[np.int64] | int | None) -> None:
+        found = -1 if found is None else found
+        if isinstance(found, int) and (rows.start == 0 or (isinstance(self._values, int) and self._values == found)):
+            self._values = found
+        elif rows.stop > rows.start:
+            if isinstance(self._values, int):
+                self._values = np.full(self._n, self._values)
+            self._values[rows] = found
+
+    def reached_again(self, inodes: npt.NDArray[np.int64]) -> int:
+        """How many items are a file that another item is already (through links to it or to a folder above it, or as hard links)."""
+        again = 0
+        for device in np.unique(self._values).tolist():
+            if device != -1:
+                mine = np.sort(inodes[self._values == device] if isinstance(self._values, np.ndarray) else inodes)
+                again += int(np.count_nonzero(mine[1:] == mine[:-1]))
+        return again
 
 
 def _refuse_splits(root: str, filled: list[tuple[str, list[Folder]]]) -> None:

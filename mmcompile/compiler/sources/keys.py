@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, overload
 
@@ -33,11 +34,33 @@ class Keys(Sequence[bytes]):
         """The same keys in this form; what has it already is returned as it is."""
         if isinstance(keys, Keys):
             return keys
-        blob, lengths = bytearray(), []
-        for key in keys:
-            blob += key
-            lengths.append(len(key))
-        return cls(np.frombuffer(blob, np.uint8), np.cumsum(lengths, dtype=np.int64))
+        blob, lengths, left = bytearray(), array("q"), iter(keys)
+        while part := list(itertools.islice(left, _CHUNK)):
+            blob += b"".join(part)
+            lengths.extend(map(len, part))
+        return cls(np.frombuffer(blob, np.uint8), np.cumsum(np.frombuffer(lengths, np.int64)))
+
+    @classmethod
+    def join(cls, parts: Sequence[Keys]) -> Keys:
+        """All keys of all parts."""
+        if len(parts) == 1:
+            return parts[0]
+        ends = np.cumsum([0, *(len(part.blob) for part in parts)])
+        stops = [part.stops + end for part, end in zip(parts, ends.tolist(), strict=False)]
+        return cls(np.concatenate([np.empty(0, np.uint8), *(part.blob for part in parts)]), np.concatenate([np.empty(0, np.int64), *stops]))
+
+    def take(self, rows: npt.NDArray[np.int64]) -> Keys:
+        """The keys at `rows` (M,), in that order."""
+        starts = np.concatenate([[0], self.stops[:-1]])[rows] if len(self) else np.empty(0, np.int64)
+        lengths = self.stops[rows] - starts
+        stops = np.cumsum(lengths)
+        blob, source = np.empty(int(stops[-1]) if len(stops) else 0, np.uint8), self.blob
+        for at in range(0, len(rows), _CHUNK):
+            part = slice(at, at + _CHUNK)
+            first = int(stops[at] - lengths[at])
+            shift = np.repeat(starts[part] - (stops[part] - lengths[part]), lengths[part])
+            blob[first : first + len(shift)] = source[np.arange(first, first + len(shift)) + shift]
+        return Keys(blob, stops)
 
     @property
     def blob(self) -> npt.NDArray[np.uint8]:

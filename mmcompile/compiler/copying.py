@@ -1,0 +1,111 @@
+"""Hides how rows of old shards become rows of new ones: read in runs, each held against its hash, stored anew where settings ask for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from mmcompile.compiler.marks import stored_as
+from mmcompile.compiler.preprocess import Preprocess, store
+from mmcompile.compiler.reuse import RowTable, Shelf
+from mmcompile.errors import DecodeError, FormatError
+from mmcompile.format.index import Field
+from mmcompile.format.samples import sample_dtype
+
+__all__ = ["Copier"]
+
+#: Bytes of a run: they are read, hashed and written while they are in the cache of a core, and cost two system calls.
+_RUN_BYTES = 1 << 20
+#: What a source of 8 bits has; only such rows are stored anew from their pixels.
+_DEPTH = 8
+
+Array = npt.NDArray[Any]
+
+
+class Copier:
+    """Copies rows found in a table as `preprocess` and `fields` want them.  Belongs to one process; memory is one run of rows."""
+
+    def __init__(self, table: RowTable, preprocess: Preprocess, fields: tuple[Field, ...]) -> None:
+        self._table, self._preprocess, self._image = table, preprocess, fields[0]
+        self._dtype = sample_dtype(fields)
+        self.most = max(1, _RUN_BYTES // max(1, self._image.row_bytes))
+        self._space = np.empty((self.most, *self._image.shape), self._image.stored)
+
+    def runs(self, hashes: npt.NDArray[np.uint64], wanted: npt.NDArray[np.int64]) -> Iterator[tuple[npt.NDArray[np.int64], int, int]]:
+        """(some of `wanted`, shard, first row): runs of items whose rows follow each other in an old shard, for the source hashes (N, 2) of a piece.
+
+        Items without a row are in none.
+        """
+        found = self._table.rows.find(hashes[wanted])
+        wanted, place = wanted[found >= 0], self._table.rows.place[found[found >= 0]]
+        if not len(wanted):
+            return
+        follows = (np.diff(place["shard"]) == 0) & (np.diff(place["row"]) == 1) & (np.diff(wanted) == 1)
+        for run in np.split(np.arange(len(wanted)), np.flatnonzero(~follows) + 1):
+            for at in range(0, len(run), self.most):
+                part = run[at : at + self.most]
+                yield wanted[part], int(place["shard"][part[0]]), int(place["row"][part[0]])
+
+    def places(self, pair: tuple[int, int]) -> list[tuple[int, int]]:
+        """(shard, row) of every row of a source."""
+        return self._table.places(pair)
+
+    def copy(self, shard: int, row: int, labels: npt.NDArray[np.int64] | None, n: int) -> tuple[Array, Array, npt.NDArray[np.bool_]]:
+        """(rows (n, *shape), records (n,), which of them are right (n,)) of the rows from `row` on, with `labels` (n,) as their class numbers.
+
+        A row is not right where it is damaged, or cannot be stored as it is wanted.  The rows are valid until the next call.
+        """
+        out = self._space[:n]
+        try:
+            return out, *self._copied(self._table.shelf(shard), row, labels, out)
+        except (FormatError, FileNotFoundError):
+            return out, np.zeros(n, self._dtype), np.zeros(n, bool)
+
+    def _copied(self, shelf: Shelf, row: int, labels: npt.NDArray[np.int64] | None, out: Array) -> tuple[Array, npt.NDArray[np.bool_]]:
+        n, old = len(out), shelf.shard.fields[0]
+        found = shelf.samples[row : row + n]
+        made = shelf.shard.made
+        raw = out if made is None else np.empty((n, *old.shape), old.stored)
+        shelf.read(row, raw)
+        before = None if shelf.labels is None else shelf.labels[row : row + n].astype("<i8")
+        after = None if labels is None else labels.astype("<i8")
+        same = made is None and (before is None) == (after is None) and (before is None or np.array_equal(before, cast(Array, after)))
+        right, hashes = np.zeros(n, bool), np.array(found["row_hash"])
+        wants, flat = found["row_hash"].tolist(), _bytes(raw)
+        for i in range(n):
+            state = xxhash.xxh3_64(flat[i])
+            fresh = None if same or made is not None else state.copy()
+            if before is not None:
+                state.update(before[i : i + 1])  # type: ignore[arg-type]
+            right[i] = state.intdigest() == wants[i]
+            if right[i] and made is not None:
+                right[i] = self._convert(made, raw[i], out[i])
+                fresh = xxhash.xxh3_64(_bytes(out[i : i + 1])[0])
+            if fresh is not None:
+                if after is not None:
+                    fresh.update(after[i : i + 1])  # type: ignore[arg-type]
+                hashes[i] = fresh.intdigest()
+        records = np.zeros(n, self._dtype)
+        for name in self._dtype.names or ():
+            records[name] = found[name]
+        records["row_hash"] = hashes
+        return records, right
+
+    def _convert(self, made: Preprocess, row: Array, out: Array) -> bool:
+        pixels = row if made.layout == "hwc" else row.transpose(1, 2, 0)
+        if stored_as(made, self._preprocess) == "moved":
+            out[...] = pixels if self._preprocess.layout == "hwc" else pixels.transpose(2, 0, 1)
+            return True
+        try:
+            store(pixels, self._preprocess, _DEPTH, out)
+        except DecodeError:  # what the dtype cannot hold: decoding says so
+            return False
+        return True
+
+
+def _bytes(rows: Array) -> Any:
+    return rows.reshape(len(rows), -1).view(np.uint8)

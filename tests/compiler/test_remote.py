@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mmcompile.compiler.sources.folder import FolderSource
+from mmcompile.compiler.sources.remote import RemoteSource
+from mmcompile.errors import SourceError
+from tests.compiler.builds import make_raw, picture, write
+from tests.s3 import Bucket, Proxy
+
+
+def files_of(raw: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(raw)): p.read_bytes() for p in raw.rglob("*") if p.is_file()}
+
+
+ODD = {
+    "cat/a b.png": 1,
+    "cat/ü.PNG": 2,
+    "cat/100%.png": 3,
+    "cat/a+b#1.png": 4,
+    "cat/[x]?.png": 5,
+    "cat/deep/er/z.jpg": 6,
+    "cat/naked": 7,
+    "dog/.hidden.png": 8,
+    "dog/x.txt": 9,
+    "dog/Z.png": 10,
+    "dog/a.png": 11,
+    "10/1.png": 12,
+    "9/1.png": 13,
+    "9/excluded/2.png": 14,
+    "direct.png": 15,
+    "__MACOSX/cat.png": 16,
+}
+
+
+def test_an_object_store_is_listed_as_the_same_tree_on_a_disk(s3_bucket: Bucket, tmp_path: Path) -> None:
+    raw = write(tmp_path / "raw", {name: picture(seed) for name, seed in ODD.items()} | {"cat/text": b"no image", "empty/note.txt": b""})
+    url = s3_bucket.fill(files_of(raw), "deep/raw")
+    for options in (
+        {},
+        {"hidden": True},
+        {"include": ("cat/*", "9*")},
+        {"exclude": ("9/excluded", "*Z.png", "nothing")},
+        {"extensions": frozenset({".png"})},
+    ):
+        mine, theirs = RemoteSource(url, **options), FolderSource(str(raw), **options)  # type: ignore[arg-type]
+        found, expected = mine.scan(), theirs.scan()
+        assert list(found.keys) == list(expected.keys)
+        assert (found.classes, found.left_out, found.warnings) == (expected.classes, expected.left_out, expected.warnings)
+        assert np.array_equal(found.labels, expected.labels)  # type: ignore[arg-type]
+        assert np.array_equal(found.stat["size"], expected.stat["size"])
+        assert mine.identity() == theirs.identity()
+        assert [mine.read(key) for key in found.keys] == [theirs.read(key) for key in found.keys]
+        assert [mine.stat(key) for key in found.keys] == [tuple(row) for row in found.stat.tolist()]
+
+
+@pytest.mark.parametrize("kind", ["memory", "file"])
+def test_other_file_systems_are_listed_alike(kind: str, tmp_path: Path) -> None:
+    raw = write(tmp_path / "raw", {name: picture(seed) for name, seed in ODD.items()})
+    url = f"file://{raw}"
+    if kind == "memory":
+        import fsspec
+
+        url = f"memory://{tmp_path.name}/raw"
+        fs = fsspec.filesystem("memory")
+        for name, data in files_of(raw).items():
+            fs.pipe_file(f"{url}/{name}", data)
+    found, expected = RemoteSource(url).scan(), FolderSource(str(raw)).scan()
+    assert list(found.keys) == list(expected.keys)
+    assert (found.classes, found.left_out) == (expected.classes, expected.left_out)
+    assert [RemoteSource(url).read(key) for key in found.keys] == [FolderSource(str(raw)).read(key) for key in found.keys]
+    assert [RemoteSource(url).stat(key) for key in found.keys] == [tuple(row) for row in found.stat.tolist()]
+
+
+def test_listing_asks_for_no_object(s3_bucket: Bucket, s3_proxy: Proxy, tmp_path: Path) -> None:
+    url = s3_bucket.fill(files_of(make_raw(tmp_path / "raw", 30)), "raw")
+    s3_proxy.forget()
+    assert len(RemoteSource(url).scan().keys) == 60
+    assert {a.method for a in s3_proxy.asked} == {"GET"}
+    assert len(s3_proxy.asked) == 5, "RAW, two classes, a folder in each"
+    assert all("list-type=2" in a.path for a in s3_proxy.asked)
+
+
+def test_reading_an_object_takes_two_requests_and_tells_what_it_was(s3_bucket: Bucket, s3_proxy: Proxy) -> None:
+    source = pickle.loads(pickle.dumps(RemoteSource(s3_bucket.fill({"a/1.png": b"123"}, "raw"))))
+    s3_proxy.forget()
+    assert source.read(b"a/1.png") == b"123"
+    before = source.stat(b"a/1.png")
+    assert [a.method for a in s3_proxy.asked] == ["GET", "HEAD"]
+    s3_bucket.fill({"a/1.png": b"456"}, "raw")
+    assert source.stat(b"a/1.png")[3] != before[3]
+
+
+def test_an_object_that_changes_while_it_is_read_is_an_error(s3_bucket: Bucket, s3_proxy: Proxy) -> None:
+    source = RemoteSource(s3_bucket.fill({"a/1.png": b"123"}, "raw"))
+
+    def change(asked: object) -> None:
+        if s3_proxy.asked[-1].method == "HEAD":
+            s3_bucket.fill({"a/1.png": b"longer"}, "raw")
+
+    s3_proxy.fault = change
+    with pytest.raises(OSError, match="changed while read"):
+        source.read(b"a/1.png")
+    with pytest.raises(FileNotFoundError):
+        source.read(b"a/none.png")
+
+
+def test_what_cannot_be_listed_is_one_line_at_once(s3_bucket: Bucket, s3_proxy: Proxy) -> None:
+    s3_bucket.fill({"a/1.txt": b"123"}, "raw")
+    for url, words in (
+        ("s3://no-such-bucket/raw", "no such bucket"),
+        (s3_bucket.url + "/none", "no such bucket or folder"),
+        (s3_bucket.url + "/raw", "no images"),
+    ):
+        with pytest.raises(SourceError, match=words):
+            RemoteSource(url).scan()
+    s3_proxy.fault = lambda asked: 403
+    s3_proxy.forget()
+    with pytest.raises(SourceError, match=r"cannot list RAW: s3:.*Forbidden"):
+        RemoteSource(s3_bucket.url + "/raw").scan()
+    assert len(s3_proxy.asked) == 1
+    assert os.sep not in RemoteSource("memory://user:secret@x").location()

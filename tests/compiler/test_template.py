@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmcompile.compiler.engines import LocalExecutor
+from mmcompile.errors import EngineError
+from tests.compiler.test_engines import add, alive, pid, wait_until_gone
+
+loaded: list[int] = []
+
+
+def load() -> None:
+    loaded.append(os.getpid())
+
+
+def where_loaded() -> list[int]:
+    return loaded
+
+
+def parent() -> int:
+    return os.getppid()
+
+
+def fail() -> None:
+    raise ValueError("not to be heard of")
+
+
+def crash() -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def start_a_thread() -> None:
+    threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
+
+
+def threads() -> list[str]:
+    return os.listdir("/proc/self/task")
+
+
+def descriptors() -> list[str]:
+    return sorted(os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}"))
+
+
+@pytest.fixture
+def executor() -> Any:
+    made = LocalExecutor(2)
+    yield made
+    made.kill()
+
+
+def both(executor: LocalExecutor, fn: Any) -> list[Any]:
+    """What `fn` says in each of two workers: calls that wait for each other run in different ones."""
+    first, second = executor.submit(time.sleep, 0.3), executor.submit(time.sleep, 0.3)
+    calls = [executor.submit(fn) for _ in range(2)]
+    return [first.result(), second.result(), *[c.result() for c in calls]][2:]
+
+
+def test_what_is_prepared_is_loaded_once_and_there_in_every_worker(executor: LocalExecutor) -> None:
+    executor.prepare(load)
+    found = executor.submit(where_loaded).result()
+    assert found == [executor.submit(parent).result()]
+    assert found != [executor.submit(pid).result()]
+
+
+@pytest.mark.parametrize("fn", [fail, crash, start_a_thread, functools.partial(os._exit, 3)])
+def test_what_goes_wrong_while_it_is_prepared_costs_nothing_but_that(executor: LocalExecutor, fn: Any) -> None:
+    executor.prepare(fn)
+    assert executor.submit(add, 1, 2).result() == 3
+    assert len(executor.submit(threads).result()) == 1
+    assert len(os.listdir(f"/proc/{executor.submit(parent).result()}/task")) == 1
+
+
+def test_a_worker_has_no_descriptor_of_its_template_nor_of_its_neighbour(executor: LocalExecutor) -> None:
+    read, write = os.pipe()
+    os.set_inheritable(write, True)
+    try:
+        ours = os.readlink(f"/proc/self/fd/{write}")
+        for found in both(executor, descriptors):
+            assert ours not in found
+            assert len([name for name in found if name.startswith("socket:")]) == 1
+            assert len([name for name in found if name == "/dev/null"]) == 1
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+def test_a_killed_template_takes_its_workers_along_and_the_next_call_has_another(executor: LocalExecutor) -> None:
+    template, worker = executor.submit(parent).result(), executor.submit(pid).result()
+    running = executor.submit(time.sleep, 3600)
+    while not running.running():
+        time.sleep(0.01)
+    os.kill(template, signal.SIGKILL)
+    with pytest.raises(EngineError) as caught:
+        running.result()
+    assert caught.value.details["exitcode"] == -signal.SIGKILL
+    assert not wait_until_gone([template, worker])
+    for _ in range(2):  # the other worker was lost without a call, which then is the one that notices
+        try:
+            again = executor.submit(parent).result()
+            break
+        except EngineError:
+            continue
+    assert again != template
+
+
+def test_a_template_ends_when_its_parent_is_killed_and_when_all_is_done() -> None:
+    script = """
+        import sys, time
+        from mmcompile.compiler.engines import LocalExecutor
+        from tests.compiler.test_engines import pid
+        from tests.compiler.test_template import parent
+        made = LocalExecutor(1)
+        print(made.submit(parent).result(), made.submit(pid).result(), flush=True)
+        time.sleep(3600)
+    """
+    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process.stdout:
+        both = [int(word) for word in process.stdout.readline().split()]
+    assert len(both) == 2
+    assert all(alive(p) for p in both)
+    process.kill()
+    process.wait()
+    assert not wait_until_gone(both)
+    done = LocalExecutor(1)
+    template = done.submit(parent).result()
+    done.shutdown()
+    assert not wait_until_gone([template])
+
+
+def test_kill_while_the_template_still_loads_does_not_wait_for_it() -> None:
+    made = LocalExecutor(1)
+    made.prepare(functools.partial(time.sleep, 3600))
+    waiting = made.submit(add, 1, 2)
+    while not waiting.running():
+        time.sleep(0.01)
+    made.kill()
+    assert isinstance(waiting.exception(), EngineError)
+
+
+def test_workers_outlive_the_thread_that_first_asked_for_one(executor: LocalExecutor) -> None:
+    found: list[int] = []
+    asking = threading.Thread(target=lambda: found.append(executor.submit(pid).result()))
+    asking.start()
+    asking.join()
+    time.sleep(0.2)
+    assert alive(found[0])
+    assert executor.submit(add, 2, 2).result() == 4
+
+
+def test_the_last_words_of_a_worker_are_in_the_error(executor: LocalExecutor) -> None:
+    with pytest.raises(EngineError, match=r"exit code 7\): oh no") as caught:
+        executor.submit(last_words).result()
+    assert caught.value.details == {"exitcode": 7, "said": "oh no"}
+
+
+def last_words() -> None:
+    print("first\noh no", file=sys.stderr, flush=True)
+    os._exit(7)
+
+
+def test_an_executor_that_nobody_asks_starts_nothing(tmp_path: Path) -> None:
+    made = LocalExecutor(3)
+    made.shutdown()
+    assert made._template._process is None
