@@ -269,14 +269,14 @@ class Planned:
     def works(self) -> Iterator[ShardWork]:
         """The shards that have to be made, each with what is known of its items."""
         scan, wanted, copies = self._listed.scan, self._wanted, self.copies
-        stat = scan.stat.copy()
-        stat[~old_enough(stat, self._listed.at_ns)] = (-1, -1, -1, -1)
         made = {"preprocess": wanted.preprocess.settings(), "versions": wanted.versions, "revision": PIXEL_REVISION}
-        empty = Seal("", wanted.marks.pixel, wanted.marks.store, made, None, stat[:0], np.empty((0, 2), np.uint64), {}, {})
+        empty = Seal("", wanted.marks.pixel, wanted.marks.store, made, None, scan.stat[:0], np.empty((0, 2), np.uint64), {}, {})
         for task in self.todo:
             part = slice(task.start, task.stop)
             labels = None if scan.labels is None else scan.labels[part]
-            seal = replace(empty, task=task.id, stat=stat[part].copy())
+            stat = scan.stat[part].copy()
+            stat[~old_enough(stat, self._listed.at_ns)] = (-1, -1, -1, -1)
+            seal = replace(empty, task=task.id, stat=stat)
             hashes, known = self.hashes[part].copy(), self.known[part].copy()
             yield ShardWork(task, self._listed.keys[part], labels, scan.stat[part], hashes, known, seal, copies=copies[part])
 

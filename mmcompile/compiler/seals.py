@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from mmcompile.format.commit import write_atomic
 from mmcompile.format.npy import file_name, hash_bytes
 from mmcompile.format.samples import flag_counts
 
-__all__ = ["Seal", "read_seals", "write_seal"]
+__all__ = ["Seal", "read_seal", "read_seals", "write_seal"]
 
 #: What the name of a file in shards/ begins with; a seal's files may be deleted, so it never leads elsewhere.
 _KIND = re.compile(r"[a-z][a-z0-9_]{0,63}\Z")
@@ -87,17 +88,21 @@ def write_seal(folder: Path, seal: Seal) -> None:
     write_atomic(folder / f"{seal.task}.json", canonical({"seal": document, "hash": hash_bytes(canonical(document))}))
 
 
-def read_seals(folder: Path) -> dict[str, Seal]:
-    """All seals by task id.  One that is damaged counts as absent: its shard is made again."""
-    out = {}
+def read_seals(folder: Path) -> Iterator[Seal]:
+    """All seals, one at a time, sorted by task id.  One that is damaged counts as absent: its shard is made again."""
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
-        try:
-            seal = _parse(path)
-        except (FormatError, OSError, KeyError, TypeError, ValueError, AttributeError):
-            continue
-        if seal.task == path.stem:
-            out[seal.task] = seal
-    return out
+        seal = read_seal(folder, path.stem)
+        if seal is not None:
+            yield seal
+
+
+def read_seal(folder: Path, task: str) -> Seal | None:
+    """The seal of a task; None where there is none, or it is damaged."""
+    try:
+        seal = _parse(folder / f"{task}.json")
+    except (FormatError, OSError, KeyError, TypeError, ValueError, AttributeError):
+        return None
+    return seal if seal.task == task else None
 
 
 def _parse(path: Path) -> Seal:

@@ -105,7 +105,7 @@ def test_other_settings_than_the_plan_has_are_refused_and_named(tmp_path: Path, 
     source = FolderSource(str(raw), exclude=given.pop("exclude")) if "exclude" in given else raw
     with pytest.raises(OptionError, match=said + r".* was given; leave the settings out, or run --plan-only again"):
         part(source, out, "0/2", **given)
-    assert not read_seals(out / ".build" / "seals")
+    assert not list(read_seals(out / ".build" / "seals"))
 
 
 def test_without_a_plan_a_part_says_what_to_run_and_makes_nothing(tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_the_commands_that_are_printed_do_it_also_after_a_kill(tmp_path: Path) -
     count = int(one.split("$SLURM_ARRAY_TASK_ID/")[1].rstrip('"'))
     killed = command(raw, out, *settings, "--part", f"0/{count}")
     assert killed.stdout is not None
-    while not read_seals(out / ".build" / "seals") and killed.poll() is None:
+    while not list(read_seals(out / ".build" / "seals")) and killed.poll() is None:
         time.sleep(0.01)
     killed.send_signal(signal.SIGKILL)
     killed.communicate()

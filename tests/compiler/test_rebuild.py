@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import os
+import pickle
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -225,6 +226,26 @@ def test_rejects_found_before_their_depth_matters_are_remembered_for_other_dtype
     with monkeypatch.context() as patch:
         forbid(patch)
         assert run(raw, out, preprocess, max_rejects=2).rejects == 2
+    assert dataset(out) == clean(raw, preprocess)
+
+
+def test_a_class_put_in_front_changes_labels_and_touches_no_image(raw: Path, out: Path) -> None:
+    run(raw, out)
+    before = {name: found for name, found in shard_stats(out).items() if name.startswith("image-")}
+    write(raw, {"aardvark/0.png": picture(70)})
+    report = run(raw, out)
+    assert (report.decoded, report.copied) == (1, 12)
+    after = shard_stats(out)
+    assert {name: after.get(name) for name in before} == before
+    assert dataset(out) == clean(raw)
+
+
+def test_how_jpegs_are_scaled_touches_no_row_of_another_format(raw: Path, out: Path) -> None:
+    run(raw, out)
+    preprocess = replace(SMALL, resize=8, jpeg_scaling=2.0)
+    run(raw, out, replace(SMALL, resize=8))
+    report = run(raw, out, preprocess)
+    assert (report.decoded, report.copied) == (6, 6)
     assert dataset(out) == clean(raw, preprocess)
 
 
@@ -507,6 +528,26 @@ def test_what_another_run_did_between_the_plan_and_the_lock_is_seen(raw: Path, o
     inline(monkeypatch)
     assert dataset(out) == clean(raw)
     assert len(Reader(out)) == 11
+
+
+def test_what_is_held_of_an_earlier_build_does_not_grow_with_its_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = []
+    for rows in (3, 30):
+        raw, out = make_raw(tmp_path / f"raw-{rows}", per_class=4 * rows), tmp_path / f"out-{rows}"
+        plans: list[Any] = []
+        real = driver.Planned
+        with monkeypatch.context() as patch:
+            patch.setattr(driver, "Planned", lambda *a, real=real, plans=plans: (plans.append(real(*a)), plans[-1])[1])
+            write(raw, {"cat/broken.png": BROKEN})
+            with pytest.raises(DecodeError):
+                run(raw, out, rows=rows)
+            run(raw, out, rows=rows, max_rejects=1)  # from seals
+            run(raw, out, rows=rows, max_rejects=1)  # from a generation
+        assert plans[-1].kept == plans[-2].kept == 8 * rows
+        shards = len(Reader(out).table)
+        held.append([len(pickle.dumps(plan.previous)) / shards for plan in plans[-2:]])
+    for few, many in zip(*held, strict=True):
+        assert many < 1.3 * few
 
 
 # ---------------------------------------------------------------- cuts
