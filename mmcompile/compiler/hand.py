@@ -9,12 +9,15 @@ import os
 import struct
 from pathlib import Path
 
+from mmcompile.format.npy import give_back_memory
+
 __all__ = ["HAND", "Hand", "OwnFault", "hand_path", "read_hand"]
 
 #: What a worker has in hand: position in the piece, seconds that it may take, process id.
 HAND = struct.Struct("<qdq")
 
-#: Pictures above this are decoded one at a time: two honest ones of 169 megapixels take 0.7 GB each, and more while they are converted.
+#: Pictures of more pixels than this (48 megapixels) are decoded one at a time: two honest ones of 169 megapixels take 0.7 GB each, and more while
+#: they are converted.
 _LARGE_PIXELS = 48_000_000
 
 
@@ -77,5 +80,6 @@ class Hand:
 
     def _end_turn(self) -> None:
         if self._turn >= 0:
+            give_back_memory()  # before another worker takes as much
             os.close(self._turn)
             self._turn = -1
