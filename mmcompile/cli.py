@@ -45,7 +45,7 @@ class _Program(click.Group):
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="backslashreplace")  # a name that this terminal's encoding lacks is no error
         try:
-            code = super().main(arguments, prog_name or "mmcompile", standalone_mode=False, **extra)
+            code = super().main(arguments, prog_name or "mmcompile", standalone_mode=False, obj=arguments, **extra)
         except SystemExit:  # how click ends when the reader of its help left
             code = 0
         except Exception as error:
@@ -81,8 +81,7 @@ def _report(error: Exception, arguments: list[str]) -> int | None:
         following = []
     elif again:
         following = [(again, arguments)]
-    called = text.program_words(sys.argv[0], sys.executable, shutil.which)
-    commands = [(intro, text.quote([*called, *words])) for intro, words in following]
+    commands = [(intro, text.quote([*_called(), *words])) for intro, words in following]
     if "--json" in arguments:
         about = {"type": kind, "message": text.escape(message), "details": details}
         say_json({"command": command, "error": about, "next": [line for _, line in commands]})
@@ -91,6 +90,10 @@ def _report(error: Exception, arguments: list[str]) -> int | None:
     lines = [f"error: {text.escape(message)}", *text.examples(details, _EXAMPLES)]
     say([*lines, *(line for pair in commands for line in pair)], err=True)
     return code
+
+
+def _called() -> list[str]:
+    return text.program_words(sys.argv[0], sys.executable, shutil.which)
 
 
 # ---------------------------------------------------------------- commands
@@ -170,7 +173,7 @@ def _config_types(option: click.Option) -> tuple[tuple[type, ...], str]:
     return (str,), "a list of texts" if option.multiple else "a text"
 
 
-_NOT_IN_CONFIG = frozenset({"config", "dry_run", "as_json", "help"})
+_NOT_IN_CONFIG = frozenset({"config", "dry_run", "plan_only", "part", "as_json", "help"})
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
 _PLACE = _Typed(PLACE)
 
@@ -218,6 +221,10 @@ _DTYPES = _one_of("uint8|uint16|int16|int32|float16|bfloat16|float32|float64")
 @_option("--exclude", str, "Leave these out: pattern or exact path in RAW.  May repeat; adds to --config.", multiple=True, metavar="GLOB|KEY")
 @_option("--hidden", None, "Take names that begin with a dot, and __MACOSX.", is_flag=True)
 @_option("--workers", _Typed(COUNT), "Processes.  Default: the CPUs that this process may use.")
+@_option("--engine", _one_of("local|dask|ray"), "Who builds the shards: processes here, or a cluster.  Default: local.")
+@_option("--address", str, "Of that cluster's scheduler: tcp://HOST:PORT (dask), HOST:PORT (ray; default: one on this machine).", metavar="ADDRESS")
+@_option("--plan-only", None, "List and plan, and save that for parts.", is_flag=True)
+@_option("--part", str, "Build the shards of part I of N of the plan, as in 3/16; publish nothing.", metavar="I/N")
 @_option("--shard-bytes", _Typed(BYTES), "About the size of a shard, as in 64M.  Default: 256M.")
 @_option("--max-rejects", _Typed(REJECTS), "Publish with up to so many bad images left out, as in 10 or 1%.  Default: 0.")
 @_option("--decode-timeout", _Typed(SECONDS), "For one picture, plus 1 s a megapixel.  Default: 60.")
@@ -251,8 +258,15 @@ def build(ctx: click.Context, /, raw: str, out: str, dry_run: bool, as_json: boo
         hidden=given.pop("hidden") or exact,
         extensions=TORCHVISION_EXTENSIONS if exact else None,
     )
-    run_names = {"workers": "workers", "shard_bytes": "shard_bytes", "decode_timeout": "decode_timeout_s"}
-    again = {name: given.pop(name) for name in ("checksum", "redecode")}
+    run_names = {
+        "workers": "workers",
+        "engine": "engine",
+        "address": "address",
+        "part": "part",
+        "shard_bytes": "shard_bytes",
+        "decode_timeout": "decode_timeout_s",
+    }
+    again = {name: given.pop(name) for name in ("checksum", "redecode", "plan_only")}
     options = BuildOptions(
         lock=not given.pop("no_lock"), **again, **{name: v for key, name in run_names.items() if (v := given.pop(key)) is not None}
     )
@@ -270,7 +284,7 @@ def build(ctx: click.Context, /, raw: str, out: str, dry_run: bool, as_json: boo
     if as_json:
         say_json(report.to_json())
     else:
-        say(summary.build_lines(report))
+        say([*summary.build_lines(report), *text.next_parts(_called(), ctx.obj, report.shards, report.plan_only, report.part)])
     return 0
 
 

@@ -11,7 +11,7 @@
         ├── OptionError                   (ValueError) options that clash, or a value out of its range
         ├── SourceError                   (OSError) RAW, or files in it, cannot be read
         ├── DecodeError                   (ValueError) a bad image, or more of them than allowed
-        ├── ResumeError                   sealed files of an unfinished build are damaged
+        ├── ResumeError                   a finished shard was damaged before it could be published
         ├── OutputExistsError             (FileExistsError) OUT holds something that is not ours
         └── EngineError                   (RuntimeError) workers could not be started or were lost
 
@@ -102,7 +102,10 @@ class DecodeError(BuildError, ValueError):
 
 
 class ResumeError(BuildError):
-    """Sealed files of an unfinished build are damaged."""
+    """A file of a finished shard was gone or cut before it could be published; the same call makes it again.
+
+    Damage that is seen earlier is no error: sealed shards of an unfinished build that are no longer what they were are made again, with a warning.
+    """
 
 
 class OutputExistsError(BuildError, FileExistsError):

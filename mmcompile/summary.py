@@ -46,6 +46,8 @@ def build_lines(report: BuildReport) -> list[str]:
     if report.classes is not None:
         what += f" in {number(len(report.classes), 'class')}"
     out = escape(report.out)
+    if report.plan_only or report.part is not None:
+        return _unpublished_lines(report, f"{out}: {what}")
     head = f"{out}: would hold up to {what} (no image was decoded); nothing was written" if report.dry_run else f"{out}: {what}"
     rows = _stored(report)
     rows += _counted("rejects", report.reject_reasons, report.rejects)
@@ -57,6 +59,21 @@ def build_lines(report: BuildReport) -> list[str]:
     rows += [("warning", escape(line)) for line in report.warnings]
     rows += _dry(report) if report.dry_run else [("took", _took(report))]
     return [head, *table(rows), *([] if report.dry_run else _next(report))]
+
+
+def _unpublished_lines(report: BuildReport, head: str) -> list[str]:
+    """What a person reads after a plan for parts, or after one part."""
+    standing = f", {report.kept:,} samples of them sealed or published before" if report.kept else ""
+    if report.part is None:
+        head += f" planned in {number(report.shards, 'shard')}{standing}; nothing was built"
+        rows: list[Pair] = [("geometry", escape(report.geometry))]
+    else:
+        head += f" in the {number(report.shards, 'shard')} of part {report.part}{standing}; nothing was published"
+        rows = [("sealed", f"{number(report.sealed, 'shard')}: {report.decoded:,} decoded, {report.copied:,} copied")]
+    rows += _counted("rejects", report.reject_reasons, report.rejects)
+    rows += [("changed" if i == 0 else "", escape(line)) for i, line in enumerate(report.changed)]
+    rows += [("warning", escape(line)) for line in report.warnings]
+    return [head, *table([*rows, ("took", _took(report))])]
 
 
 def _stored(report: BuildReport) -> list[Pair]:

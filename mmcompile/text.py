@@ -16,8 +16,22 @@ from typing import Any
 
 from mmcompile.format.canonical import as_bytes, as_text, name_from_json, name_to_json
 
-__all__ = ["add_options", "duration", "escape", "examples", "go_on", "json_ready", "moment", "name", "number", "program_words", "quote", "size"]
-__all__ += ["system_line", "typed"]
+__all__ = [
+    "add_options",
+    "duration",
+    "escape",
+    "examples",
+    "go_on",
+    "json_ready",
+    "moment",
+    "name",
+    "next_parts",
+    "number",
+    "program_words",
+    "quote",
+    "size",
+]
+__all__ += ["next_parts", "system_line", "typed"]
 
 #: Keys written out in a command to go on; more would be hard to read, and the next run names the rest.
 MOST_KEYS = 20
@@ -102,6 +116,22 @@ def go_on(arguments: Sequence[str], details: Mapping[str, Any]) -> list[tuple[st
     if isinstance(before, str) and isinstance(now, str):
         return [("to change:", add_options(arguments, now.split())), ("to go on as before:", add_options(arguments, before.split()))]
     return []
+
+
+def next_parts(called: Sequence[str], arguments: Sequence[str], shards: int, planned: bool, part: str | None) -> list[str]:
+    """What can be done after a plan for parts, or after one part: lines to read and commands."""
+    plain = add_options([a for a in arguments if a != "--plan-only"], [], "--part")
+    publish = quote([*called, *plain])
+    if planned:
+        count = max(1, min(shards, 16))
+        one = quote([*called, *add_options(plain, ["--part", "I/N"])]).replace("--part I/N", f'--part "$SLURM_ARRAY_TASK_ID/{count}"')
+        return [
+            f"next: parts, here {count} for a Slurm array (--array=0-{count - 1}); any number does, on any machines, each as often as it takes:",
+            one,
+            "then, to finish what is missing and publish:",
+            publish,
+        ]
+    return [] if part is None else ["next, when all parts are done, to finish what is missing and publish:", publish]
 
 
 def json_ready(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import itertools
+import logging
 import threading
 import time
 import warnings
@@ -160,6 +161,7 @@ def s3_server() -> Iterator[str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the packages that the server is made of
         from moto.server import ThreadedMotoServer
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer(port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

@@ -158,7 +158,7 @@ def test_every_option_arrives(planted: Planted) -> None:
         "--filter box --orientation ignore --alpha #102030 --depth16 keep --icc srgb --frames error --truncated accept --max-pixels 1000 "
         "--max-aspect 7.5 --jpeg-scaling 2.5 "
         "--include *.png --include *.jpg --exclude a/b.png --hidden --workers 3 --shard-bytes 64M --max-rejects 2.5% "
-        "--decode-timeout 7 --no-lock --dry-run"
+        "--decode-timeout 7 --no-lock --checksum --redecode --dry-run --engine dask --address tcp://there:1"
     )
     result = run("build", "raw", "out", *words.split())
     assert result.exit_code == 0, result.stderr
@@ -184,6 +184,8 @@ def test_every_option_arrives(planted: Planted) -> None:
     )
     made, source = call["options"], call["source"]
     assert (made.workers, made.shard_bytes, made.decode_timeout_s, made.lock) == (3, 64 << 20, 7.0, False)
+    assert (made.checksum, made.redecode) == (True, True)
+    assert (made.engine, made.address, made.part, made.plan_only) == ("dask", "tcp://there:1", None, False)
     assert (source.include, source.exclude, source.hidden) == (("*.png", "*.jpg"), ("a/b.png",), True)
     assert (call["max_rejects"], call["dry_run"]) == ("2.5%", True)
 
@@ -198,7 +200,7 @@ def test_pad_range_and_compat_arrive(planted: Planted) -> None:
 
 def test_the_choices_are_those_of_preprocess() -> None:
     for parameter in cli.build.params:
-        if isinstance(parameter.type, click.Choice) and parameter.name not in ("normalize", None):
+        if isinstance(parameter.type, click.Choice) and parameter.name not in ("normalize", "engine", None):
             with pytest.raises(OptionError) as caught:
                 Preprocess(**{parameter.name: "nonsense"})  # type: ignore[arg-type]
             found = str(caught.value).split("must be one of ")[1].split(", found")[0].split(", ")
@@ -213,7 +215,8 @@ def test_every_option_of_preprocess_can_be_typed() -> None:
 WRONG = """--resize 0x|--resize 1x2x3|--resize -5|--crop ten|--pad 0|--mean 1,2|--mean 1,x,2 --std 1,1,1|--mean nan,0,0 --std 1,1,1|--range 5
 --mean 0,0,0 --std 0,1,1|--mean 0,0,0 --std 1,1,1 --normalize imagenet|--range 2:1|--dtype float8|--workers 0|--shard-bytes 0|--shard-bytes 5MB
 --max-rejects -1|--max-rejects 101%|--max-rejects nan%|--decode-timeout nan|--decode-timeout inf|--decode-timeout 0|--crop 300 --resize 256
---normalize auto --dtype float32|--max-aspect nan|--config /nonexistent/file.json|--nonsense"""
+--normalize auto --dtype float32|--max-aspect nan|--engine spark|--address tcp://there:1|--part 1/2 --plan-only
+--config /nonexistent/file.json|--nonsense"""
 
 
 @pytest.mark.parametrize("words", WRONG.replace("\n", "|").split("|"))
@@ -306,7 +309,7 @@ def test_a_bad_config_file_is_one_error_that_names_file_and_key(planted: Planted
 
 def test_config_schema_and_command_line_know_the_same_options() -> None:
     known = {p.opts[-1].removeprefix("--"): p for p in cli.build.params if isinstance(p, click.Option)}
-    assert set(CONFIG["properties"]) == set(known) - {"config", "dry-run", "json"}
+    assert set(CONFIG["properties"]) == set(known) - {"config", "dry-run", "plan-only", "part", "json"}
     for name, rule in CONFIG["properties"].items():
         kind = known[name].type
         assert rule.get("enum") == (list(kind.choices) if isinstance(kind, click.Choice) else None)
@@ -362,6 +365,12 @@ def test_a_dry_run_says_what_would_be_built(planted: Planted) -> None:
     ):
         assert part in text
     assert "MMapShardDataset" not in text
+    counts: dict[str, Any] = {"decoded": 3, "copied": 1, "kept": 1, "write_bytes": 1 << 20, "free_bytes": 1 << 30}
+    planted.outcome = BuildReport("out", 5, 0, 1, 2 << 30, 0.0, shape=(3, 8, 8), dtype="uint8", dry_run=True, **counts)
+    text = run("build", "raw", "out", "--dry-run").stdout
+    for part in ("3 to decode, 1 to copy, 1 kept as they are", "writes     1.0 MiB of shards", "1.0 GiB on that disk, enough"):
+        assert part in text
+    assert checked(run("build", "raw", "out", "--dry-run", "--json").stdout)["write_bytes"] == 1 << 20
 
 
 @pytest.mark.parametrize("report", [FULL, BuildReport("out", 0, 0, 0, 0, 0.0), BuildReport(EVIL, 1, 0, 1, 5, 0.1, dry_run=True, free_bytes=7)])
@@ -464,6 +473,15 @@ def test_too_many_rejects_end_with_the_command_that_goes_on(planted: Planted) ->
     document = checked(run("build", "my raw", "out", "--json").stdout)
     assert document["next"] == ["mmcompile build 'my raw' out --json --max-rejects 3"]
     assert (document["error"]["type"], document["error"]["details"]["rejects"]) == ("DecodeError", 3)
+
+
+def test_another_version_ends_with_the_command_that_goes_on(planted: Planted) -> None:
+    about = {"count": 3, "versions": {"pillow": ["12.0", "13.0"]}, "pins": ["pillow==12.0"], "redecode": True}
+    planted.outcome = BuildError("out: 3 images would be decoded again only because a version changed", **about)
+    result = run("build", "raw", "out")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.splitlines()[-2:] == ["to decode them again:", "mmcompile build raw out --redecode"]
+    assert checked(run("build", "raw", "out", "--json").stdout)["error"]["details"] == about
 
 
 def read_by_a_shell(line: str) -> list[str]:

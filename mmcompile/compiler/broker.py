@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import pickle
 import queue
+import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Executor, Future
@@ -22,11 +23,14 @@ from mmcompile.errors import EngineError
 __all__ = ["BrokerExecutor", "connect"]
 
 #: Seconds in which a cluster must answer: when it is first spoken to, and when it was lost and may come back.
-_ANSWER_S = 30.0
+_ANSWER_S = 15.0
 #: ... after which its client, which should have said so itself, is taken for one that hangs.
 _HANG_S = 60.0
 #: Seconds for which the client waits for calls to end before it looks for new ones.
 _WAIT_S = 0.05
+#: What a client's last words begin with, and how much of them is repeated.
+_STAMP = re.compile(r"\[[^]]*\] [\w.]+:\d+: ")
+_SAID = 200
 
 
 def connect(engine: str | Executor, address: str | None) -> Executor | None:
@@ -50,6 +54,11 @@ class BrokerExecutor(Executor):
         self._process = LocalExecutor(1)
         try:
             self.workers = self._ask(clients.open_client, engine, address, _ANSWER_S)
+        except EngineError as error:
+            self._process.kill()
+            if "exitcode" not in error.details:
+                raise
+            raise EngineError(f"no {engine} cluster answers at {address} ({error})", address=address) from error
         except BaseException:
             self._process.kill()
             raise
@@ -95,7 +104,8 @@ class BrokerExecutor(Executor):
         except EngineError as error:
             if "exitcode" not in error.details:
                 raise
-            raise EngineError("the connection to the cluster ended" + (f": {said}" if (said := error.details.get("said")) else "")) from error
+            said = _STAMP.sub("", str(error.details.get("said", "")))[:_SAID]
+            raise EngineError("its client ended" + (f": {said}" if said else ""), exitcode=error.details["exitcode"]) from error
 
     def _talk(self) -> None:
         try:

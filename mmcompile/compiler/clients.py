@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import math
+import os
 import queue
 import secrets
+import socket
 import time
 import warnings
 from typing import Any, Protocol
@@ -46,7 +49,7 @@ _counted = 0.0
 def open_client(engine: str, address: str | None, answer_s: float) -> int:
     """Connect this process to a cluster; how many calls it runs at once.  Raises EngineError where it does not answer within `answer_s` seconds."""
     global _client
-    _client = _Dask(address, answer_s) if engine == "dask" else _Ray(address)
+    _client = _Dask(address, answer_s) if engine == "dask" else _Ray(address, answer_s)
     return _count()
 
 
@@ -86,6 +89,8 @@ class _Dask:
 
     def __init__(self, address: str | None, answer_s: float) -> None:
         distributed = _load("dask", "distributed")
+        if not address:
+            raise EngineError("engine dask needs the address of a scheduler: --address tcp://HOST:8786, as `dask scheduler` prints it")
         self._address = address
         try:
             self._client = distributed.Client(address, timeout=answer_s, set_as_default=False, name="mmcompile")
@@ -141,9 +146,13 @@ class _Dask:
 class _Ray:
     """A driver of a ray cluster.  Ray ends this process when it loses the cluster's head."""
 
-    def __init__(self, address: str | None) -> None:
+    def __init__(self, address: str | None, answer_s: float) -> None:
+        os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(math.ceil(answer_s)))
         self._ray = ray = _load("ray", "ray")
+        host, _, port = (address or "").rpartition(":")
         try:
+            if host and port.isdigit() and "//" not in host:  # ray itself would look for long, and end this process
+                socket.create_connection((host.strip("[]"), int(port)), answer_s).close()
             ray.init(address or "auto", log_to_driver=False, logging_level="ERROR")
         except Exception as error:
             where = f"at {address}" if address else "on this machine"

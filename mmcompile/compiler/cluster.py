@@ -7,6 +7,7 @@ An engine that takes no more calls ends the run; all that was sealed is found by
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import shutil
 import time
@@ -14,12 +15,13 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, field
 
+from mmcompile.compiler.away import share, unshare
 from mmcompile.compiler.engines import run_pickled, usable_cpus
 from mmcompile.compiler.run import Counts, ShardWork
 from mmcompile.compiler.seals import Seal
 from mmcompile.compiler.shardcall import ShardDone, build_shard, shard_folder
 from mmcompile.compiler.task import Job
-from mmcompile.errors import EngineError
+from mmcompile.errors import EngineError, RemoteError
 from mmcompile.format.canonical import as_text
 
 __all__ = ["Cluster"]
@@ -84,13 +86,18 @@ class Cluster:
 
         Raises EngineError where the engine or one of its machines cannot go on; what is sealed stays so.
         """
-        feed = iter(works)
+        feed, store = iter(works), self._job.store
         try:
+            if store is not None:
+                share(self._job)
             while self._fill(feed):
                 self._turn()
         finally:
             for future in self._calls:
                 future.cancel()
+            if store is not None:
+                with contextlib.suppress(RemoteError):  # the next run does it
+                    unshare(store)
         if self._given_up:
             raise self._lost_error(self._given_up)
 

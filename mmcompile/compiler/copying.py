@@ -101,7 +101,7 @@ class Copier:
             out[...] = pixels if self._preprocess.layout == "hwc" else pixels.transpose(2, 0, 1)
             return True
         try:
-            out[...] = store(pixels, self._preprocess, _DEPTH)
+            store(pixels, self._preprocess, _DEPTH, out)
         except DecodeError:  # what the dtype cannot hold: decoding says so
             return False
         return True

@@ -8,8 +8,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import glob
-import json
 import os
 import shutil
 import sys
@@ -40,6 +38,7 @@ from mmcompile.compiler.output import (
     publish_shards,
     remove_temporaries,
 )
+from mmcompile.compiler.parts import plan_exists, remove_plan
 from mmcompile.compiler.plan import ShardTask
 from mmcompile.compiler.planning import Listed, Planned, Wanted
 from mmcompile.compiler.preprocess import Preprocess
@@ -51,22 +50,19 @@ from mmcompile.compiler.sources.remote import folder_source
 from mmcompile.compiler.staging import Staging
 from mmcompile.compiler.statcache import StatCache
 from mmcompile.compiler.task import Job, measure, warm_up
-from mmcompile.errors import BuildError, DecodeError, EngineError, MMCompileError, RemoteError, SourceError
-from mmcompile.format.canonical import as_text, canonical, name_from_json
+from mmcompile.compiler.verdict import listed_rejects, too_many, unsettled
+from mmcompile.errors import BuildError, EngineError, MMCompileError, OptionError, RemoteError, SourceError
+from mmcompile.format.canonical import canonical
 from mmcompile.format.commit import sync_folder, write_atomic
-from mmcompile.format.index import INDEX_LIMIT
 from mmcompile.format.lock import Lock
 from mmcompile.format.store import is_url
 from mmcompile.format.storelock import StoreLock
 
 __all__ = ["BuildOptions", "BuildReport", "build"]
 
-#: Seconds between two saves of the stat cache while shards are sealed (a save writes all of it; seals hold the same facts).
-_SAVE_S = 30.0
-#: Most keys and reject lines that an error carries.
-_SHOWN = 1000
-#: Bytes of a list of keys that can still be excluded one by one: they become settings, and the index has to hold those.
-_MOST_EXCLUDED = INDEX_LIMIT // 4
+#: Seconds between two saves of the stat cache while shards are sealed, and at least as many times as long as a save took: it writes all of it, some
+#: seconds for 10^7 images, and seals hold the same facts.
+_SAVE_S, _SAVE_SHARE = 30.0, 100
 
 
 def build(
@@ -96,16 +92,21 @@ def build(
         options = replace(options, workers=workers)
     progress = progress or (lambda _: None)
     if is_url(out):
+        if options.part is not None or options.plan_only:
+            raise OptionError(f"{out}: parts are sealed in a folder that all machines share; with a URL for OUT let an engine spread the work")
         with Staging(str(out), progress) as staging:
             try:
-                run = _Build(_as_source(source, preprocess), staging.folder, preprocess, options, max_rejects, staging.progress, staging)
+                run = Build(_as_source(source, preprocess), staging.folder, preprocess, options, max_rejects, staging.progress, staging)
                 return staging.report(_outcome(run, dry_run))
             except MMCompileError as error:
                 raise staging.told(error) from error
-    return _outcome(_Build(_as_source(source, preprocess), Path(out), preprocess, options, max_rejects, progress), dry_run)
+    made: type[Build] = Build
+    if options.part is not None or options.plan_only:
+        from mmcompile.compiler.apart import PartBuild as made  # it is a Build itself
+    return _outcome(made(_as_source(source, preprocess), Path(out), preprocess, options, max_rejects, progress), dry_run)
 
 
-def _outcome(run: _Build, dry_run: bool) -> BuildReport:
+def _outcome(run: Build, dry_run: bool) -> BuildReport:
     out = run.report.out
     try:
         return run.dry() if dry_run else run.build()
@@ -128,7 +129,7 @@ def _as_source(source: str | Path | Source, preprocess: Preprocess) -> Source:
     return folder_source(os.fspath(source), hidden=exact, extensions=TORCHVISION_EXTENSIONS if exact else None)
 
 
-class _Build:
+class Build:
     """One call of `build`, step by step."""
 
     def __init__(
@@ -146,6 +147,7 @@ class _Build:
         self.out = Path(os.path.abspath(out))
         self.asked = preprocess
         self.began = time.monotonic()
+        self.scan: Scan
         self.early: Planned | None = None
         self.report = BuildReport(out=str(out), samples=0, rejects=0, shards=0, bytes=0, seconds=0.0)
         allowed_rejects(max_rejects, 0)
@@ -179,6 +181,7 @@ class _Build:
                     self._choose(scratch)
                     self._plan()
                     if self._is_current():
+                        remove_plan(self.out)
                         return self._standing()
                     self._run(scratch)
                     return self._publish(lock, scratch)
@@ -239,7 +242,7 @@ class _Build:
     def _scan(self) -> None:
         self.progress(Progress("scan"))
         at_ns = time.time_ns()
-        self.scan: Scan = self.source.scan(lambda n: self.progress(Progress("scan", n)))
+        self.scan = self.source.scan(lambda n: self.progress(Progress("scan", n)))
         if not self.scan.keys:
             raise SourceError(f"{self.source.root}: there are no images", path=self.source.root)
         cache = StatCache(self.out / ".build" / "stat-cache", self.source.location())
@@ -290,7 +293,7 @@ class _Build:
         chosen: tuple[Preprocess, str] | None = (self.asked.resolved(), "")
         if self._has_to_choose():
             chosen = self.listed.chosen(self.asked.resolved())
-        if chosen is None or not self.listed.known.all() or not (self.out / "index.json").exists():
+        if chosen is None or not self.listed.known.all() or not (self.out / "index.json").exists() or plan_exists(self.out):
             return False
         self.job = self._job(chosen[0], Path(os.devnull))
         self._want(*chosen)
@@ -316,12 +319,12 @@ class _Build:
             self.job = replace(self.job, remembered=scratch / "remembered.json")
             write_atomic(scratch / "remembered.json", canonical(self.planned.previous.remembered), durable=False)
         self.sealed: dict[int, Seal] = {}
-        self._saved = time.monotonic()
+        self._next_save = time.monotonic() + _SAVE_S
 
         def on_sealed(work: ShardWork, seal: Seal) -> None:
             self.planned.learn(work)
-            self.sealed[work.task.number] = seal
-            if time.monotonic() - self._saved > _SAVE_S:
+            self.sealed[work.task.number] = seal.outline()
+            if time.monotonic() > self._next_save:
                 self._save_stats()
 
         def on_progress(counts: Counts) -> None:
@@ -353,26 +356,6 @@ class _Build:
     def _raise_removed(self, error: OSError | None = None) -> NoReturn:
         raise BuildError(f"{self.out}: .build was removed while the build ran; nothing is published: run the same command again") from error
 
-    def _raise_failures(self, rejects: int, listed: Path) -> NoReturn:
-        failures = sorted(self.runner.failures)
-        keys = [as_text(key) for key, _ in failures]
-        listing, exclude = self.out / ".build" / "exclude.json", json.dumps({"exclude": [glob.escape(key) for key in keys]}).encode()
-        if written := len(exclude) < _MOST_EXCLUDED:
-            write_atomic(listing, exclude)
-        first = "; ".join(f"{as_text(key)!r}: {reason}" for key, reason in failures[:3])
-        raise SourceError(
-            f"{len(failures):,} file{'s' if len(failures) > 1 else ''} could not be read or settled ({first}{', …' if len(failures) > 3 else ''}); "
-            "all else is finished and kept, nothing is published: mend them, or leave them out"
-            + (f"; {rejects:,} bad images stand in {listed}" if rejects else ""),
-            keys=keys[:_SHOWN],
-            exclude_file=str(listing) if written else None,
-            max_rejects=rejects if rejects > self.allowed else None,
-            rejects=rejects,
-            report=str(listed),
-            reasons=[reason for _, reason in failures[:_SHOWN]],
-            count=len(failures),
-        )
-
     def _publish(self, lock: Lock | StoreLock, scratch: Path) -> BuildReport:
         self.progress(Progress("publish"))
         if self.staging is not None:
@@ -392,20 +375,13 @@ class _Build:
             rejects += [lines[i] for i in sorted(lines)]
         if not lock.still_held():
             self._raise_removed()
-        listed = self.out / ".build" / "rejects.jsonl"
+        listed = listed_rejects(self.out)
         write_atomic(listed, b"".join(canonical(line) for line in rejects))
         if self.runner.failures:
-            self._raise_failures(len(rejects), listed)
+            raise unsettled(self.out, self.runner.failures, len(rejects), self.allowed)
         stored = len(self.scan.keys) - len(rejects)
-        if not stored:
-            message, _ = Counter(line["message"] for line in rejects).most_common(1)[0]
-            raise DecodeError(
-                f"{self.out}: all {len(rejects):,} images were rejected ({message}), so there is nothing to publish; see {listed}",
-                rejects=len(rejects),
-                report=str(listed),
-            )
-        if len(rejects) > self.allowed:
-            self._raise_rejects(rejects, listed)
+        if not stored or len(rejects) > self.allowed:
+            raise too_many(self.out, rejects, len(self.scan.keys), self.allowed)
         contents = Contents(
             parts,
             rejects,
@@ -419,6 +395,7 @@ class _Build:
             self._raise_removed()
         done = publish_shards(self.out, scratch, contents)
         clean_up(self.out, self.planned.previous.seals, self.sealed)
+        remove_plan(self.out)
         listed.unlink(missing_ok=True)  # the generation has them now
         if self.staging is not None:
             self.staging.publish(lock.still_held)
@@ -447,17 +424,6 @@ class _Build:
             reject_reasons=dict(Counter(line["code"] for line in rejects)),
             rejects_file=done.rejects_file,
             seconds=time.monotonic() - self.began,
-        )
-
-    def _raise_rejects(self, rejects: list[dict[str, Any]], listed: Path) -> NoReturn:
-        reasons = Counter(line["code"] for line in rejects)
-        raise DecodeError(
-            f"{len(rejects):,} of {len(self.scan.keys):,} images were rejected ({', '.join(f'{n:,} {code}' for code, n in reasons.most_common())}), "
-            f"{self.allowed:,} allowed; all others are finished and kept, nothing is published: see {listed}",
-            rejects=len(rejects),
-            allowed=self.allowed,
-            report=str(listed),
-            examples=[(name_from_json(line["key"]), line["message"]) for line in rejects[:10]],
         )
 
     # ------------------------------------------------------------------ small things
@@ -509,8 +475,10 @@ class _Build:
 
     def _save_stats(self) -> None:
         if hasattr(self, "planned"):
-            self._saved = time.monotonic()
+            began = time.monotonic()
             self.listed.save()
+            took = time.monotonic() - began
+            self._next_save = began + took + max(_SAVE_S, _SAVE_SHARE * took)
 
     def _stop(self) -> None:
         if isinstance(self.executor, LocalExecutor):

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from mmcompile.compiler.engines import result_within
+from mmcompile.compiler.options import typed
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.run import CRASHES
 from mmcompile.compiler.task import Job, probe
-from mmcompile.errors import EngineError
+from mmcompile.errors import EngineError, OptionError
 
-__all__ = ["LOOKED_AT", "choose", "looked_at"]
+__all__ = ["LOOKED_AT", "choose", "looked_at", "refuse_other"]
 
 #: Headers looked at: those with the smallest key hash, so that the choice is even over the folder and depends on the keys alone.
 LOOKED_AT = 1000
@@ -56,6 +58,28 @@ def choose(job: Job, executor: Executor, keys: Sequence[bytes], hashes: npt.NDAr
                 why = "no image could be looked at"
             said.append(f"short side to {_SIDE}, centre crop {_SIDE}: {why}; MMapShardDataset(out, crop=224) gives the usual evaluation crop")
     return preprocess, "; ".join(said)
+
+
+def refuse_other(out: Path, before: Mapping[str, Any] | None, asked: Preprocess, now: Preprocess, why: str) -> None:
+    """A rebuild that nobody told a size must not silently choose another than the published one (settings `before`).  Raises OptionError."""
+    try:
+        old = Preprocess.from_settings(before or {})
+    except (OptionError, KeyError, TypeError, ValueError):
+        return
+    if old.mode == now.mode == "keep" and asked.kept_mode is None and old.kept_mode != now.kept_mode:
+        raise OptionError(
+            f"{out}: published with pictures of mode {old.kept_mode}; for the images that are there now the choice would be "
+            f"{now.kept_mode} ({why}). Take the strays out, or build into a new folder",
+            before=old.kept_mode,
+            now=now.kept_mode,
+        )
+    if before and asked.needs_size() and (old.resize, old.crop, old.pad, old.keep_size) != (now.resize, now.crop, now.pad, now.keep_size):
+        raise OptionError(
+            f"{out}: published with {typed(old)}; for the images that are there now the choice would be {typed(now)} ({why}). "
+            f"Say which: add {typed(old)} to go on as before, or {typed(now)} to change",
+            before=typed(old),
+            now=typed(now),
+        )
 
 
 def _probe_all(job: Job, executor: Executor, keys: list[bytes]) -> list[tuple[int, int, str] | None]:

@@ -23,6 +23,9 @@ __all__ = ["Fingerprints", "marks_of", "marks_of_index", "marks_of_made", "of_ki
 
 #: Settings that touch sources of more than 8 bits a channel alone.
 _DEEP_ONLY = ("holds", "depth16", "range")
+#: ... and JPEGs alone.
+_JPEG_ONLY = ("jpeg_scaling",)
+_JPEGS = ("JPEG", "MPO")
 #: What the kind of a row of such a source ends with.
 _DEEP = " deep"
 #: What Pillow's modes of more than 8 bits a channel begin with (I, I;16, I;16B, F), and no other.
@@ -70,8 +73,9 @@ def marks_of(preprocess: Preprocess, versions: Mapping[str, str], revision: int)
     formats = {}
     for name in decode.FORMATS:
         own = {k: versions.get(k, "") for k in versions_of(preprocess, name)}
-        formats[name] = fingerprint(shallow, own, revision)
-        formats[name + _DEEP] = fingerprint(deep, own, revision)
+        for suffix, settings in (("", shallow), (_DEEP, deep)):
+            touching = {k: v for k, v in settings.items() if k not in _JPEG_ONLY or name in _JPEGS}
+            formats[name + suffix] = fingerprint(touching, own, revision)
     pixel, narrow = (fingerprint(settings, dict(versions), revision) for settings in (deep, shallow))
     return Fingerprints(pixel, narrow, fingerprint(preprocess.store_settings(), {}, revision), formats)
 

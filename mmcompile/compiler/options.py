@@ -23,14 +23,17 @@ class BuildOptions:
     """How to run a build.  Nothing here changes a byte of the dataset but `shard_bytes`, which moves the cuts.
 
     `workers`: processes, None: as many as this process may use, or as the engine has.  `engine`: "local", "dask", "ray", or an Executor of yours,
-    which is not shut down; `address`: of the scheduler of that engine.  `decode_timeout_s`: seconds that one image may take, and one more for
-    each megapixel.  `lock=False` is for file systems without file locks: the caller makes sure that no other run is at work.  `checksum`: read
+    which is not shut down; `address`: of its scheduler.  `plan_only`: save the listing and the plan, build nothing; `part`: build the shards of part
+    "I/N" of that plan (0 <= I <= N, 0 and N are the same), and publish nothing.  `decode_timeout_s`: seconds that one image may take, and one more
+    for each megapixel.  `lock=False` is for file systems without file locks: the caller makes sure that no other run is at work.  `checksum`: read
     all files, also those whose size, times and inode say that they are unchanged.  `redecode`: decode again what other library versions made.
     """
 
     workers: int | None = None
     engine: str | Executor = "local"
     address: str | None = None
+    part: str | None = None
+    plan_only: bool = False
     shard_bytes: int = SHARD_BYTES
     decode_timeout_s: float = 60.0
     lock: bool = True
@@ -44,6 +47,8 @@ class BuildOptions:
             raise OptionError(f"engine must be {', '.join(map(repr, ENGINES))} or an Executor, not {self.engine!r}")
         if self.address is not None and self.engine not in ("dask", "ray"):
             raise OptionError(f"address {self.address!r} is that of a dask or ray cluster: give the engine, too (--engine dask or --engine ray)")
+        if self.part is not None and (self.plan_only or self.engine != "local"):
+            raise OptionError(f"part {self.part} is built by processes of this machine: leave --engine and --plan-only out", options=["part"])
         if self.shard_bytes < 1:
             raise OptionError(f"shard_bytes must be at least 1, not {self.shard_bytes}")
         if not self.decode_timeout_s > 0:

@@ -23,6 +23,7 @@ class Progress:
 class BuildReport:
     """What a build did; `to_json()` is valid against schemas/report.schema.json.
 
+    With `plan_only` nothing was built, and with `part` only the shards of one part, of which this run `sealed` some: nothing is published by either.
     `decoded`, `copied` (rows taken over after their hash was checked) and `kept` (rows of shards that were left alone) sum up to `samples`.
     `bytes` are those of the files that the dataset names.  With `dry_run` nothing was written: the counts are what a build would do (`rejects` those
     that are known already; every image that would be decoded counts as one that can be), `write_bytes` is the size of the shard files that it would
@@ -44,6 +45,9 @@ class BuildReport:
     dtype: str = ""
     geometry: str = ""
     dry_run: bool = False
+    plan_only: bool = False
+    part: str | None = None
+    sealed: int = 0
     free_bytes: int | None = None
     write_bytes: int | None = None
     estimate_s: float | None = None

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcompile.compiler.engines import result_within
-from mmcompile.compiler.geometry import looked_at
+from mmcompile.compiler.geometry import looked_at, refuse_other
 from mmcompile.compiler.marks import Fingerprints, marks_of, versions_of
-from mmcompile.compiler.options import BuildOptions, typed
+from mmcompile.compiler.options import BuildOptions
 from mmcompile.compiler.outcome import Progress
 from mmcompile.compiler.output import describe_changes
 from mmcompile.compiler.plan import ShardTask, fingerprint, key_hashes, make_tasks, rows_per_shard
@@ -165,7 +165,8 @@ class Planned:
         self.previous = Previous(out, wanted.fields, wanted.preprocess, wanted.versions, wanted.marks, stubs=job.store is not None)
         self.previous.load()
         self.changed = tuple(describe_changes(self.previous.settings, wanted.compared))
-        self._check_choice(out)
+        if self.previous.index is not None and wanted.why:
+            refuse_other(out, (self.previous.settings or {}).get("preprocess"), wanted.asked, wanted.preprocess, wanted.why)
         self.hashes, self.known = listed.hashes, listed.known
         self.whole: dict[int, Whole] = {}
         self._rows: RowList | None = None
@@ -245,8 +246,8 @@ class Planned:
         """What a build would do.  Reads the sources that may be known by their content: those as long as one that is."""
         old = self.previous.old
         self._read_like(old, progress, {line["size"] for line in self.previous.remembered.values()})
-        copies, rejected = self.copies, self._remembered()
-        todo = self._todo()
+        copies, todo = self.copies, self._todo()
+        rejected = self._remembered(copies)
         copied, rejects = int((copies & todo).sum()), int((rejected & todo).sum())
         return Prediction(int(todo.sum()) - copied - rejects, copied, rejects, self._bytes_of(~rejected))
 
@@ -255,7 +256,8 @@ class Planned:
         """Which items (N,) are known to have a row that may be copied."""
         out = np.zeros(len(self.known), bool)
         at = np.flatnonzero(self.known & self._todo())
-        out[at] = self._row_list().find(self.hashes[at]) >= 0
+        if len(at):
+            out[at] = self._row_list().find(self.hashes[at]) >= 0
         return out
 
     def write_table(self, scratch: Path) -> Path | None:
@@ -265,14 +267,14 @@ class Planned:
     def works(self) -> Iterator[ShardWork]:
         """The shards that have to be made, each with what is known of its items."""
         scan, wanted, copies = self._listed.scan, self._wanted, self.copies
-        stat = scan.stat.copy()
-        stat[~old_enough(stat, self._listed.at_ns)] = (-1, -1, -1, -1)
         made = {"preprocess": wanted.preprocess.settings(), "versions": wanted.versions, "revision": PIXEL_REVISION}
-        empty = Seal("", wanted.marks.pixel, wanted.marks.store, made, None, stat[:0], np.empty((0, 2), np.uint64), {}, {})
+        empty = Seal("", wanted.marks.pixel, wanted.marks.store, made, None, scan.stat[:0], np.empty((0, 2), np.uint64), {}, {})
         for task in self.todo:
             part = slice(task.start, task.stop)
             labels = None if scan.labels is None else scan.labels[part]
-            seal = replace(empty, task=task.id, stat=stat[part].copy())
+            stat = scan.stat[part].copy()
+            stat[~old_enough(stat, self._listed.at_ns)] = (-1, -1, -1, -1)
+            seal = replace(empty, task=task.id, stat=stat)
             hashes, known = self.hashes[part].copy(), self.known[part].copy()
             yield ShardWork(task, self._listed.keys[part], labels, scan.stat[part], hashes, known, seal, copies=copies[part])
 
@@ -291,7 +293,9 @@ class Planned:
         part = slice(task.start, task.stop)
         if not self.known[part].all() or not np.array_equal(self.hashes[part], whole.hashes):
             return False
-        self.whole[task.number] = replace(whole, hashes=whole.hashes[:0], stat=None)
+        self.whole[task.number] = replace(whole, hashes=whole.hashes[:0].copy(), stat=None)
+        if task.id in self.previous.seals:
+            self.previous.seals[task.id] = self.previous.seals[task.id].outline()
         return True
 
     def _todo(self) -> npt.NDArray[np.bool_]:
@@ -302,16 +306,24 @@ class Planned:
         return out
 
     def _row_list(self) -> RowList:
+        """The rows that may be copied to unfinished shards: of known sources, or of the size of one that is not known."""
         if self._rows is None:
-            self._rows = list_rows(self.previous.old)
+            todo, sizes = self._todo(), self._listed.scan.stat["size"]
+            known, unread = np.unique(self.hashes[todo & self.known][:, 0]), np.unique(sizes[todo & ~self.known])
+
+            def wanted(samples: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+                return np.isin(samples["source_hash"][:, 0], known) | np.isin(samples["source_size"].astype(np.int64), unread)
+
+            stated = not len(unread) or int(unread[0]) >= 0
+            self._rows = list_rows(self.previous.old, wanted if stated else None)
         return self._rows
 
-    def _remembered(self) -> npt.NDArray[np.bool_]:
+    def _remembered(self, copies: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """Which items (N,) are known to be rejects that need not be decoded again."""
         out, lines = np.zeros(len(self.known), bool), self.previous.remembered
         if lines:
             pairs = np.array([hash_pair(name[:32]) for name in lines], np.uint64)
-            for i in np.flatnonzero(self.known & ~self.copies & np.isin(self.hashes[:, 0], pairs[:, 0])).tolist():
+            for i in np.flatnonzero(self.known & ~copies & np.isin(self.hashes[:, 0], pairs[:, 0])).tolist():
                 out[i] = remembered_as(pair_hash(self.hashes[i]), self._listed.keys[i]) in lines
         return out
 
@@ -337,32 +349,6 @@ class Planned:
                 found.append(np.unique(shard.samples()["source_size"]).astype(np.int64))
         like = np.isin(self._listed.scan.stat["size"][unknown], np.unique(np.concatenate(found)))
         self._hash_unknown(unknown[like].tolist(), progress)
-
-    def _check_choice(self, out: Path) -> None:
-        """A rebuild that nobody told a size must not silently choose another one."""
-        wanted = self._wanted
-        before = (self.previous.settings or {}).get("preprocess")
-        if not wanted.why or not before or self.previous.index is None:
-            return
-        try:
-            old = Preprocess.from_settings(before)
-        except (OptionError, KeyError, TypeError, ValueError):
-            return
-        mine = wanted.preprocess
-        if old.mode == mine.mode == "keep" and wanted.asked.kept_mode is None and old.kept_mode != mine.kept_mode:
-            raise OptionError(
-                f"{out}: published with pictures of mode {old.kept_mode}; for the images that are there now the choice would be "
-                f"{mine.kept_mode} ({wanted.why}). Take the strays out, or build into a new folder",
-                before=old.kept_mode,
-                now=mine.kept_mode,
-            )
-        if wanted.asked.needs_size() and (old.resize, old.crop, old.pad, old.keep_size) != (mine.resize, mine.crop, mine.pad, mine.keep_size):
-            raise OptionError(
-                f"{out}: published with {typed(old)}; for the images that are there now the choice would be {typed(mine)} ({wanted.why}). "
-                f"Say which: add {typed(old)} to go on as before, or {typed(mine)} to change",
-                before=typed(old),
-                now=typed(mine),
-            )
 
     def _hash_unknown(self, items: list[int], progress: Callable[[Progress], None]) -> None:
         """Read these files, and know their hashes from then on."""

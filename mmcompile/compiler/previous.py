@@ -20,7 +20,7 @@ from mmcompile.compiler.marks import Fingerprints, made_as, marks_of_made, of_ki
 from mmcompile.compiler.plan import ShardTask, key_hashes
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.reuse import OldShard
-from mmcompile.compiler.seals import Seal, read_seals
+from mmcompile.compiler.seals import Seal, read_seal, read_seals
 from mmcompile.compiler.sources.keys import Keys
 from mmcompile.compiler.task import remembered_as
 from mmcompile.errors import FormatError
@@ -112,8 +112,8 @@ class Previous:
             except (OSError, ValueError):
                 found = None
             self.settings = found if isinstance(found, dict) else None
-        self.seals = read_seals(self.root / ".build" / "seals")
-        for seal in self.seals.values():
+        for seal in read_seals(self.root / ".build" / "seals"):
+            self.seals[seal.task] = seal.outline()
             marks, *_ = self._judge(seal.made)
             self._remember({as_bytes(name_from_json(line["key"])): line for line in seal.rejects.values() if self.marks.rejects(marks, line)})
             if seal.rows:
@@ -185,12 +185,13 @@ class Previous:
 
     def candidates(self, task: ShardTask, keys: Keys, hashes: npt.NDArray[np.uint64], labels: npt.NDArray[np.int64] | None) -> Iterator[Whole]:
         """The finished shards with this task's keys and labels under today's settings, and all their files; `hashes` (N,) are those of the keys."""
-        seal = self.seals.get(task.id)
+        seal = read_seal(self.root / ".build" / "seals", task.id) if task.id in self.seals else None
         if seal is not None and len(seal.hashes) == len(keys):
             if seal.task not in self._sound:
                 self._sound[seal.task] = self._sealed(seal)
             if self._sound[seal.task]:
-                yield Whole(seal.hashes, seal.stat, seal.files, seal.rows, seal.rejects, seal.flags or {}, lambda: seal.sums or [])
+                sums = seal.sums or []
+                yield Whole(seal.hashes, seal.stat, seal.files, seal.rows, seal.rejects, seal.flags or {}, lambda: sums)
         for generation in self._generations:
             rejects = {int(i): line for i in np.flatnonzero(_in(hashes, generation.rejected)) if (line := generation.rejects.get(keys[int(i)]))}
             stored = np.ones(len(keys), bool)

@@ -32,8 +32,10 @@ __all__ = ["OldShard", "RowList", "RowTable", "Shelf", "list_rows", "write_table
 #: Where a row stands.
 _PLACE = np.dtype([("shard", "<i4"), ("row", "<i4")])
 _COLUMNS = {"high": np.dtype("<u8"), "low": np.dtype("<u8"), "place": _PLACE}
-#: Old shards that a worker holds open at once, each with its provenance (some 110 bytes a row) in memory.
+#: Old shards that a worker holds open at once, ...
 _OPEN = 16
+#: ... fewer where they have so many rows that their provenance, some 110 bytes a row, would fill its memory.
+_HELD_ROWS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,10 @@ class RowList:
         return out
 
 
-def list_rows(shards: list[OldShard]) -> RowList:
-    """All rows of these shards that may be copied; of rows of one source the one of the first shard stands first.
+def list_rows(shards: list[OldShard], wanted: Callable[[npt.NDArray[Any]], npt.NDArray[np.bool_]] | None = None) -> RowList:
+    """The rows of these shards that may be copied; of rows of one source the one of the first shard stands first.
+
+    `wanted`, which rows (N,) of a shard may be asked for, from its provenance, keeps the list short; None: all.
 
     Shards that cannot be read are passed over.
     """
@@ -107,7 +111,8 @@ def list_rows(shards: list[OldShard]) -> RowList:
             samples = shard.samples()
         except (FormatError, FileNotFoundError):
             continue
-        rows = np.flatnonzero(of_kinds(samples, shard.formats))
+        usable = of_kinds(samples, shard.formats)
+        rows = np.flatnonzero(usable if wanted is None else usable & wanted(samples))
         place = np.empty(len(rows), _PLACE)
         place["shard"], place["row"] = number, rows
         hashes.append(samples["source_hash"][rows])
@@ -143,7 +148,10 @@ class RowTable:
     def shelf(self, number: int) -> Shelf:
         """A shard, open; the last few stay so."""
         found = self._shelves.get(number)
-        return found if found is not None else keep(self._shelves, number, Shelf(self.shards[number], self._bring), _OPEN)
+        if found is not None:
+            return found
+        shard = self.shards[number]
+        return keep(self._shelves, number, Shelf(shard, self._bring), max(2, min(_OPEN, _HELD_ROWS // shard.rows)))
 
     def places(self, pair: tuple[int, int]) -> list[tuple[int, int]]:
         """(shard, row) of all rows of a source."""
@@ -158,15 +166,21 @@ class Shelf:
         self.shard, self._bring = shard, bring
         self._files: dict[str, tuple[int, int]] = {}
 
+    def _near(self, name: str) -> Path:
+        """Where a small file is: a worker on another machine has none of them."""
+        path = self.shard.path(name)
+        return path if path.exists() else self._bring(path)
+
     @cached_property
     def samples(self) -> npt.NDArray[Any]:
-        return self.shard.samples()
+        shard = self.shard
+        return read_hashed(self._near("samples"), sample_dtype(shard.fields), (shard.rows,), shard.files["samples"])
 
     @cached_property
     def labels(self) -> npt.NDArray[np.int64] | None:
         """The class numbers, unchecked: each is part of its row's hash."""
         spec = next((f for f in self.shard.fields if f.meaning == "class"), None)
-        return None if spec is None else read_array(self.shard.path(spec.name), spec.stored, (self.shard.rows,))
+        return None if spec is None else read_array(self._near(spec.name), spec.stored, (self.shard.rows,))
 
     def read(self, row: int, out: npt.NDArray[Any]) -> None:
         """Fill `out` (n, *shape) with the images of the rows from `row` on, unchecked."""

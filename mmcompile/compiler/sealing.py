@@ -13,6 +13,8 @@ import numpy.typing as npt
 
 from mmcompile.compiler.seals import Seal, write_seal
 from mmcompile.compiler.staging import send_shard
+from mmcompile.errors import FormatError
+from mmcompile.format.catalog import digest_file
 from mmcompile.format.commit import install
 from mmcompile.format.npy import ALIGN, file_name, hash_file, header, save_array
 from mmcompile.format.samples import shard_sums
@@ -88,8 +90,20 @@ def _install_rows(job: Job, written: Path, positions: npt.NDArray[np.int64]) -> 
     finally:
         os.close(fd)
     note.write_text(digest, "ascii")
-    install(path, job.shards / file_name(image.name, digest))
+    final = job.shards / file_name(image.name, digest)
+    if _stands(final, digest):  # a published shard of the same rows, whose labels or keys are others now: not touched
+        path.unlink()
+    else:
+        install(path, final)
     return digest
+
+
+def _stands(path: Path, digest: str) -> bool:
+    """Is this file there already, whole?"""
+    try:
+        return digest_file(path) == digest
+    except (FormatError, FileNotFoundError):
+        return False
 
 
 def _packed(path: Path, positions: npt.NDArray[np.int64], row_bytes: int) -> Path:

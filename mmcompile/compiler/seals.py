@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,14 @@ from mmcompile.format.commit import write_atomic
 from mmcompile.format.npy import file_name, hash_bytes
 from mmcompile.format.samples import flag_counts
 
-__all__ = ["Seal", "read_seals", "write_seal"]
+__all__ = ["Seal", "read_seal", "read_seals", "write_seal"]
 
 #: What the name of a file in shards/ begins with; a seal's files may be deleted, so it never leads elsewhere.
 _KIND = re.compile(r"[a-z][a-z0-9_]{0,63}\Z")
+
+#: How a seal begins: canonical JSON, so that the bytes that are hashed can be told without writing them anew.
+_HEAD, _TAIL = b'{"hash":"', b'","seal":'
+_BODY = len(_HEAD) + 32 + len(_TAIL)
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,10 @@ class Seal:
         """The seal with what became of the rows; `flags` (rows,) are counted by word."""
         return replace(self, files=files, rows=rows, sums=sums, flags=flag_counts(flags))
 
+    def outline(self) -> Seal:
+        """What publishing needs of it: most of the memory is in what stands for each item."""
+        return replace(self, labels=None, stat=self.stat[:0].copy(), hashes=self.hashes[:0].copy())
+
     def names(self) -> list[str]:
         """The files in shards/ that this seal stands for."""
         return [file_name(kind, digest) for kind, digest in self.files.items()]
@@ -67,7 +76,7 @@ def write_seal(folder: Path, seal: Seal) -> None:
         "pixel": seal.pixel,
         "store": seal.store,
         "made": seal.made,
-        "labels": seal.labels,
+        "labels": None if seal.labels is None else _pack(np.array(seal.labels, "<i8")),
         "stat": _pack(seal.stat),
         "hashes": _pack(seal.hashes),
         "rejects": {str(i): line for i, line in seal.rejects.items()},
@@ -79,23 +88,29 @@ def write_seal(folder: Path, seal: Seal) -> None:
     write_atomic(folder / f"{seal.task}.json", canonical({"seal": document, "hash": hash_bytes(canonical(document))}))
 
 
-def read_seals(folder: Path) -> dict[str, Seal]:
-    """All seals by task id.  One that is damaged counts as absent: its shard is made again."""
-    out = {}
+def read_seals(folder: Path) -> Iterator[Seal]:
+    """All seals, one at a time, sorted by task id.  One that is damaged counts as absent: its shard is made again."""
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
-        try:
-            seal = _parse(path)
-        except (FormatError, OSError, KeyError, TypeError, ValueError, AttributeError):
-            continue
-        if seal.task == path.stem:
-            out[seal.task] = seal
-    return out
+        seal = read_seal(folder, path.stem)
+        if seal is not None:
+            yield seal
+
+
+def read_seal(folder: Path, task: str) -> Seal | None:
+    """The seal of a task; None where there is none, or it is damaged."""
+    try:
+        seal = _parse(folder / f"{task}.json")
+    except (FormatError, OSError, KeyError, TypeError, ValueError, AttributeError):
+        return None
+    return seal if seal.task == task else None
 
 
 def _parse(path: Path) -> Seal:
-    whole = parse(path.read_bytes(), path)
+    data = path.read_bytes()
+    whole = parse(data, path)
     found = whole["seal"]
-    if hash_bytes(canonical(found)) != whole["hash"]:
+    written = data[: len(_HEAD)] + data[len(_HEAD) + 32 : _BODY] + data[-2:] == _HEAD + _TAIL + b"}\n"
+    if not written or hash_bytes(data[_BODY:-2] + b"\n") != whole["hash"]:
         raise ValueError("damaged")
     files = {}
     for name in found["files"]:
@@ -114,7 +129,7 @@ def _parse(path: Path) -> Seal:
         str(found["pixel"]),
         str(found["store"]),
         dict(found["made"]),
-        found["labels"],
+        None if found["labels"] is None else np.frombuffer(_unpack(found["labels"]), "<i8").tolist(),
         stat,
         hashes.astype(np.uint64),
         rejects,
@@ -131,6 +146,6 @@ def _pack(array: npt.NDArray[Any]) -> str:
 
 def _unpack(text: str) -> bytes:
     try:
-        return base64.b64decode(text, validate=True)
+        return binascii.a2b_base64(text, strict_mode=True)
     except binascii.Error as error:
         raise ValueError(str(error)) from None

@@ -12,7 +12,7 @@ import shutil
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from mmcompile.compiler.away import at_home
 from mmcompile.compiler.engines import LocalExecutor
 from mmcompile.compiler.marks import versions_of
 from mmcompile.compiler.preprocess import PIXEL_REVISION, Preprocess
@@ -32,6 +33,8 @@ __all__ = ["ShardDone", "build_shard", "check_versions", "shard_folder", "versio
 
 #: Files of a shard that are looked at to see whether RAW can be reached here.
 _LOOKED_AT = 16
+#: What can be installed by its own name; all else comes inside Pillow.
+_PACKAGES = frozenset({"mmcompile", "pillow", "simplejpeg", "torch"})
 #: Seconds for which a process without work is kept for the next call.
 _IDLE_S = 60.0
 
@@ -54,16 +57,12 @@ def build_shard(job: Job, work: ShardWork, look: bool = True) -> ShardDone:
     `details["unreached"]` are then the keys that were tried.  OSError as from a local build: no space, or the run is over (its folder is gone).
     """
     check_versions(job)
-    with _attempt(job, work.task.number) as scratch:
+    with _attempt(job, work.task.number) if job.store is None else at_home(job) as (here, check):
         if look:
             _check_raw(job, work)
         sealed: list[Seal] = []
-
-        def on_progress(_: Counts) -> None:
-            os.stat(scratch)  # gone when the run is over, or another worker was faster: nothing more is to be done
-
         with _process() as executor:
-            runner = Runner(executor, replace(job, scratch=scratch), lambda _, seal: sealed.append(seal), on_progress, 1)
+            runner = Runner(executor, here, lambda _, seal: sealed.append(seal), lambda _: check(), 1)
             runner.run([work])
         if look and runner.failures:
             _check_raw(job, work)
@@ -94,7 +93,7 @@ def check_versions(job: Job) -> None:
         found = here.get(name, "nothing")
         if found == wanted:
             continue
-        pin = f"pip install {name}=={wanted}" if name in ("mmcompile", "pillow", "torch") else "install the wheels that the coordinator has"
+        pin = f"pip install {name}=={wanted}" if name in _PACKAGES else "install the wheels that the coordinator has"
         raise EngineError(
             f"a worker on {socket.gethostname()} has {name} {found}, this build needs {wanted}; on that machine: {pin}",
             host=socket.gethostname(),
@@ -134,8 +133,11 @@ def shard_folder(job: Job, number: int) -> Path:
 
 
 @contextlib.contextmanager
-def _attempt(job: Job, number: int) -> Iterator[Path]:
-    """A folder of this call alone.  It cannot be made when the run is over, so a worker that comes back from the dead seals nothing."""
+def _attempt(job: Job, number: int) -> Iterator[tuple[Job, Callable[[], None]]]:
+    """The job in a folder of this call alone, and what raises OSError when that is gone: the run is over, or another worker was faster.
+
+    It cannot be made when the run is over, so a worker that comes back from the dead seals nothing.
+    """
     parent, host = shard_folder(job, number), socket.gethostname()
     try:
         scratch = Path(tempfile.mkdtemp(prefix="call-", dir=parent))
@@ -146,8 +148,12 @@ def _attempt(job: Job, number: int) -> Iterator[Path]:
             host=host,
             path=str(parent),
         ) from error
+
+    def check() -> None:
+        os.stat(scratch)
+
     try:
-        yield scratch
+        yield replace(job, scratch=scratch), check
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

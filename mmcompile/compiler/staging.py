@@ -21,7 +21,7 @@ from mmcompile.format.mirror import Mirror, in_threads, make_stub
 from mmcompile.format.store import Store
 from mmcompile.format.storelock import StoreLock
 
-__all__ = ["Fetched", "Staging", "send"]
+__all__ = ["Fetched", "Staging", "send_shard"]
 
 #: Files of `.build/` that stay between builds, or while one is not finished.
 _BUILD = ("settings.json", "stat-cache", "rejects.jsonl", "exclude.json")

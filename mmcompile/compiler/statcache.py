@@ -6,7 +6,10 @@ second change from the first.
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ import xxhash
 from mmcompile.compiler.sources import STAT_DTYPE
 from mmcompile.format.canonical import canonical
 from mmcompile.format.commit import write_atomic
+from mmcompile.format.npy import map_file
 
 __all__ = ["StatCache", "old_enough"]
 
@@ -26,7 +30,13 @@ _YOUNG_NS = 2_000_000_000
 #: Clocks of local disks tell more than microseconds; where a time does not, its file system may make up inodes, too, and give them to others later.
 _COARSE_NS = 1_000
 
-_ENTRY = np.dtype([("key", "<u8"), *((name, "<i8") for name in STAT_DTYPE.names or ()), ("hash", "<u8", (2,))])
+#: The columns of the file, each of all entries, which stand in the order of their key hashes.
+_COLUMNS = (np.dtype("<u8"), STAT_DTYPE, np.dtype(("<u8", (2,))))
+_ENTRY_BYTES = sum(dtype.itemsize for dtype in _COLUMNS)
+#: Bytes of a choice at most: settings, and a sentence.
+_CHOICE_LIMIT = 1 << 20
+#: Entries that are compared or written at a time.
+_PART = 1 << 16
 
 
 def old_enough(stat: npt.NDArray[Any], scanned_ns: int) -> npt.NDArray[np.bool_]:
@@ -36,28 +46,42 @@ def old_enough(stat: npt.NDArray[Any], scanned_ns: int) -> npt.NDArray[np.bool_]
 
 
 class StatCache:
-    """Entries sorted by key hash, in numpy: 56 bytes a file.
+    """56 bytes a file on disk; in memory only while it is asked or saved, and then little of it.
 
     `choice` is what a build chose after looking at some of these files, as JSON values, or None: it is no older than the entries.
     """
 
     def __init__(self, path: Path, location: str) -> None:
         self._path = path
-        self._head = canonical({"location": location, "version": 2})
-        self._saved = b""
+        self._head = canonical({"location": location, "version": 3})
+        loaded = self._load()
         self.choice: dict[str, Any] | None = None
-        self._entries = self._load()
+        self._saved = b""
+        if loaded is not None:
+            self.choice, _, self._saved = loaded
 
-    def _load(self) -> npt.NDArray[np.void]:
+    def _load(self) -> tuple[dict[str, Any] | None, tuple[npt.NDArray[Any], ...], bytes] | None:
+        """(choice, columns, mapped, and the hash of it all); None where there is no whole file of this RAW."""
         try:
-            data = self._path.read_bytes()
+            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                data = map_file(fd, os.fstat(fd).st_size, writable=False)
+            finally:
+                os.close(fd)
         except OSError:
-            return np.empty(0, _ENTRY)
-        if not data.startswith(self._head) or xxhash.xxh3_64_digest(memoryview(data)[:-8]) != data[-8:]:
-            return np.empty(0, _ENTRY)
-        start = data.index(b"\n", len(self._head)) + 1
-        self._saved, self.choice = data, json.loads(data[len(self._head) : start])
-        return np.frombuffer(data, _ENTRY, (len(data) - 8 - start) // _ENTRY.itemsize, start)
+            return None
+        end = len(data) - 8
+        if data[: len(self._head)].tobytes() != self._head or xxhash.xxh3_64_digest(data[:end].data) != data[end:].tobytes():
+            return None
+        choice = data[len(self._head) : end][:_CHOICE_LIMIT].tobytes().partition(b"\n")[0]
+        at = _padded(len(self._head) + len(choice) + 1)
+        count = (end - at) // _ENTRY_BYTES
+        columns = []
+        for dtype in _COLUMNS:
+            stop = at + count * dtype.itemsize
+            columns.append(data[at:stop].view(dtype.base).reshape(count, *dtype.shape))
+            at = stop
+        return json.loads(choice), tuple(columns), data[end:].tobytes()
 
     def known(self, keys: npt.NDArray[np.uint64], stat: npt.NDArray[Any]) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_]]:
         """(hashes (N, 2), which of them are known) for the key hashes and stats of a scan.
@@ -65,35 +89,27 @@ class StatCache:
         A file under another name than before is known by its inode, where its times are fine enough to tell files apart.
         """
         out, known = np.zeros((len(keys), 2), np.uint64), np.zeros(len(keys), bool)
-        if not len(self._entries) or not len(keys):
+        loaded = self._load()
+        if loaded is None or not len(loaded[1][0]) or not len(keys):
             return out, known
-        column = np.ascontiguousarray(self._entries["key"])
-        self._match(column, keys, stat, np.arange(len(keys)), out, known)
+        _, (saved, saved_stat, saved_hashes), _ = loaded
+
+        def match(column: npt.NDArray[Any], wanted: npt.NDArray[Any], items: npt.NDArray[np.int64], order: npt.NDArray[np.int64] | None) -> None:
+            """Fill in the items whose entry, found by a sorted column, has their stat; entries are walked in order, not at random."""
+            walk = np.argsort(wanted)
+            for part in (walk[at : at + _PART] for at in range(0, len(walk), _PART)):
+                at = np.minimum(np.searchsorted(column, wanted[part]), len(column) - 1)
+                same = column[at] == wanted[part]
+                found, entries = items[part[same]], at[same] if order is None else order[at[same]]
+                equal = saved_stat[entries] == stat[found]
+                out[found[equal]], known[found[equal]] = saved_hashes[entries[equal]], True
+
+        match(saved, keys, np.arange(len(keys)), None)
         moved = np.flatnonzero(~known & (stat["size"] >= 0) & (stat["ctime_ns"] % _COARSE_NS != 0))
         if len(moved):
-            order = np.argsort(self._entries["inode"], kind="stable")
-            self._match(self._entries["inode"][order], stat["inode"][moved], stat, moved, out, known, order)
+            order = np.argsort(saved_stat["inode"], kind="stable")
+            match(saved_stat["inode"][order], stat["inode"][moved], moved, order)
         return out, known
-
-    def _match(
-        self,
-        column: npt.NDArray[Any],
-        wanted: npt.NDArray[Any],
-        stat: npt.NDArray[Any],
-        items: npt.NDArray[np.int64],
-        out: npt.NDArray[np.uint64],
-        known: npt.NDArray[np.bool_],
-        order: npt.NDArray[np.int64] | None = None,
-    ) -> None:
-        """Fill in the items whose entry, found by a sorted column, has their stat."""
-        at = np.minimum(np.searchsorted(column, wanted), len(column) - 1)
-        same = column[at] == wanted
-        items, at = items[same], at[same] if order is None else order[at[same]]
-        found = self._entries[at]
-        equal = np.ones(len(items), bool)
-        for name in STAT_DTYPE.names or ():
-            equal &= found[name] == stat[name][items]
-        out[items[equal]], known[items[equal]] = found["hash"][equal], True
 
     def save(
         self,
@@ -105,14 +121,25 @@ class StatCache:
         choice: dict[str, Any] | None = None,
     ) -> None:
         """Replace the cache by what is known of this scan now, without files that were young at `scanned_ns`; write nothing if that is no news."""
-        take = known & old_enough(stat, scanned_ns)
-        entries = np.zeros(int(take.sum()), _ENTRY)
-        entries["key"] = keys[take]
-        for name in STAT_DTYPE.names or ():
-            entries[name] = stat[name][take]
-        entries["hash"] = hashes[take]
-        data = self._head + canonical(choice) + entries[np.argsort(entries["key"], kind="stable")].tobytes()
-        data += xxhash.xxh3_64_digest(data)
-        if data != self._saved:
-            write_atomic(self._path, data, durable=False)
-            self._saved = data
+        rows = np.flatnonzero(known & old_enough(stat, scanned_ns))
+        rows = rows[np.argsort(keys[rows], kind="stable")]
+        head = self._head + canonical(choice)
+        head += b"\0" * (_padded(len(head)) - len(head))
+
+        def parts() -> Iterator[bytes]:
+            yield head
+            for column, dtype in zip((keys, stat, hashes), _COLUMNS, strict=True):
+                for at in range(0, len(rows), _PART):
+                    yield column[rows[at : at + _PART]].astype(dtype.base, copy=False).tobytes()
+
+        state = xxhash.xxh3_64()
+        for part in parts():
+            state.update(part)
+        if state.digest() != self._saved:
+            write_atomic(self._path, itertools.chain(parts(), [state.digest()]), durable=False)
+            self._saved = state.digest()
+
+
+def _padded(length: int) -> int:
+    """Where columns begin behind a head of that length: at a multiple of 8."""
+    return length + -length % 8

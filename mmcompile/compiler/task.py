@@ -124,7 +124,7 @@ def _copier_of(job: Job) -> Copier | None:
     key = str(job.reuse)
     if key not in _copiers:
         _copiers.clear()
-        bring = None if job.store is None else Fetched(job.store, job.scratch / "fetched")
+        bring = None if job.store is None else Fetched(job.store, job.reuse.parent / "fetched")
         _copiers[key] = Copier(RowTable(job.reuse, bring), job.preprocess, job.fields)
     return _copiers[key]
 
@@ -238,8 +238,7 @@ def _copy_known(job: Job, piece: Piece, copier: Copier, target: int, hand: Hand,
     for items, shard, first in copier.runs(piece.hashes, np.flatnonzero(piece.known)):
         hand.take(int(items[0]))
         rows, records, right = copier.copy(shard, first, None if piece.labels is None else piece.labels[items], len(items))
-        for at, i in enumerate(items.tolist()):
-            right[at] = right[at] and _renamed(records[at : at + 1], piece.keys[i])
+        right &= _renamed(records, [piece.keys[i] for i in items.tolist()])
         positions = np.array(piece.positions)[items]
         good = np.flatnonzero(right)
         for run in np.split(good, np.flatnonzero((np.diff(good) != 1) | (np.diff(positions[good]) != 1)) + 1):
@@ -254,20 +253,18 @@ def _copy_one(copier: Copier, digest: str, key: bytes, label: npt.NDArray[np.int
     """A row of this source that is right, wherever there is one; None where there is none."""
     for shard, at in copier.places(hash_pair(digest)):
         rows, records, right = copier.copy(shard, at, label, 1)
-        if right[0] and _renamed(records, key):
+        if right[0] and _renamed(records, [key])[0]:
             row[...] = rows
             return cast("npt.NDArray[Any]", records[0])
     return None
 
 
-def _renamed(records: npt.NDArray[Any], key: bytes) -> bool:
-    """Make a record (1,) say what it would say had this very file been decoded; False where it would not have been."""
-    name, format = as_text(key), records["format"].item().decode("ascii")
-    if format == "TGA" and not may_be_tga(name):
-        return False
-    wrong = np.uint32(_BITS["wrong-extension"])
-    records["flags"] = (records["flags"] & ~wrong) | (np.uint32(0) if belongs(name, format) else wrong)
-    return True
+def _renamed(records: npt.NDArray[Any], keys: list[bytes]) -> npt.NDArray[np.bool_]:
+    """Make records (N,) say what they would say had these very files been decoded; False (N,) for those that would not have been."""
+    files = [(as_text(key), format.decode("ascii")) for key, format in zip(keys, records["format"].tolist(), strict=True)]
+    bit = np.uint32(_BITS["wrong-extension"])
+    records["flags"] = (records["flags"] & ~bit) | np.where([belongs(*file) for file in files], np.uint32(0), bit)
+    return np.array([format != "TGA" or may_be_tga(name) for name, format in files])
 
 
 def _decode(job: Job, data: bytes, key: bytes, digest: str, row: npt.NDArray[Any], hand: Hand, result: PieceResult) -> npt.NDArray[Any]:

@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mmcompile.errors import CorruptShardError
+from mmcompile.errors import CorruptShardError, MMCompileError
 from mmcompile.format.canonical import as_text, name_to_json
 from mmcompile.format.catalog import Generation, kept_files, load_table, named_files, single_files
 from mmcompile.format.damage import key_stops, records
 from mmcompile.format.index import VERSION, Field, load_classes, load_index
+from mmcompile.format.mirror import Mirror, mirrored
 from mmcompile.format.npy import file_name, open_array, read_into
 from mmcompile.format.rejects import load_rejects
 from mmcompile.format.samples import FLAGS, pair_hash
+from mmcompile.format.store import is_url
 
 __all__ = ["SAMPLE_COLUMNS", "describe", "samples_table"]
 
@@ -32,9 +34,12 @@ _LABELS = 1 << 20
 def describe(root: str | Path, generation: str | None = None) -> dict[str, Any]:
     """What a generation (by default the current one) holds, as plain JSON values; names that are not UTF-8 are {"bytes": percent-encoded}.
 
-    Reads the index, the table, the labels and the rejects, none of the images.  `bytes.folder` is the size of everything in the folder, older
-    generations and unfinished builds included.  `generations` are newest first, `modified` in seconds since 1970.  Raises FormatError.
+    Reads (of a URL: fetches) the index, the table, the labels and the rejects, none of the images.  `bytes.folder` is the size of everything in the
+    folder, older generations and unfinished builds included.  `generations` are newest first, `modified` in seconds since 1970.  Raises FormatError.
     """
+    if is_url(root):
+        url = str(root)
+        return mirrored(url, lambda mirror: describe(mirror.folder, generation), ("samples", "keys")) | {"root": url}
     root = Path(os.path.abspath(root))
     index, name = load_index(root, generation)
     current = name if generation is None else load_index(root)[1]
@@ -82,12 +87,23 @@ def samples_table(root: str | Path, generation: str | None = None) -> Iterator[d
     name's own bytes, and read the same way it gives the name back.  `label` and `class` are None where there are none, hashes are hex digits, `flags`
     words joined by spaces.  Memory stays flat.  Raises FormatError, also while rows are asked for.
     """
+    if is_url(root):
+        return _remote_samples(str(root), generation)
     root = Path(os.path.abspath(root))
     index, name = load_index(root, generation)
     loaded = load_table(root, index, name)
     classes = load_classes(root, index) or ()
     field = _label_field(loaded)
     return (row for shard in range(index.shards) for row in _shard_rows(root, loaded, shard, field, classes))
+
+
+def _remote_samples(url: str, generation: str | None) -> Iterator[dict[str, Any]]:
+    with Mirror(url) as mirror:
+        try:
+            mirror.pull()
+            yield from samples_table(mirror.folder, generation)
+        except MMCompileError as error:
+            raise mirror.told(error) from error
 
 
 def _shard_rows(root: Path, generation: Generation, shard: int, field: Field | None, classes: tuple[str, ...]) -> Iterator[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -17,15 +18,15 @@ __all__ = ["Lock"]
 
 
 class Lock:
-    """`flock` on OUT/.build/lock: one build, prune or repair at a time.
+    """`flock` on OUT/.build/lock: one build, prune or repair at a time, or (with `shared`) any number of parts.
 
-    The kernel drops it when its holder dies, so the lock of a dead process is never in the way.  The file tells who holds it.  Not inherited by
-    workers (close-on-exec).  Raises BuildError, naming the holder, when another process has it.
+    The kernel drops it when its holder dies, so the lock of a dead process is never in the way.  The file tells who holds it, if one does alone.  Not
+    inherited by workers (close-on-exec).  Raises BuildError, naming the holder, when another process has it.
     """
 
-    def __init__(self, path: str | Path, *, required: bool = True) -> None:
+    def __init__(self, path: str | Path, *, required: bool = True, shared: bool = False) -> None:
         self.path = Path(path)
-        self.required = required
+        self.required, self.shared = required, shared
         self._fd = -1
 
     def __enter__(self) -> Lock:
@@ -34,13 +35,11 @@ class Lock:
         while True:
             fd = self._open()
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(fd, (fcntl.LOCK_SH if self.shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
             except BlockingIOError:
-                holder = _holder(fd)
+                holder = self._name_holder(fd)
                 os.close(fd)
-                raise BuildError(
-                    f"{self.path.parent.parent}: another run is at work here ({holder}); wait for it or stop it", holder=holder
-                ) from None
+                raise BuildError(f"{self._what()} is at work here ({holder}); wait for it or stop it", holder=holder) from None
             except OSError as error:
                 os.close(fd)
                 if self.required:
@@ -52,6 +51,8 @@ class Lock:
             if self.still_held():
                 break
             os.close(fd)  # another run removed the folder between our open and our lock: take the new file
+        if self.shared:
+            return self
         try:
             os.ftruncate(fd, 0)
             os.pwrite(fd, json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "started": round(time.time())}).encode(), 0)
@@ -59,6 +60,19 @@ class Lock:
             self.__exit__(None, None, None)
             raise
         return self
+
+    def _what(self) -> str:
+        """OUT and who else may be at work, for an error: the lock of a part lies one folder further down."""
+        if self.path.parent.name == ".build":
+            return f"{self.path.parent.parent}: another run"
+        return f"{self.path.parent.parent.parent}: another run of part {self.path.stem}"
+
+    def _name_holder(self, fd: int) -> str:
+        """Who has the lock that was refused: parts, which share it, have their names in locks of their own."""
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return "parts of a build"
+        return _holder(fd)
 
     def _open(self) -> int:
         fd = -1

@@ -13,6 +13,7 @@ import os
 import secrets
 import shutil
 import tempfile
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,9 +25,10 @@ from mmcompile.format.catalog import digest_of
 from mmcompile.format.index import load_index
 from mmcompile.format.store import Store, time_of
 
-__all__ = ["Mirror", "in_threads", "make_stub"]
+__all__ = ["Home", "Mirror", "in_threads", "make_stub", "mirrored"]
 
 _E = TypeVar("_E", bound=MMCompileError)
+_T = TypeVar("_T")
 
 #: Downloads at a time: small files, whose time is the way to the store and back.
 _THREADS = 16
@@ -41,8 +43,8 @@ class Mirror:
 
     def __init__(self, url: str) -> None:
         self.store = Store(url)
-        self._home, self._lock = _new_home()
-        self.folder = self._home / "out"
+        self._home = Home()
+        self.folder = self._home.path / "out"
         self.folder.mkdir()
         #: Bytes of every object that was listed, by name.
         self.there: dict[str, int] = {}
@@ -52,8 +54,7 @@ class Mirror:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        shutil.rmtree(self._home, ignore_errors=True)
-        os.close(self._lock)
+        self._home.remove()
 
     def look(self) -> None:
         """Just what tells whether this is a dataset, a build, or something else: names, and the index where there is one."""
@@ -142,6 +143,16 @@ class Mirror:
         in_threads(get, names)
 
 
+def mirrored(url: str, use: Callable[[Mirror], _T], without: Iterable[str] = ()) -> _T:
+    """What `use` makes of a Mirror with everything that is not large; its errors name the URL."""
+    with Mirror(url) as mirror:
+        try:
+            mirror.pull(without)
+            return use(mirror)
+        except MMCompileError as error:
+            raise mirror.told(error) from error
+
+
 def in_threads(action: Callable[[str], Any], names: Iterable[str]) -> None:
     """Do something with many objects, some at a time; the first error is raised, once those at work have ended."""
     with ThreadPoolExecutor(_THREADS, "store") as pool:
@@ -169,22 +180,37 @@ def _is_ours(name: str) -> bool:
     return folder in (".build/seals", "generations") or (folder == ".build" and last in _KEPT)
 
 
-def _new_home() -> tuple[Path, int]:
-    """A new private folder, and the lock on it that says that its process lives; folders whose process is gone are removed."""
-    base = Path(tempfile.gettempdir()) / f"mmcompile-{os.getuid()}"
-    base.mkdir(mode=0o700, exist_ok=True)
-    if base.is_symlink() or base.stat().st_uid != os.getuid():
-        raise RemoteError(f"{base}: belongs to someone else; remove it, or set TMPDIR to another folder", path=str(base))
-    for old in base.iterdir():
-        with contextlib.suppress(OSError):
-            fd = os.open(old / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(old)
-            finally:
-                os.close(fd)
-    hidden = Path(tempfile.mkdtemp(dir=base))
-    fd = os.open(hidden / "starting", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(fd, fcntl.LOCK_EX)
-    os.rename(hidden / "starting", hidden / "lock")  # it is locked by the time that it can be found
-    return hidden, fd
+class Home:
+    """A new private folder `path` for temporary files (below TMPDIR), which goes with its process.
+
+    Its lock says that the process lives; folders whose process is gone are removed when the next one is made.
+    """
+
+    def __init__(self) -> None:
+        base = Path(tempfile.gettempdir()) / f"mmcompile-{os.getuid()}"
+        base.mkdir(mode=0o700, exist_ok=True)
+        if base.is_symlink() or base.stat().st_uid != os.getuid():
+            raise RemoteError(f"{base}: belongs to someone else; remove it, or set TMPDIR to another folder", path=str(base))
+        for old in base.iterdir():
+            with contextlib.suppress(OSError):
+                fd = os.open(old / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(old)
+                finally:
+                    os.close(fd)
+        self.path = Path(tempfile.mkdtemp(dir=base))
+        self._lock = os.open(self.path / "starting", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        os.rename(self.path / "starting", self.path / "lock")  # it is locked by the time that it can be found
+        self._remove = weakref.finalize(self, _remove, self.path, self._lock, os.getpid())
+
+    def remove(self) -> None:
+        """Delete the folder now, rather than when the process ends."""
+        self._remove()
+
+
+def _remove(path: Path, lock: int, owner: int) -> None:
+    if owner == os.getpid():  # a forked child has copies of both
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(lock)

@@ -6,8 +6,11 @@ generation, and the next prune takes it.
 
 from __future__ import annotations
 
+import logging
 import os
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,10 @@ from mmcompile.format.catalog import digest_file, digest_of, kept_files, list_fo
 from mmcompile.format.commit import sync_folder
 from mmcompile.format.index import BLOB_LIMIT, INDEX_LIMIT, Index, load_index
 from mmcompile.format.lock import Lock
+from mmcompile.format.mirror import Mirror, mirrored
 from mmcompile.format.npy import hash_bytes
+from mmcompile.format.store import is_url
+from mmcompile.format.storelock import StoreLock
 
 __all__ = ["PruneReport", "prune"]
 
@@ -61,10 +67,12 @@ def prune(root: str | Path, keep: int = 1, *, delete: bool) -> PruneReport:
 
     The current generation is always kept.  Age is the mtime of the generation's file.  Deletes under the lock of the folder.  Raises FormatError,
     with nothing deleted, where a kept generation, its table or a seal of an unfinished build cannot be read, as what they name is then unknown;
-    BuildError where another run is at work.
+    BuildError where another run is at work.  Of a URL, images that are to go are fetched first, to see that they are ours.
     """
     if keep < 1:
         raise OptionError(f"keep must be at least 1, not {keep}: the current generation is never deleted")
+    if is_url(root):
+        return _prune_store(str(root), keep, delete)
     root = Path(os.path.abspath(root))
     load_index(root)
     if not delete:
@@ -82,7 +90,26 @@ def prune(root: str | Path, keep: int = 1, *, delete: bool) -> PruneReport:
         return report
 
 
-def _plan(root: Path, keep: int, deleted: bool = False) -> PruneReport:
+def _prune_store(url: str, keep: int, delete: bool) -> PruneReport:
+    def run(mirror: Mirror) -> PruneReport:
+        load_index(mirror.folder)
+        if not delete:
+            return _plan(mirror.folder, keep, at_hand=mirror.brought)
+        with StoreLock(mirror.store, logging.getLogger(__name__).warning) as lock:
+            mirror.pull()
+            report = _plan(mirror.folder, keep, deleted=True, at_hand=mirror.brought)
+            if not lock.still_held():
+                raise BuildError(f"{url}: another run took the lock while prune was at work; nothing was deleted, run it again")
+            mirror.store.delete(f"generations/{name}.json" for name, _, _ in report.generations)
+            mirror.store.delete(f"shards/{name}" for name, _ in report.files)
+        return report
+
+    return replace(mirrored(url, run), root=url)
+
+
+def _plan(
+    root: Path, keep: int, deleted: bool = False, at_hand: Callable[[Path], AbstractContextManager[None]] = lambda _: nullcontext()
+) -> PruneReport:
     index, current = load_index(root)
     ages, misnamed = kept_files(root)
     others = [f"generations/{name}" for name in misnamed]
@@ -98,7 +125,9 @@ def _plan(root: Path, keep: int, deleted: bool = False) -> PruneReport:
     for entry in list_folder(root / "shards"):
         if entry.name in needed:
             continue
-        if _is_ours(root / "shards" / entry.name):
+        with at_hand(root / "shards" / entry.name):
+            ours = _is_ours(root / "shards" / entry.name)
+        if ours:
             files.append((entry.name, entry.stat(follow_symlinks=False).st_size))
         else:
             others.append(f"shards/{entry.name}")

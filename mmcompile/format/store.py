@@ -7,6 +7,7 @@ where the store's own tools look for them: the environment and fsspec's configur
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
@@ -41,6 +42,8 @@ _FINAL_NAMES = frozenset(
         "TokenRetrievalError",
     )
 )
+#: What says that there is no room here, or no more files may be open.
+_OWN = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
 #: Bytes moved at a time between a file and an object.
 _CHUNK = 8 << 20
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -249,6 +252,8 @@ class Store:
             except MemoryError:
                 raise
             except Exception as error:
+                if isinstance(error, OSError) and error.errno in _OWN:  # of the disk here
+                    raise
                 if type(error).__name__ in _FINAL_NAMES:
                     raise RemoteError(f"{self.where(name)}: {_said(error)}", path=self.where(name)) from error
                 if wait_s is None:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,23 +23,36 @@ from mmcompile.format.catalog import Generation, digest_of, kept_files, list_fol
 from mmcompile.format.damage import damaged_rows, key_stops, sources_of
 from mmcompile.format.findings import ROWS_LISTED, Problem, VerifyReport
 from mmcompile.format.index import BLOB_LIMIT, INDEX_LIMIT, Index, load_classes, not_a_dataset
+from mmcompile.format.mirror import mirrored
 from mmcompile.format.npy import file_bytes, file_name, hash_bytes, hash_file, header, open_array
 from mmcompile.format.rejects import load_rejects
 from mmcompile.format.samples import pair_hash, sample_dtype
+from mmcompile.format.store import is_url
 
 __all__ = ["Problem", "VerifyReport", "verify"]
+
+AtHand = Callable[[Path], AbstractContextManager[None]]
 
 
 def verify(root: str | Path, *, workers: int | None = None, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
     """Hold every byte of every kept generation against its hash, each file read once by one of `workers` threads (None: as many as CPUs, 2 to 16).
 
-    `progress(bytes done, bytes in all)` is called from this thread, a few times a second.  Raises NotADatasetError or VersionError.
+    Of a URL each file is brought to a temporary place once, of images one for each thread at a time.  `progress(bytes done, bytes in all)` is called
+    from this thread, a few times a second.  Raises NotADatasetError, VersionError or RemoteError.
     """
+    workers = workers or max(2, min(16, len(os.sched_getaffinity(0))))
+    if is_url(root):
+        url = str(root)
+        return replace(mirrored(url, lambda mirror: _verify(mirror.folder, workers, progress, mirror.brought)), root=url)
+    return _verify(Path(os.path.abspath(root)), workers, progress, lambda _: nullcontext())
+
+
+def _verify(root: Path, workers: int, progress: Callable[[int, int], None] | None, at_hand: AtHand) -> VerifyReport:
     began = time.monotonic()
-    run = _Run(Path(os.path.abspath(root)))
+    run = _Run(root, at_hand)
     run.read_indexes()
     run.read_tables()
-    run.read_files(workers or max(2, min(16, len(os.sched_getaffinity(0)))), progress)
+    run.read_files(workers, progress)
     run.check_sound_files()
     run.trace()
     problems = run.problems
@@ -77,9 +91,10 @@ class _Bad:
 
 
 class _Run:
-    """The state of one verification."""
+    """The state of one verification.  Files of shards/ are there while `at_hand` lasts."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, at_hand: AtHand) -> None:
+        self._at_hand = at_hand
         self.root, self.shards = root, root / "shards"
         self.problems: list[Problem] = []
         self.bad: dict[str, _Bad] = {}
@@ -209,7 +224,8 @@ class _Run:
                 job = next(jobs, None)
             if job is None:
                 return
-            bad = self._judge(job)
+            with self._at_hand(self.shards / job.name):
+                bad = self._judge(job)
             with self._mutex:
                 self.files += bad is None or bad.kind != "missing"
                 if bad is not None:
@@ -345,7 +361,10 @@ class _Run:
         if files["samples"] in self.bad:
             return replace(whole, message=f"{where}, rows from {start} to {stop - 1}; which cannot be told without shards/{files['samples']}")
         try:
-            local = damaged_rows(self.root, generation, shard)
+            with ExitStack() as stack:  # a row's hash is over all its fields
+                for spec in generation.index.fields:
+                    stack.enter_context(self._at_hand(self.shards / file_name(spec.name, pair_hash(generation.table[spec.name][shard]))))
+                local = damaged_rows(self.root, generation, shard)
             listed = local[:ROWS_LISTED].tolist()
             keys = [] if files["keys"] in self.bad else sources_of(self.root, generation, shard, listed)
         except (FormatError, MemoryError) as error:

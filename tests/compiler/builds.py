@@ -75,7 +75,7 @@ def age(root: Path, seconds: float = 100.0) -> None:
             os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns - int(seconds * 1e9)))
 
 
-def run(raw: Any, out: Path, preprocess: Preprocess | None = SMALL, *, rows: int = 3, workers: int = 1, **more: Any) -> BuildReport:
+def run(raw: Any, out: str | Path, preprocess: Preprocess | None = SMALL, *, rows: int = 3, workers: int = 1, **more: Any) -> BuildReport:
     """A build with shards of about `rows` rows of SMALL."""
     options = BuildOptions(workers=workers, shard_bytes=rows * ROW_BYTES, **more.pop("options", {}))
     return build(raw, out, preprocess=preprocess, options=options, **more)

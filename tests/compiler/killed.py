@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+from mmcompile.format.store import is_url
 from tests.compiler.builds import run
 from tests.compiler.planted import Planted
 
@@ -15,7 +16,7 @@ def main(raw: str, out: str, notes: str = "") -> None:
     print("begin", flush=True)
     began = time.monotonic()
     try:
-        run(source, Path(out), rows=1, workers=2)
+        run(source, out if is_url(out) else Path(out), rows=1, workers=2)
     except KeyboardInterrupt:
         print("interrupted", flush=True)
         raise

@@ -600,10 +600,10 @@ def test_an_error_that_nobody_foresaw_is_the_fault_of_one_file(raw: Path, out: P
 
     real = task.store
 
-    def odd(pixels: Any, preprocess: Any, depth: int, out: Any) -> Any:
+    def odd(pixels: Any, preprocess: Any, depth: int, *out: Any) -> Any:
         if pixels[0, 0, 0] == expected(raw, SMALL)[3][0, 0, 0]:
             raise ZeroDivisionError("oh")
-        return real(pixels, preprocess, depth, out)
+        return real(pixels, preprocess, depth, *out)
 
     monkeypatch.setattr(task, "store", odd)
     with pytest.raises(DecodeError) as caught:

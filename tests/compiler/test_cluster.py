@@ -26,6 +26,8 @@ from mmcompile.compiler.task import Job
 from mmcompile.errors import BuildError, DecodeError, EngineError, SourceError
 from tests.compiler.builds import BROKEN, age, dataset, inline, keys, make_raw, run, write
 from tests.compiler.planted import Planted, plant
+from tests.compiler.test_staging import published
+from tests.s3 import Bucket
 
 
 @pytest.fixture
@@ -290,7 +292,7 @@ def test_workers_of_other_versions_are_refused(tmp_path: Path, threads: Executor
     ) as caught:
         over(threads, raw, tmp_path / "out")
     assert caught.value.details["package"] == "pillow"
-    assert not read_seals(tmp_path / "out" / ".build" / "seals")
+    assert not list(read_seals(tmp_path / "out" / ".build" / "seals"))
 
 
 @dataclass(frozen=True)
@@ -369,7 +371,7 @@ def test_a_worker_whose_run_is_over_stops_and_seals_nothing(tmp_path: Path, thre
     shutil.rmtree(job.scratch)
     with pytest.raises(OSError, match="No such file"):
         zombie.result()
-    assert not read_seals(out / ".build" / "seals")
+    assert not list(read_seals(out / ".build" / "seals"))
     with pytest.raises(EngineError, match="or the build that asked for this is over"):
         shardcall.build_shard(job, work)
 
@@ -425,3 +427,39 @@ def test_a_disk_that_is_full_over_there_is_said_as_it_is_here(tmp_path: Path, th
     monkeypatch.setattr(shardcall.tempfile, "mkdtemp", full)
     with pytest.raises(BuildError, match="No space left on device"):
         over(threads, make_raw(tmp_path / "raw"), tmp_path / "out")
+
+
+# ---------------------------------------------------------------- OUT on a store
+
+
+def test_workers_that_see_no_disk_of_the_coordinator_build_into_a_store(tmp_path: Path, s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    raw, url = make_raw(tmp_path / "raw", per_class=4), s3_bucket.url + "/out"
+    age(raw)
+    write(raw, {"cat/bad.png": BROKEN})
+    with processes(2) as executor:
+        assert over(executor, raw, url, max_rejects=1).decoded == 8  # type: ignore[arg-type]
+        local(raw, tmp_path / "local", max_rejects=1)
+        assert published(s3_bucket) == dataset(tmp_path / "local")
+        (raw / "dog").rename(raw / "wolf")
+        again = over(executor, raw, url, max_rejects=1)  # type: ignore[arg-type]
+    assert (again.decoded, again.copied > 0) == (0, True)
+    local(raw, tmp_path / "local", max_rejects=1)
+    assert {name: data for name, data in published(s3_bucket).items() if name in dataset(tmp_path / "local")} == dataset(tmp_path / "local")
+    assert not [name for name in s3_bucket.files("out") if name.startswith(".build/tmp")]
+
+
+def test_a_run_on_a_store_that_is_over_is_noticed(tmp_path: Path, s3_bucket: Bucket) -> None:
+    raw = make_raw(tmp_path / "raw")
+    asked: list[Any] = []
+
+    def ask(job: Job, work: ShardWork) -> Job:
+        asked.append((job, work))
+        raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        over(Altering(ask), raw, s3_bucket.url + "/out")  # type: ignore[arg-type]
+    with pytest.raises(FileNotFoundError, match="the build that asked for this shard is over"):
+        shardcall.build_shard(*asked[0])
+    assert not [name for name in s3_bucket.files("out") if name.startswith((".build/seals", "shards"))]

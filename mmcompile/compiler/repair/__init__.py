@@ -27,6 +27,7 @@ from mmcompile.format.canonical import name_to_json
 from mmcompile.format.findings import Problem, VerifyReport
 from mmcompile.format.index import not_a_dataset
 from mmcompile.format.lock import Lock
+from mmcompile.format.store import is_url
 from mmcompile.format.verify import verify
 
 __all__ = ["Missing", "RepairReport", "repair"]
@@ -75,6 +76,11 @@ def repair(
     """
     if workers is not None and workers < 1:
         raise OptionError(f"workers must be at least 1, not {workers}")
+    for place in (root, raw):
+        if is_url(place):
+            raise OptionError(
+                f"{place}: repair works on disks; copy it to a folder, repair the dataset there, and copy back the files that were repaired"
+            )
     folder, source = Path(os.path.abspath(root)), Path(os.path.abspath(os.fspath(raw)))
     tell = progress or (lambda _: None)
     began = time.monotonic()

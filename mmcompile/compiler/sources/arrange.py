@@ -27,6 +27,8 @@ __all__ = ["Folder", "arrange"]
 _SPLIT_NAMES = frozenset({"train", "training", "val", "valid", "validation", "test", "testing"})
 
 _MAX_EXTENSION_REASONS = 20
+#: Items that lie together while folders are collected: 17 MB and their keys.
+_PACKED = 1 << 18
 #: Names that are bytes objects at one time while a large folder is sorted.
 _CHUNK = 1 << 14
 
@@ -77,7 +79,14 @@ def arrange(root: str, folders: Iterable[Folder], choice: Choice) -> Scan:
     counts: Counter[str] = Counter()
     direct: list[Folder] = []
     classes: dict[str, list[Folder]] = {}
+    fresh: list[Folder] = []
+    waiting = 0
     for folder in folders:
+        fresh.append(folder)
+        waiting += len(folder.keys)
+        if waiting >= _PACKED:
+            _pack(fresh)
+            fresh, waiting = [], 0
         left_out.update(folder.left_out)
         counts.update(folder.counts)
         counts["folders"] += 1
@@ -107,6 +116,18 @@ def arrange(root: str, folders: Iterable[Folder], choice: Choice) -> Scan:
         counts["files reached again"] = again
     warnings += choice.warnings()
     return Scan(keys, labels, stat, names if any(filled) else None, _reasons(left_out), tuple(warnings), {k: counts[k] for k in sorted(counts)})
+
+
+def _pack(folders: list[Folder]) -> None:
+    """Lay the items of these folders into common arrays.
+
+    Millions of small arrays would leave their memory to this process alone when they are let go; a few large ones give it back.
+    """
+    keys, stat = Keys.join([folder.keys for folder in folders]), np.concatenate([folder.stat for folder in folders])
+    at = 0
+    for folder in folders:
+        rows = slice(at, at + len(folder.keys))
+        folder.keys, folder.stat, at = keys[rows], stat[rows], rows.stop
 
 
 def _join(groups: list[list[Folder]]) -> tuple[Keys, npt.NDArray[np.void], int]:

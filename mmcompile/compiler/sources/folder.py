@@ -20,7 +20,7 @@ from mmcompile.compiler.sources.walk import OPEN_FLAGS, list_tree, stat_columns
 from mmcompile.errors import SourceError
 from mmcompile.format.canonical import name_to_json
 
-__all__ = ["FolderSource"]
+__all__ = ["MAX_SOURCE_BYTES", "FolderSource"]
 
 #: A larger file is refused before memory is taken for it: 178,956,970 pixels (the pixel limit) of 4 x 16 bit are 1.4 GB uncompressed.
 MAX_SOURCE_BYTES = 2**31

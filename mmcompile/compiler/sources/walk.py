@@ -31,21 +31,22 @@ from mmcompile.compiler.sources.names import NO_EXTENSION, Choice, show
 from mmcompile.errors import SourceError
 from mmcompile.format.canonical import as_text
 
-__all__ = ["OPEN_FLAGS", "list_tree", "stat_columns"]
+__all__ = ["HEAD_BYTES", "OPEN_FLAGS", "list_tree", "stat_columns"]
 
 #: O_NONBLOCK: opening a FIFO that took a file's place returns at once; it has no effect on regular files.
 OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 #: Threads at most: with 1 ms for each call that is 30,000 files a second, about what servers of files answer to one client.
 _MOST_THREADS = 32
-#: Entries that one call of a thread looks at: a second's work at 1 ms each, so that interrupts and progress are never far.
-_BATCH = 1024
-#: Folders that one call of a thread takes at most.
+#: Entries that are looked at in one go, by one thread; after as many it is known how long a call waits.
+_BATCH = 256
+#: Folders that a thread is given at a time, where calls do not wait.
 _FOLDERS = 32
-#: A call that waits longer than this waits for a disk or a network, not for other threads: one from memory takes 5 us.
-_SLOW_S = 50e-6
+#: A call that waits longer than this, and for each thread a turn more, waits for a disk or a network and not for other threads.
+_SLOW_S, _TURN_S = 100e-6, 10e-6
 
 _PROGRESS_S = 1.0
+#: What decides about a file without an extension.
 HEAD_BYTES = 32
 _NO_STAT = (-1, -1, -1, -1)
 
@@ -62,9 +63,7 @@ def list_tree(root: str, choice: Choice, progress: Callable[[int], None] | None 
     A file that cannot be looked at (a dangling link) is an item if it has the extension of an image; its stat is -1.  Raises SourceError where a
     folder cannot be listed or contains itself.
     """
-    done = _Walk(os.fsencode(root), choice, progress).run(_Sub(b"", _ancestors(root)))
-    while done:
-        yield done.pop()
+    return _Walk(os.fsencode(root), choice, progress).run(_Sub(b"", _ancestors(root)))
 
 
 class _Sub(NamedTuple):
@@ -90,27 +89,27 @@ class _Walk:
         self._helping = self._calls = 0
         self._waited = 0.0
         self._found = 0
-        self._stopped = False
+        self._stopped = self._quick = False
 
-    def run(self, top: _Sub) -> list[Folder]:
+    def run(self, top: _Sub) -> Iterator[Folder]:
         """Deals folders to threads.  Raises the first fault in the order of paths."""
-        todo, done = [top], []
+        todo = [top]
         fault: _Fault | None = None
         running: set[Future[tuple[list[Folder], list[_Sub], list[_Fault]]]] = set()
         try:
             while todo or running:
                 while todo and len(running) < self._threads:
-                    count = max(1, min(_FOLDERS, len(todo) // (4 * self._threads)))
+                    count = min(_FOLDERS, len(todo)) if self._quick else 1
                     running.add(self._pool.submit(self._list, todo[-count:]))
                     del todo[-count:]
                 finished, running = wait(running, _PROGRESS_S, FIRST_COMPLETED)
                 for future in finished:
                     folders, subs, faults = future.result()
-                    done += folders
+                    yield from folders
                     todo += subs
-                    if faults:  # what stands behind the first one is told by nobody
-                        first = fault = min([*faults, *([fault] if fault else [])], key=lambda found: found.position)
-                        todo = [sub for sub in todo if sub.position < first.position]
+                    fault = min([*faults, *([fault] if fault else [])], key=lambda found: found.position, default=None)
+                if fault is not None:
+                    todo = [sub for sub in todo if sub.position < fault.position]  # what stands behind it is told by nobody
                 if self._progress is not None:
                     self._progress(self._found)
         finally:
@@ -118,7 +117,6 @@ class _Walk:
             self._pool.shutdown(cancel_futures=True)
         if fault is not None:
             raise fault.error
-        return done
 
     def _list(self, subs: list[_Sub]) -> tuple[list[Folder], list[_Sub], list[_Fault]]:
         """(folders listed, folders found in them, faults), in a thread."""
@@ -177,13 +175,13 @@ class _Walk:
             self._helping -= 1
 
     def _note(self, clock: _Clock, calls: int) -> None:
-        """More threads where calls wait."""
+        """More threads where calls wait, and fewer where they only wait for each other."""
         with self._lock:
             self._waited += clock.waited()
             self._calls += calls
             if self._calls >= _BATCH:
-                if self._waited / self._calls > _SLOW_S:
-                    self._threads = min(2 * self._threads, _MOST_THREADS)
+                self._quick = self._waited / self._calls <= _SLOW_S + self._threads * _TURN_S
+                self._threads = max(1, self._threads // 2) if self._quick else min(2 * self._threads, _MOST_THREADS)
                 self._waited, self._calls = 0.0, 0
 
 

@@ -1,0 +1,163 @@
+"""Hides how a build is done in parts that know nothing of each other: the plan that all of them read, whose shards are whose, and their locks.
+
+A part builds and seals its shards, and nothing else: it publishes nothing and deletes nothing that is not its own.  A plain build finds the seals.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mmcompile.compiler.listing import load_listing, save_listing
+from mmcompile.compiler.options import BuildOptions
+from mmcompile.compiler.output import describe_changes
+from mmcompile.compiler.plan import SHARD_BYTES, ShardTask
+from mmcompile.compiler.planning import Wanted
+from mmcompile.compiler.preprocess import Preprocess
+from mmcompile.compiler.sources import Scan, Source
+from mmcompile.compiler.sources.folder import FolderSource
+from mmcompile.errors import BuildError, OptionError
+from mmcompile.format.lock import Lock
+
+__all__ = ["PartNumber", "Plan", "load_plan", "locked", "plan_exists", "remove_plan", "save_plan", "scratch_of"]
+
+
+@dataclass(frozen=True)
+class PartNumber:
+    """Part I of N: the shards whose number modulo N is I modulo N, so that numbers from 0 and from 1 serve alike."""
+
+    index: int
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> PartNumber:
+        """Of "I/N".  Raises OptionError."""
+        index, slash, count = text.partition("/")
+        if slash and all(n.isascii() and n.isdigit() and len(n) < 10 for n in (index, count)) and 0 <= int(index) <= int(count) != 0:
+            return cls(int(index), int(count))
+        raise OptionError(f"part must be I/N with 0 <= I <= N, as in 3/16, found {text!r:.80}", options=["part"])
+
+    @property
+    def name(self) -> str:
+        """The same for I = 0 and I = N."""
+        return f"{self.index % self.count}-of-{self.count}"
+
+    def of(self, tasks: list[ShardTask]) -> list[ShardTask]:
+        """The shards of this part."""
+        return [t for t in tasks if t.number % self.count == self.index % self.count]
+
+
+# ---------------------------------------------------------------- the plan
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was planned: the listing, made at `at_ns`, and the settings, with what was chosen and why."""
+
+    scan: Scan
+    at_ns: int
+    asked: Preprocess
+    chosen: Preprocess
+    why: str
+    source: dict[str, Any]
+    shard_bytes: int
+    versions: dict[str, str]
+
+    def check(self, source: Source, asked: Preprocess, options: BuildOptions) -> None:
+        """Settings that are given must be those of the plan; those left at their defaults, altogether, are taken from it.  Raises OptionError."""
+        planned, given = dict[str, Any](), dict[str, Any]()
+        if asked != Preprocess():
+            planned["preprocess"], given["preprocess"] = self.asked.settings(), asked.settings()
+        if source.identity() != FolderSource(source.root).identity():
+            planned["source"], given["source"] = self.source, source.identity()
+        if options.shard_bytes != SHARD_BYTES:
+            planned["shard_bytes"], given["shard_bytes"] = self.shard_bytes, options.shard_bytes
+        if differs := list(describe_changes(planned, given)):
+            raise OptionError(
+                f"a part is built as it was planned, but {differs[0]}{f' and {len(differs) - 1:,} more' if len(differs) > 1 else ''} was given; "
+                "leave the settings out, or run --plan-only again with these",
+                differs=differs,
+            )
+
+    def wanted(self, source: Source, options: BuildOptions) -> Wanted:
+        """What the plan is to make."""
+        made = Wanted.of(self.asked, self.chosen, self.why, source, self.scan.labels is not None, options)
+        return replace(made, settings={**made.settings, "source": self.source})
+
+
+def _path(out: Path) -> Path:
+    return out / ".build" / "plan"
+
+
+def plan_exists(out: Path) -> bool:
+    """Is there something left of a plan?"""
+    return _path(out).exists() or (out / ".build" / "parts").exists()
+
+
+def save_plan(out: Path, scan: Scan, at_ns: int, wanted: Wanted, versions: dict[str, str]) -> None:
+    """Save what parts have to know, in place of an earlier plan.  The caller holds the lock."""
+    remove_plan(out)
+    head = {
+        "asked": wanted.asked.settings(),
+        "chosen": wanted.preprocess.settings(),
+        "why": wanted.why,
+        "source": wanted.settings["source"],
+        "shard_bytes": wanted.settings["shard_bytes"],
+        "versions": versions,
+    }
+    save_listing(_path(out), scan, at_ns, head)
+
+
+def load_plan(out: Path) -> Plan:
+    """Raises BuildError where there is none that can be used."""
+    found = load_listing(_path(out))
+    try:
+        if found is None:
+            raise KeyError
+        scan, at_ns, head = found
+        asked, chosen = (Preprocess.from_settings(head[name]) for name in ("asked", "chosen"))
+        return Plan(scan, at_ns, asked, chosen, head["why"], head["source"], head["shard_bytes"], head["versions"])
+    except (KeyError, TypeError, ValueError):
+        raise BuildError(
+            f"{out}: there is no plan here (a build that publishes removes it); run the same command with --plan-only in place of --part first"
+        ) from None
+
+
+def remove_plan(out: Path) -> None:
+    """Forget plan and parts; sealed shards stay.  The caller holds the lock."""
+    _path(out).unlink(missing_ok=True)
+    shutil.rmtree(out / ".build" / "parts", ignore_errors=True)
+
+
+# ---------------------------------------------------------------- one part
+
+
+@contextlib.contextmanager
+def locked(out: Path, part: PartNumber, *, required: bool) -> Iterator[Lock]:
+    """Hold the lock of OUT together with other parts, and that of this part alone.  Raises BuildError, naming who has it."""
+    if not (out / ".build").is_dir():
+        load_plan(out)  # says what to do
+    with Lock(out / ".build" / "lock", required=required, shared=True) as lock:
+        (out / ".build" / "parts").mkdir(exist_ok=True)
+        with Lock(out / ".build" / "parts" / f"{part.name}.lock", required=required):
+            yield lock
+
+
+@contextlib.contextmanager
+def scratch_of(out: Path, part: PartNumber) -> Iterator[Path]:
+    """A new folder for unfinished files of this part; what an earlier run of it left goes first."""
+    folder = out / ".build" / "tmp" / f"part-{part.name}"
+    if folder.parent.is_symlink():
+        raise BuildError(f"{folder.parent}: a link; remove it")
+    shutil.rmtree(folder, ignore_errors=True)
+    scratch = folder / secrets.token_hex(8)
+    scratch.mkdir(parents=True)
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

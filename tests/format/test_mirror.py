@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mmcompile.errors import NotADatasetError, OptionError
+from mmcompile.format.describe import describe, samples_table
+from mmcompile.format.prune import prune
+from mmcompile.format.verify import verify
+from tests.s3 import Bucket, Proxy
+from tests.support import make_dataset
+
+
+def files_of(root: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Two generations of shards of 4 images."""
+    root = tmp_path / "out"
+    images = np.arange(12 * 3 * 8 * 8, dtype=np.uint8).reshape(12, 3, 8, 8)
+    make_dataset(root, images[::-1], range(12), shards=(4, 4, 4))
+    make_dataset(root, images, [i % 3 for i in range(12)], shards=(4, 4, 4))
+    return root
+
+
+@pytest.fixture
+def url(root: Path, s3_bucket: Bucket) -> str:
+    return s3_bucket.fill(files_of(root), "out")
+
+
+def test_info_of_a_url_is_that_of_the_folder_and_fetches_no_image(root: Path, url: str, s3_proxy: Proxy) -> None:
+    found, expected = describe(url), describe(root)
+    assert found["root"] == url
+    for name in set(expected) - {"root", "generations"}:
+        assert found[name] == expected[name], name
+    assert [g["name"] for g in found["generations"]] == [g["name"] for g in expected["generations"]]
+    assert not [a for a in s3_proxy.asked if "image-" in a.path or "samples-" in a.path]
+    assert list(samples_table(url)) == list(samples_table(root))
+
+
+def test_verify_of_a_url_fetches_each_file_once_and_names_bad_rows(root: Path, url: str, s3_bucket: Bucket, s3_proxy: Proxy) -> None:
+    report = verify(url)
+    assert (report.ok, report.root, report.files, report.bytes) == (True, url, verify(root).files, verify(root).bytes)
+    asked = [a.path.split("?")[0] for a in s3_proxy.asked if a.method == "GET" and a.path.endswith(".npy")]
+    assert sorted(asked) == sorted(set(asked))
+    image = next(p for p in sorted((root / "shards").iterdir()) if p.name.startswith("image-"))
+    data = bytearray(image.read_bytes())
+    data[4096 + 3 * 8 * 8 * 2] ^= 1
+    image.write_bytes(data)
+    s3_bucket.fill({f"shards/{image.name}": bytes(data)}, "out")
+    short = next(p for p in (root / "shards").iterdir() if p.name.startswith("label-"))
+    short.write_bytes(short.read_bytes()[:-8])
+    s3_bucket.fill({f"shards/{short.name}": short.read_bytes()}, "out")
+    gone = next(p for p in (root / "shards").iterdir() if p.name.startswith("keys-"))
+    gone.unlink()
+    s3_bucket.delete(f"out/shards/{gone.name}")
+    assert [p.message for p in verify(url).problems] == [p.message for p in verify(root).problems]
+    assert len(verify(url).problems) >= 3
+
+
+def test_prune_of_a_url_deletes_what_it_deletes_in_the_folder(root: Path, url: str, s3_bucket: Bucket) -> None:
+    s3_bucket.fill({"shards/mine.txt": b"mine", "shards/image-" + "0" * 32 + ".npy": b"not its hash"}, "out")
+    (root / "shards" / "mine.txt").write_bytes(b"mine")
+    (root / "shards" / ("image-" + "0" * 32 + ".npy")).write_bytes(b"not its hash")
+    listed = prune(url, delete=False)
+    expected = prune(root, delete=False)
+    assert (listed.root, sorted(listed.files), listed.others, len(listed.generations)) == (url, sorted(expected.files), expected.others, 1)
+    assert set(s3_bucket.files("out")) == set(files_of(root))
+    assert prune(url, delete=True).deleted
+    prune(root, delete=True)
+    assert set(s3_bucket.files("out")) == set(files_of(root)) - {".build/lock"}
+    assert verify(url).ok
+
+
+def test_errors_name_the_url(s3_bucket: Bucket) -> None:
+    from mmcompile.compiler.repair import repair
+
+    for use in (describe, verify, lambda url: prune(url, delete=True), lambda url: list(samples_table(url))):
+        with pytest.raises(NotADatasetError, match=f"^{s3_bucket.url}/none: no"):
+            use(s3_bucket.url + "/none")
+    with pytest.raises(OptionError, match="copy it to a folder"):
+        repair(s3_bucket.url, "raw")
