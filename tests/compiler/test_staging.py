@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import subprocess
@@ -387,3 +388,17 @@ def test_old_shards_are_fetched_once_and_the_least_used_go(s3_bucket: Bucket, s3
     assert {p.name for p in (tmp_path / "fetched").glob("*.npy")} == {paths[0].name, paths[2].name}
     with pytest.raises(FileNotFoundError):
         bring(tmp_path / "image-none.npy")
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_full_disk_here_is_said_at_once(raw: Path, s3_bucket: Bucket, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.pwrite
+
+    def full(fd: int, data: bytes, offset: int) -> int:
+        if len(data) > 100:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(fd, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(BuildError, match=f"{s3_bucket.url}/out: no space left in {home}, where shards are made .TMPDIR."):
+        run(raw, s3_bucket.url + "/out")
