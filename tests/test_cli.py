@@ -156,7 +156,8 @@ def test_every_option_arrives(planted: Planted) -> None:
     words = (
         "--resize 240x320 --crop 224 --dtype float32 --layout hwc --mean .1,.2,.3 --std 1,2,3 --mode rgb --scale none --resampler pillow "
         "--filter box --orientation ignore --alpha #102030 --depth16 keep --icc srgb --frames error --truncated accept --max-pixels 1000 "
-        "--max-aspect 7.5 --include *.png --include *.jpg --exclude a/b.png --hidden --workers 3 --shard-bytes 64M --max-rejects 2.5% "
+        "--max-aspect 7.5 --jpeg-scaling 2.5 "
+        "--include *.png --include *.jpg --exclude a/b.png --hidden --workers 3 --shard-bytes 64M --max-rejects 2.5% "
         "--decode-timeout 7 --no-lock --checksum --redecode --dry-run --engine dask --address tcp://there:1"
     )
     result = run("build", "raw", "out", *words.split())
@@ -179,6 +180,7 @@ def test_every_option_arrives(planted: Planted) -> None:
         truncated="accept",
         max_pixels=1000,
         max_aspect=7.5,
+        jpeg_scaling=2.5,
     )
     made, source = call["options"], call["source"]
     assert (made.workers, made.shard_bytes, made.decode_timeout_s, made.lock) == (3, 64 << 20, 7.0, False)

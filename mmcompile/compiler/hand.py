@@ -9,6 +9,8 @@ import os
 import struct
 from pathlib import Path
 
+from mmcompile.format.npy import give_back_memory
+
 __all__ = ["HAND", "TURNS", "Hand", "OwnFault", "hand_path", "read_hand"]
 
 #: What a worker has in hand: position in the piece, seconds that it may take, process id.
@@ -16,7 +18,8 @@ HAND = struct.Struct("<qdq")
 
 #: The lock that large pictures take turns by, beside what their workers have in hand.
 TURNS = "large"
-#: Pictures above this are decoded one at a time: two honest ones of 169 megapixels take 0.7 GB each, and more while they are converted.
+#: Pictures of more pixels than this (48 megapixels) are decoded one at a time: two honest ones of 169 megapixels take 0.7 GB each, and more while
+#: they are converted.
 _LARGE_PIXELS = 48_000_000
 
 
@@ -79,5 +82,6 @@ class Hand:
 
     def _end_turn(self) -> None:
         if self._turn >= 0:
+            give_back_memory()  # before another worker takes as much
             os.close(self._turn)
             self._turn = -1
