@@ -353,6 +353,13 @@ def test_the_summary_says_what_was_made_and_what_to_type_next(planted: Planted) 
     assert result.stdout.splitlines()[-3:] == ["  from mmcompile import MMapShardDataset", "  ds = MMapShardDataset('out')", "  image, label = ds[0]"]
 
 
+def test_what_to_type_next_for_a_url_has_a_cache(planted: Planted) -> None:
+    planted.outcome = BuildReport("s3://bucket/out", 5, 0, 1, 2 << 30, 0.0, shape=(3, 8, 8), dtype="uint8")
+    last = run("build", "raw", "s3://bucket/out").stdout.splitlines()[-3:]
+    assert last[0] == "  from mmcompile import Cache, MMapShardDataset"
+    assert last[1].startswith("  ds = MMapShardDataset('s3://bucket/out', cache=Cache(")
+
+
 def test_a_dry_run_says_what_would_be_built(planted: Planted) -> None:
     planted.outcome = BuildReport(
         "out", 5, 0, 1, 2 << 30, 0.0, shape=(3, 8, 8), dtype="uint8", dry_run=True, free_bytes=1 << 30, estimate_s=4000.0, workers=2
