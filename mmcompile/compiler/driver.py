@@ -153,8 +153,8 @@ class Build:
         allowed_rejects(max_rejects, 0)
         preprocess.resolved()
         self.executor = make_executor(options.workers)
-        if isinstance(self.executor, LocalExecutor) and options.engine == "local":
-            self.executor.prepare(functools.partial(warm_up, preprocess))  # while RAW is listed
+        if not os.path.exists(self.out / "index.json"):  # else there may be nothing to decode
+            self._warm_up()  # while RAW is listed
         self.workers = self.executor.workers if isinstance(self.executor, LocalExecutor) else options.workers or 1
         self.engine: Executor | None = None
 
@@ -305,8 +305,14 @@ class Build:
         before = self.planned.previous.index
         return self.planned.unchanged and before is not None and before.rejects <= self.allowed
 
+    def _warm_up(self) -> None:
+        if isinstance(self.executor, LocalExecutor) and self.options.engine == "local":
+            self.executor.prepare(functools.partial(warm_up, self.asked))
+
     def _run(self, scratch: Path) -> None:
         todo = self.planned.todo
+        if todo:
+            self._warm_up()
         total = sum(len(t) for t in todo)
         self.planned.check_versions(self.progress)
         self._check_disk(total)
