@@ -153,8 +153,8 @@ class Build:
         allowed_rejects(max_rejects, 0)
         preprocess.resolved()
         self.executor = make_executor(options.workers)
-        if not os.path.exists(self.out / "index.json"):  # else there may be nothing to decode
-            self._warm_up()  # while RAW is listed
+        if not (self.out / "index.json").exists():  # else there may be nothing to do
+            self._prepare()
         self.workers = self.executor.workers if isinstance(self.executor, LocalExecutor) else options.workers or 1
         self.engine: Executor | None = None
 
@@ -169,6 +169,7 @@ class Build:
                 self._scan()
                 if self._stands():
                     return self._standing()
+                self._prepare()
                 (self.out / ".build").mkdir(parents=True, exist_ok=True)
             with self._lock() as lock:
                 if self.staging is not None:
@@ -239,6 +240,11 @@ class Build:
         required = self.options.lock
         return Lock(self.out / ".build" / "lock", required=required) if self.staging is None else self.staging.lock(required)
 
+    def _prepare(self) -> None:
+        """Let workers load what they need while RAW is listed, or shards are planned."""
+        if isinstance(self.executor, LocalExecutor) and self.options.engine == "local":
+            self.executor.prepare(functools.partial(warm_up, self.asked))
+
     def _scan(self) -> None:
         self.progress(Progress("scan"))
         at_ns = time.time_ns()
@@ -305,14 +311,8 @@ class Build:
         before = self.planned.previous.index
         return self.planned.unchanged and before is not None and before.rejects <= self.allowed
 
-    def _warm_up(self) -> None:
-        if isinstance(self.executor, LocalExecutor) and self.options.engine == "local":
-            self.executor.prepare(functools.partial(warm_up, self.asked))
-
     def _run(self, scratch: Path) -> None:
         todo = self.planned.todo
-        if todo:
-            self._warm_up()
         total = sum(len(t) for t in todo)
         self.planned.check_versions(self.progress)
         self._check_disk(total)
