@@ -150,14 +150,14 @@ def built(raw: Path, workers: int, shard_bytes: int = 1 << 28, preprocess: Prepr
 
 def pixels(table: Table, raw: Path, options: argparse.Namespace) -> None:
     paths = sample(raw, options.images)
-    out = os.open(tempfile.mkstemp(prefix="bench-")[1], os.O_RDWR)
+    out = tempfile.TemporaryFile()  # noqa: SIM115
     ours = Ours(raw, paths, SIZE)
-    runs: dict[str, Callable[[], int]] = {"plain": lambda: plain(paths, out), "bare": lambda: bare(paths)}
+    runs: dict[str, Callable[[], int]] = {"plain": lambda: plain(paths, out.fileno()), "bare": lambda: bare(paths)}
     runs |= {"ours": Ours(raw, paths, SIZE, extra=False), "ours, extra": ours}
     ours()
     most = ours.peak_mib()
     rates = cpu_times(runs, options.rounds)
-    os.close(out)
+    out.close()
     table.title(f"photos, per core ({len(paths)} files, {sum(p.stat().st_size for p in paths) / len(paths) / 1024:.0f} KiB each)")
     speeds(table, rates)
     table.line("worker against the plain Pillow pipeline", ratio(rates, "ours", "plain"), 1.25)
@@ -170,14 +170,14 @@ def pixels(table: Table, raw: Path, options: argparse.Namespace) -> None:
 
 def large(table: Table, raw: Path, options: argparse.Namespace) -> None:
     paths = sample(raw, LARGE[3])
-    out = os.open(tempfile.mkstemp(prefix="bench-")[1], os.O_RDWR)
-    runs: dict[str, Callable[[], int]] = {"plain": lambda: plain(paths, out), "bare": lambda: bare(paths)}
+    out = tempfile.TemporaryFile()  # noqa: SIM115
+    runs: dict[str, Callable[[], int]] = {"plain": lambda: plain(paths, out.fileno()), "bare": lambda: bare(paths)}
     for with_extra in (False, True):
         for n in (None, 1, 2):
             name = "ours" + (f", jpeg_scaling {n}" if n else "") + (", extra" if with_extra else "")
             runs[name] = Ours(raw, paths, replace(SIZE, jpeg_scaling=n), with_extra)
     rates = cpu_times(runs, options.rounds)
-    os.close(out)
+    out.close()
     table.title(f"12 megapixels, per core ({len(paths)} files, {sum(p.stat().st_size for p in paths) / len(paths) / 1e6:.2f} MB each)")
     speeds(table, rates)
     table.line("worker against the plain Pillow pipeline", ratio(rates, "ours", "plain"), 1.25)

@@ -407,8 +407,8 @@ class Build:
         listed.unlink(missing_ok=True)  # the generation has them now
         if self.staging is not None:
             self.staging.publish(lock.still_held)
-        counts = self.runner.counts
-        return replace(self._finished(done, rejects), decoded=counts.decoded, copied=counts.copied)
+        counts, made = self.runner.counts, self._finished(done, rejects)
+        return replace(made, decoded=counts.decoded, copied=counts.copied, warnings=(*made.warnings, *counts.notes()))
 
     def _standing(self) -> BuildReport:
         """The report of a build that found its dataset published already."""

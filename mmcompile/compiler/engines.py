@@ -149,11 +149,14 @@ class LocalExecutor(Executor):
             thread.join()
 
     def kill_call(self, future: Future[Any]) -> None:
-        """End the worker that runs this call, if one does; the call fails as when its worker had died."""
+        """End the worker that runs this call, if one does, or what keeps one from starting; the call fails as when its worker had died."""
         with self._lock:
             slot = self._calls.get(future)
-            if slot is not None and slot in self._processes:
-                self._processes[slot].kill()
+            worker = None if slot is None else self._processes.get(slot)
+            if worker is not None:
+                worker.kill()
+        if slot is not None and worker is None:
+            self._template.interrupt()
 
     def _feed(self, slot: int) -> None:
         worker: WorkerProcess | None = None
@@ -163,16 +166,19 @@ class LocalExecutor(Executor):
                 if not future.set_running_or_notify_cancel():
                     continue
                 try:
+                    with self._lock:
+                        self._calls[future] = slot
                     if worker is None:
                         worker = self._template.fork()
                     with self._lock:
                         self._processes[slot] = worker
-                        self._calls[future] = slot
                         if self._killed:
                             worker.kill()
                     ok, value = _call(worker, call)
                 except EngineError as error:
                     worker, ok, value = None, False, error
+                    with self._lock:
+                        self._processes.pop(slot, None)
                 except BaseException as error:
                     ok, value = False, error
                 with self._lock:

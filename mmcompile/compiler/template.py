@@ -59,7 +59,7 @@ class Template:
         self._closed = False
 
     def prepare(self, fn: Callable[[], Any]) -> None:
-        """Begin now, and call `fn` in the template: what it loads is there in every worker.
+        """Begin now, if that has not been done, and call `fn` in the template: what it loads is there in every worker.
 
         What goes wrong in it is no error: a worker then finds out itself.  Neither is a thread that it starts, but then it was for nothing.
         """
@@ -95,13 +95,17 @@ class Template:
             return -signal.SIGKILL  # the template is gone, and its workers with it
         return None if code == _LIVES else code
 
-    def kill(self) -> None:
-        """End the template now, and with it all workers."""
-        self._closed = True
+    def interrupt(self) -> None:
+        """End this template, and with it its workers; the next fork starts another."""
         process = self._process
         if process is not None:
             process.kill()
             process.wait()
+
+    def kill(self) -> None:
+        """End the template now, and with it all workers, for good."""
+        self._closed = True
+        self.interrupt()
         with self._mutex:
             self._drop()
 

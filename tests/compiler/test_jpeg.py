@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -14,7 +15,10 @@ from PIL import Image, ImageOps
 
 from mmcompile.compiler.decode import decode, jpeg
 from mmcompile.compiler.preprocess import Preprocess
+from mmcompile.compiler.run import Counts
 from mmcompile.errors import DecodeError, OptionError
+from mmcompile.format.reader import Reader
+from tests.compiler.builds import dataset, inline, run, write
 
 RNG = np.random.default_rng(0)
 SQUARE = Preprocess(resize=8, crop=8)
@@ -287,3 +291,34 @@ def test_scaling_is_a_number_of_at_least_1(value: Any) -> None:
 def test_torchvision_knows_no_scaling() -> None:
     with pytest.raises(OptionError, match="--compat and --jpeg-scaling clash"):
         Preprocess(compat="torchvision", jpeg_scaling=2)
+
+
+# ---------------------------------------------------------------- builds
+
+
+def test_the_dataset_does_not_depend_on_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inline(monkeypatch)
+    raw = write(tmp_path / "raw", {f"a/{i}.jpg": saved(smooth(60 + i, 50), progressive=i % 2 == 1) for i in range(6)})
+    run(raw, tmp_path / "with", SQUARE)
+    monkeypatch.setattr(jpeg, "_turbo", lambda: None)
+    run(raw, tmp_path / "without", SQUARE)
+    assert dataset(tmp_path / "with") == dataset(tmp_path / "without")
+
+
+def test_a_build_that_scaling_would_have_made_twice_as_fast_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inline(monkeypatch)
+    raw = write(tmp_path / "raw", {f"a/{i}.jpg": saved(smooth(120, 100).resize((1200, 1000))) for i in range(2)})
+    (line,) = (w for w in run(raw, tmp_path / "whole", SQUARE).warnings if "jpeg-scaling" in w)
+    assert "--jpeg-scaling 2 would decode them at 1/2, 1/4 or 1/8" in line
+    scaled = run(raw, tmp_path / "scaled", Preprocess(resize=8, crop=8, jpeg_scaling=2))
+    assert not [w for w in scaled.warnings if "jpeg-scaling" in w]
+    assert Reader(tmp_path / "scaled").index.settings["preprocess"]["jpeg_scaling"] == 2.0
+    small = write(tmp_path / "small", {"a/0.jpg": saved(smooth(40, 30))})
+    assert not [w for w in run(small, tmp_path / "out", SQUARE).warnings if "jpeg-scaling" in w]
+
+
+@pytest.mark.parametrize(("decode_s", "saving_s", "said"), [(9.0, 4.4, False), (9.0, 6.0, True), (0.0, 0.0, False)])
+def test_the_line_comes_with_more_than_half_of_the_time(decode_s: float, saving_s: float, said: bool) -> None:
+    lines = Counts(decode_s=decode_s, saving_s=saving_s).notes()
+    assert bool(lines) == said
+    assert not said or "about 3.0 times as fast" in lines[0]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mmcompile.compiler.engines import LocalExecutor
+from mmcompile.compiler.engines import LocalExecutor, result_within
 from mmcompile.errors import EngineError
 from tests.compiler.test_engines import add, alive, pid, wait_until_gone
 
@@ -117,7 +118,7 @@ def test_a_killed_template_takes_its_workers_along_and_the_next_call_has_another
 def test_a_template_ends_when_its_parent_is_killed_and_when_all_is_done() -> None:
     script = """
         import sys, time
-        from mmcompile.compiler.engines import LocalExecutor
+        from mmcompile.compiler.engines import LocalExecutor, result_within
         from tests.compiler.test_engines import pid
         from tests.compiler.test_template import parent
         made = LocalExecutor(1)
@@ -147,6 +148,13 @@ def test_kill_while_the_template_still_loads_does_not_wait_for_it() -> None:
         time.sleep(0.01)
     made.kill()
     assert isinstance(waiting.exception(), EngineError)
+
+
+def test_a_call_that_waits_for_a_template_which_hangs_ends_within_its_limit(executor: LocalExecutor) -> None:
+    executor.prepare(functools.partial(time.sleep, 3600))
+    with contextlib.suppress(EngineError):  # the template that follows loads nothing, and may be fast enough
+        result_within(executor, executor.submit(add, 1, 2), 0.5)
+    assert result_within(executor, executor.submit(add, 2, 2), 60) == 4
 
 
 def test_workers_outlive_the_thread_that_first_asked_for_one(executor: LocalExecutor) -> None:
