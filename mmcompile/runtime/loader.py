@@ -49,7 +49,7 @@ class ShardLoader:
     and those that you keep.
 
     batch_size, shuffle, sampler, batch_sampler, drop_last, timeout, pin_memory, prefetch_factor: as DataLoader's.  shuffle="block" touches at most
-        `block_shards` shards at a time, for storage that is slower than memory.
+        `block_shards` shards at a time, for storage that is slower than memory; over a dataset with a cache True means "block".
         After `load_state_dict` a sampler other than ShardSampler is asked anew and what it gave before is skipped: it must give the same once more.
     num_workers: threads (0: the calling thread gathers).  persistent_workers: accepted; threads start in microseconds and memory is kept anyway.
     seed: decides with the epoch about order and all random draws; the same on every rank.
