@@ -11,6 +11,7 @@ import functools
 import os
 import shutil
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -114,7 +115,8 @@ def _outcome(run: Build, dry_run: bool) -> BuildReport:
         raise
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            what = "no space left on the device; what is finished is kept: free some space and run the same command again"
+            where = "on the device" if run.staging is None else f"in {tempfile.gettempdir()}, where shards are made (TMPDIR)"
+            what = f"no space left {where}; what is finished is kept: free some space and run the same command again"
         else:
             where = "" if error.filename is None or str(error.filename) == str(run.out) else f"{error.filename}: "
             what = f"{where}{error.strerror or error}; whatever was finished is kept, and the same command goes on when this is mended"

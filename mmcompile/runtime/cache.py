@@ -94,7 +94,7 @@ class Staged:
                 break
             if hash_bytes(data) == generation:
                 return Index.from_bytes(data, self._origin.where(name)), generation
-            self._copies.drop(name)
+            self._copies.drop(name, used=True)
         index, found = self._current()
         if found == generation:
             return index, found
@@ -114,7 +114,7 @@ class Staged:
             yield path
 
     def replaced(self, name: str) -> bool:
-        return self._copies.drop(f"shards/{name}")
+        return self._copies.drop(f"shards/{name}", used=True)
 
     def here(self, name: str) -> bool:
         return self._copies.here(f"shards/{name}")

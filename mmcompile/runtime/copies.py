@@ -107,7 +107,7 @@ class Copies:
         while fd is None:
             fd = self._open(name, nbytes)
             if fd is None:
-                fd = self._bring(name, nbytes, origin, fcntl.LOCK_EX)
+                fd = self._bring(name, nbytes, origin, wait=True)
         try:
             yield self.folder / name
         finally:
@@ -116,19 +116,20 @@ class Copies:
     def bring(self, name: str, nbytes: int, origin: Origin) -> None:
         """Bring a file here, unless it is, or somebody is at it.  Raises as `held`."""
         if not self.here(name):
-            fd = self._bring(name, nbytes, origin, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fd = self._bring(name, nbytes, origin, wait=False)
             if fd is not None:
                 _close(fd)
 
-    def drop(self, name: str) -> bool:
-        """Remove a copy that nobody uses.  False where it was not removed."""
+    def drop(self, name: str, *, used: bool = False) -> bool:
+        """Remove a copy that nobody uses (or `used`: whoever has it open keeps what is in it).  False where it was not removed."""
         path = self.folder / name
         try:
             fd = _open(path, os.O_RDONLY)
         except OSError:
             return False
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not used:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not _is_same(fd, path):
                 return False
             os.unlink(path)
@@ -155,12 +156,12 @@ class Copies:
             return fd
         fcntl.flock(fd, fcntl.LOCK_UN)
         _close(fd)
-        if status.st_nlink and not self.drop(name) and self.here(name):
-            raise CorruptShardError(f"{path}: {status.st_size:,} bytes, expected {nbytes:,}, and in use; remove it", path=str(path))
+        if status.st_nlink:
+            self.drop(name, used=True)
         return None
 
-    def _bring(self, name: str, nbytes: int, origin: Origin, lock: int) -> int | None:
-        """A descriptor of a copy that was brought, locked as in use; None where somebody else is at it, or was."""
+    def _bring(self, name: str, nbytes: int, origin: Origin, *, wait: bool) -> int | None:
+        """A descriptor of a copy that was brought, locked as in use; None where somebody else is at it (with `wait`: was, as far as known)."""
         final = self.folder / name
         part = final.with_name(final.name + ".part")
         try:
@@ -170,8 +171,10 @@ class Copies:
             fd = _open(part, os.O_RDWR | os.O_CREAT)
         try:
             try:
-                fcntl.flock(fd, lock)
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
+                if wait:  # shared: under its final name it is locked so for as long as somebody uses it
+                    fcntl.flock(fd, fcntl.LOCK_SH)
                 return None
             if not _is_same(fd, part):
                 return None

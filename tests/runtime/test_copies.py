@@ -1,0 +1,200 @@
+"""The folder of a cache: what is brought, what goes, and what is left alone."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmcompile.errors import CorruptShardError, FormatError
+from mmcompile.format.npy import hash_bytes
+from mmcompile.runtime.copies import Copies
+
+
+class Memory:
+    """An origin that counts what is asked of it."""
+
+    def __init__(self, count: int = 6, size: int = 1000) -> None:
+        self.files: dict[str, bytes] = {}
+        for k in range(count):
+            data = bytes([k]) * size
+            self.files[f"shards/image-{hash_bytes(data)}.npy"] = data
+        self.names = list(self.files)
+        self.asked: list[str] = []
+
+    def where(self, name: str) -> str:
+        return f"far/{name}"
+
+    def size(self, name: str) -> int | None:
+        return len(self.files[name]) if name in self.files else None
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        self.asked.append(name)
+        if name not in self.files:
+            raise FileNotFoundError(errno.ENOENT, "gone", name)
+        return self.files[name][start:stop]
+
+    def list(self, folder: str) -> Iterator[Any]:
+        return iter(())
+
+
+@pytest.fixture
+def far() -> Memory:
+    return Memory()
+
+
+def bring(copies: Copies, far: Memory, k: int) -> None:
+    with copies.held(far.names[k], 1000, far) as path:
+        assert path.read_bytes() == far.files[far.names[k]]
+    os.utime(copies.folder / far.names[k], ns=(len(far.asked), len(far.asked) * 10**9 + k))
+
+
+def there(copies: Copies, far: Memory) -> list[int]:
+    return [k for k, name in enumerate(far.names) if copies.here(name)]
+
+
+def test_over_the_limit_the_oldest_go(tmp_path: Path, far: Memory) -> None:
+    copies = Copies(str(tmp_path), 3500)
+    for k in (0, 1, 2):
+        bring(copies, far, k)
+    assert copies.touch(far.names[0])
+    bring(copies, far, 3)
+    assert there(copies, far) == [0, 2, 3]
+    bring(copies, far, 2)
+    assert len(far.asked) == 4  # it was here
+
+
+def test_what_is_in_use_stays(tmp_path: Path, far: Memory) -> None:
+    copies, other = Copies(str(tmp_path), 2000), Copies(str(tmp_path), 2000)
+    with copies.held(far.names[0], 1000, far) as path:
+        for k in (1, 2, 3):
+            bring(other, far, k)
+            assert path.exists()
+        assert there(copies, far) == [0, 3]
+
+
+def test_nothing_that_is_not_ours_is_removed(tmp_path: Path, far: Memory) -> None:
+    beside = tmp_path / "mine.npy"
+    beside.write_bytes(b"x" * 5000)
+    copies = Copies(str(tmp_path), 1000)
+    foreign = copies.folder / "shards" / "notes.txt"
+    foreign.write_bytes(b"x" * 5000)
+    target = tmp_path / "target"
+    target.write_bytes(b"y" * 1000)
+    link = copies.folder / far.names[5]
+    link.symlink_to(target)
+    (copies.folder / "shards" / f"image-{'0' * 32}.npy").mkdir()
+    for k in (0, 1, 2):
+        bring(copies, far, k)
+    assert there(copies, far) == [2, 5]
+    with pytest.raises(FormatError, match="a link"):
+        bring(copies, far, 5)
+    assert beside.exists()
+    assert foreign.exists()
+    assert target.read_bytes() == b"y" * 1000
+    assert link.is_symlink()
+
+
+def test_a_folder_that_is_not_ours_is_refused(tmp_path: Path, far: Memory) -> None:
+    (tmp_path / "a" / "mmcompile-cache").mkdir(parents=True)
+    (tmp_path / "a" / "mmcompile-cache" / "file").touch()
+    with pytest.raises(FormatError, match="not made by Cache"):
+        Copies(str(tmp_path / "a"), None)
+    Copies(str(tmp_path / "b"), None)
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "mmcompile-cache").symlink_to(tmp_path / "b" / "mmcompile-cache")
+    with pytest.raises(FormatError, match="a link to one"):
+        Copies(str(tmp_path / "c"), None)
+    with pytest.raises(OSError, match=r"the cache folder cannot be used .*'.*/none/deep'") as error:
+        Copies(str(tmp_path / "none" / "deep"), None)
+    assert error.value.errno == errno.ENOENT
+    copies = Copies(str(tmp_path / "b"), 1500)
+    bring(copies, far, 0)
+    (copies.folder / "CACHEDIR.TAG").unlink()
+    with pytest.raises(FormatError, match=r"lacks its CACHEDIR.TAG"):
+        bring(copies, far, 1)
+    assert there(copies, far) == [0]
+
+
+def test_a_removed_folder_is_made_anew(tmp_path: Path, far: Memory) -> None:
+    copies = Copies(str(tmp_path), None)
+    bring(copies, far, 0)
+    subprocess.run(["rm", "-r", copies.folder], check=True)
+    bring(copies, far, 1)
+    assert there(copies, far) == [1]
+
+
+def test_a_full_disk_lets_the_oldest_go_then_names_the_folder(tmp_path: Path, far: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    copies = Copies(str(tmp_path), None)
+    for k in (0, 1, 2):
+        bring(copies, far, k)
+
+    def full(fd: int, offset: int, length: int) -> None:
+        if sum(path.stat().st_size for path in (copies.folder / "shards").iterdir()) + length > 3000:
+            raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    bring(copies, far, 3)
+    assert there(copies, far) == [1, 2, 3]
+    with copies.held(far.names[1], 1000, far), copies.held(far.names[2], 1000, far), copies.held(far.names[3], 1000, far):
+        with pytest.raises(OSError, match=rf"no room for 1,000 bytes of far/{far.names[4]}; free some: '{copies.folder}'") as error:
+            bring(copies, far, 4)
+        assert error.value.errno == errno.ENOSPC
+    assert there(copies, far) == [1, 2, 3]
+    assert not list(copies.folder.rglob("*.part"))
+
+
+def test_what_is_damaged_is_asked_for_twice_and_does_not_stay(tmp_path: Path, far: Memory) -> None:
+    copies = Copies(str(tmp_path), None)
+    name = far.names[0]
+    for bad in (b"\1" * 1000, b"", b"\0" * 999):
+        far.files[name], far.asked = bad, []
+        with pytest.raises(CorruptShardError, match=rf"far/{name}: damaged, twice: expected 1,000 bytes"), copies.held(name, 1000, far):
+            pass
+        assert len(far.asked) == 2
+    assert [path.name for path in (copies.folder / "shards").iterdir()] == []
+    del far.files[name]
+    with pytest.raises(FileNotFoundError), copies.held(name, 1000, far):
+        pass
+
+
+def test_what_a_dead_process_left_is_removed_and_what_a_living_one_holds_is_not(tmp_path: Path, far: Memory) -> None:
+    copies = Copies(str(tmp_path), None)
+    part = copies.folder / (far.names[1] + ".part")
+    code = (
+        "import fcntl, sys; f = open(sys.argv[1], 'w'); f.write('half'); f.flush(); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); input()"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", code, part], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    bring(copies, far, 0)
+    copies.bring(far.names[1], 1000, far)  # somebody is at it
+    assert part.read_text() == "half"
+    assert there(copies, far) == [0]
+    holder.kill()
+    holder.communicate()
+    bring(copies, far, 2)
+    assert not part.exists()
+    bring(copies, far, 1)
+    assert there(copies, far) == [0, 1, 2]
+
+
+def test_a_forked_child_holds_no_lock(tmp_path: Path, far: Memory) -> None:
+    copies = Copies(str(tmp_path), None)
+    read, write = os.pipe()
+    with copies.held(far.names[0], 1000, far):
+        pid = os.fork()
+        if pid == 0:
+            os.close(write)
+            os.read(read, 1)
+            os._exit(0)
+    assert copies.drop(far.names[0])
+    os.close(read)
+    os.close(write)
+    os.waitpid(pid, 0)
