@@ -232,7 +232,7 @@ _DTYPES = _one_of("uint8|uint16|int16|int32|float16|bfloat16|float32|float64")
 @_option("--checksum", None, "Read every file, also those that look unchanged by size, times and inode.", is_flag=True)
 @_option("--redecode", None, "Decode again what only another library version made.", is_flag=True)
 @_option("--config", str, 'JSON with these options; the command line wins.  Example: {"crop": 224}', metavar="FILE", is_eager=True, callback=_config)
-@_option("--dry-run", None, "Say what would be built, and write nothing.", is_flag=True)
+@_option("--dry-run", None, "Say what would be decoded, copied, kept and written, and write nothing.", is_flag=True)
 @_JSON
 @click.pass_context
 def build(ctx: click.Context, /, raw: str, out: str, dry_run: bool, as_json: bool, **given: Any) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from mmcompile.compiler.outcome import BuildReport, Progress
+from mmcompile.format.store import is_url
 from mmcompile.text import duration, escape, moment, name, number, quote, size, typed
 
 __all__ = ["build_lines", "info_lines", "progress_line", "prune_lines", "repair_lines", "verify_lines"]
@@ -124,10 +125,11 @@ def _counted(label: str, reasons: Mapping[str, int], total: int) -> list[Pair]:
 
 def _next(report: BuildReport) -> list[str]:
     got = "image" if report.classes is None else "image, label"
+    far = is_url(report.out)
     return [
         "next, in Python:",
-        "  from mmcompile import MMapShardDataset",
-        f"  ds = MMapShardDataset({report.out!r})",
+        f"  from mmcompile import {'Cache, ' if far else ''}MMapShardDataset",
+        f"  ds = MMapShardDataset({report.out!r}{', cache=Cache(FOLDER_ON_A_LOCAL_DISK)' if far else ''})",
         f"  {got} = ds[0]",
     ]
 

@@ -131,7 +131,7 @@ def next_parts(called: Sequence[str], arguments: Sequence[str], shards: int, pla
             "then, to finish what is missing and publish:",
             publish,
         ]
-    return [] if part is None else ["next, when all parts are done, to finish what is missing and publish:", publish]
+    return [] if part is None else ["next, when all parts are done: the command of --plan-only without it finishes what is missing and publishes"]
 
 
 def json_ready(value: Any) -> Any:

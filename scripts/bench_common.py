@@ -59,7 +59,12 @@ def noise(rows: int, shape: tuple[int, ...], seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (rows, *shape), dtype=np.uint8)
 
 
-def interleaved(runs: dict[str, Callable[[], int]], rounds: int, before: Callable[[], None] | None = None) -> dict[str, list[float]]:
+def interleaved(
+    runs: dict[str, Callable[[], int]],
+    rounds: int,
+    before: Callable[[], None] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, list[float]]:
     """Units a second of each run in each round: all one after the other, in another random order each time; a first round is not counted.
 
     A run returns how many units it did.  `before` is called before each, untimed.
@@ -72,10 +77,10 @@ def interleaved(runs: dict[str, Callable[[], int]], rounds: int, before: Callabl
         for name in names:
             if before is not None:
                 before()
-            begun = time.perf_counter()
+            begun = clock()
             units = runs[name]()
             if turn:
-                rates[name].append(units / (time.perf_counter() - begun))
+                rates[name].append(units / (clock() - begun))
     return rates
 
 

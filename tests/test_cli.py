@@ -156,7 +156,8 @@ def test_every_option_arrives(planted: Planted) -> None:
     words = (
         "--resize 240x320 --crop 224 --dtype float32 --layout hwc --mean .1,.2,.3 --std 1,2,3 --mode rgb --scale none --resampler pillow "
         "--filter box --orientation ignore --alpha #102030 --depth16 keep --icc srgb --frames error --truncated accept --max-pixels 1000 "
-        "--max-aspect 7.5 --include *.png --include *.jpg --exclude a/b.png --hidden --workers 3 --shard-bytes 64M --max-rejects 2.5% "
+        "--max-aspect 7.5 --jpeg-scaling 2.5 "
+        "--include *.png --include *.jpg --exclude a/b.png --hidden --workers 3 --shard-bytes 64M --max-rejects 2.5% "
         "--decode-timeout 7 --no-lock --checksum --redecode --dry-run --engine dask --address tcp://there:1"
     )
     result = run("build", "raw", "out", *words.split())
@@ -179,6 +180,7 @@ def test_every_option_arrives(planted: Planted) -> None:
         truncated="accept",
         max_pixels=1000,
         max_aspect=7.5,
+        jpeg_scaling=2.5,
     )
     made, source = call["options"], call["source"]
     assert (made.workers, made.shard_bytes, made.decode_timeout_s, made.lock) == (3, 64 << 20, 7.0, False)
@@ -349,6 +351,13 @@ def test_the_summary_says_what_was_made_and_what_to_type_next(planted: Planted) 
     ):
         assert part in result.stdout
     assert result.stdout.splitlines()[-3:] == ["  from mmcompile import MMapShardDataset", "  ds = MMapShardDataset('out')", "  image, label = ds[0]"]
+
+
+def test_what_to_type_next_for_a_url_has_a_cache(planted: Planted) -> None:
+    planted.outcome = BuildReport("s3://bucket/out", 5, 0, 1, 2 << 30, 0.0, shape=(3, 8, 8), dtype="uint8")
+    last = run("build", "raw", "s3://bucket/out").stdout.splitlines()[-3:]
+    assert last[0] == "  from mmcompile import Cache, MMapShardDataset"
+    assert last[1].startswith("  ds = MMapShardDataset('s3://bucket/out', cache=Cache(")
 
 
 def test_a_dry_run_says_what_would_be_built(planted: Planted) -> None:

@@ -135,7 +135,8 @@ class _Dask:
     def workers(self) -> int:
         try:
             return sum(self._client.nthreads().values())
-        except OSError:  # between two schedulers, or the end of one
+        except (OSError, RuntimeError):  # between two schedulers, or the end of one
+            self._check()
             return 0
 
     def _check(self) -> None:

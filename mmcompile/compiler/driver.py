@@ -11,6 +11,7 @@ import functools
 import os
 import shutil
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -114,7 +115,8 @@ def _outcome(run: Build, dry_run: bool) -> BuildReport:
         raise
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            what = "no space left on the device; what is finished is kept: free some space and run the same command again"
+            where = "on the device" if run.staging is None else f"in {tempfile.gettempdir()}, where shards are made (TMPDIR)"
+            what = f"no space left {where}; what is finished is kept: free some space and run the same command again"
         else:
             where = "" if error.filename is None or str(error.filename) == str(run.out) else f"{error.filename}: "
             what = f"{where}{error.strerror or error}; whatever was finished is kept, and the same command goes on when this is mended"
@@ -153,8 +155,8 @@ class Build:
         allowed_rejects(max_rejects, 0)
         preprocess.resolved()
         self.executor = make_executor(options.workers)
-        if isinstance(self.executor, LocalExecutor) and options.engine == "local":
-            self.executor.prepare(functools.partial(warm_up, preprocess))  # while RAW is listed
+        if not (self.out / "index.json").exists():  # else there may be nothing to do
+            self._prepare()
         self.workers = self.executor.workers if isinstance(self.executor, LocalExecutor) else options.workers or 1
         self.engine: Executor | None = None
 
@@ -169,6 +171,7 @@ class Build:
                 self._scan()
                 if self._stands():
                     return self._standing()
+                self._prepare()
                 (self.out / ".build").mkdir(parents=True, exist_ok=True)
             with self._lock() as lock:
                 if self.staging is not None:
@@ -238,6 +241,11 @@ class Build:
     def _lock(self) -> Lock | StoreLock:
         required = self.options.lock
         return Lock(self.out / ".build" / "lock", required=required) if self.staging is None else self.staging.lock(required)
+
+    def _prepare(self) -> None:
+        """Let workers load what they need while RAW is listed, or shards are planned."""
+        if isinstance(self.executor, LocalExecutor) and self.options.engine == "local":
+            self.executor.prepare(functools.partial(warm_up, self.asked))
 
     def _scan(self) -> None:
         self.progress(Progress("scan"))

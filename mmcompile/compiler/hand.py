@@ -9,12 +9,17 @@ import os
 import struct
 from pathlib import Path
 
-__all__ = ["HAND", "Hand", "OwnFault", "hand_path", "read_hand"]
+from mmcompile.format.npy import give_back_memory
+
+__all__ = ["HAND", "TURNS", "Hand", "OwnFault", "hand_path", "read_hand"]
 
 #: What a worker has in hand: position in the piece, seconds that it may take, process id.
 HAND = struct.Struct("<qdq")
 
-#: Pictures above this are decoded one at a time: two honest ones of 169 megapixels take 0.7 GB each, and more while they are converted.
+#: The lock that large pictures take turns by, beside what their workers have in hand.
+TURNS = "large"
+#: Pictures of more pixels than this (48 megapixels) are decoded one at a time: two honest ones of 169 megapixels take 0.7 GB each, and more while
+#: they are converted.
 _LARGE_PIXELS = 48_000_000
 
 
@@ -42,7 +47,7 @@ class Hand:
     def __init__(self, path: Path, base_s: float) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         self._base, self._at = base_s, 0
-        self._turn_path, self._turn = path.with_name("large"), -1
+        self._turn_path, self._turn = path.with_name(TURNS), -1
 
     def take(self, at: int) -> None:
         """Begin an item."""
@@ -77,5 +82,6 @@ class Hand:
 
     def _end_turn(self) -> None:
         if self._turn >= 0:
+            give_back_memory()  # before another worker takes as much
             os.close(self._turn)
             self._turn = -1

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,8 +42,8 @@ from mmcompile.format.samples import hash_pair, pair_hash, sample_dtype
 
 __all__ = ["Listed", "Planned", "Prediction", "Wanted"]
 
-#: Items hashed by one call of a worker.
-_HASH_CHUNK = 128
+#: Items hashed by one call of a worker, and calls on their way at a time.
+_HASH_CHUNK, _HASH_AHEAD = 128, 256
 #: A disk slower than this is taken for one that hangs.
 _HASH_BYTES_PER_S = 1e6
 
@@ -225,7 +227,7 @@ class Planned:
                     waiting.append(task)
                     break
         if read and waiting:
-            self._hash_unknown([i for task in waiting for i in range(task.start, task.stop) if not self.known[i]], progress)
+            self._hash_unknown(np.concatenate([task.start + np.flatnonzero(~self.known[task.start : task.stop]) for task in waiting]), progress)
             for task in waiting:
                 any(self._settle(task, whole) for whole in self._candidates(task))
 
@@ -294,8 +296,6 @@ class Planned:
         if not self.known[part].all() or not np.array_equal(self.hashes[part], whole.hashes):
             return False
         self.whole[task.number] = replace(whole, hashes=whole.hashes[:0].copy(), stat=None)
-        if task.id in self.previous.seals:
-            self.previous.seals[task.id] = self.previous.seals[task.id].outline()
         return True
 
     def _todo(self) -> npt.NDArray[np.bool_]:
@@ -348,23 +348,28 @@ class Planned:
             with contextlib.suppress(FormatError, FileNotFoundError):
                 found.append(np.unique(shard.samples()["source_size"]).astype(np.int64))
         like = np.isin(self._listed.scan.stat["size"][unknown], np.unique(np.concatenate(found)))
-        self._hash_unknown(unknown[like].tolist(), progress)
+        self._hash_unknown(unknown[like], progress)
 
-    def _hash_unknown(self, items: list[int], progress: Callable[[Progress], None]) -> None:
+    def _hash_unknown(self, items: npt.NDArray[np.int64], progress: Callable[[Progress], None]) -> None:
         """Read these files, and know their hashes from then on."""
         scan = self._listed.scan
-        chunks = [items[i : i + _HASH_CHUNK] for i in range(0, len(items), _HASH_CHUNK)]
-        futures = [self._executor.submit(hash_items, self._job, [self._listed.keys[i] for i in chunk]) for chunk in chunks]
-        for done, (chunk, future) in enumerate(zip(chunks, futures, strict=True)):
+        starts = iter(range(0, len(items), _HASH_CHUNK))
+        waiting: deque[tuple[npt.NDArray[np.int64], Future[Any]]] = deque()
+        for done in itertools.count():
+            for at in itertools.islice(starts, _HASH_AHEAD - len(waiting)):
+                chunk = items[at : at + _HASH_CHUNK]
+                waiting.append((chunk, self._executor.submit(hash_items, self._job, list(self._listed.keys.take(chunk)))))
+            if not waiting:
+                break
+            chunk, future = waiting.popleft()
             limit_s = self._options.decode_timeout_s + len(chunk) + int(scan.stat["size"][chunk].clip(0).sum()) / _HASH_BYTES_PER_S
             try:
                 found = result_within(self._executor, future, limit_s)
             except EngineError:  # not known, then: the build itself finds out which file it was
                 continue
-            same = np.array([self._unchanged(i) for i in chunk])
+            same = np.array([self._unchanged(i) for i in chunk.tolist()])
             read = found.any(axis=1) & same
-            at = np.array(chunk)[read]
-            self.hashes[at], self.known[at] = found[read], True
+            self.hashes[chunk[read]], self.known[chunk[read]] = found[read], True
             progress(Progress("check", min(len(items), (done + 1) * _HASH_CHUNK), len(items)))
 
     def _unchanged(self, item: int) -> bool:

@@ -166,21 +166,15 @@ class Shelf:
         self.shard, self._bring = shard, bring
         self._files: dict[str, tuple[int, int]] = {}
 
-    def _near(self, name: str) -> Path:
-        """Where a small file is: a worker on another machine has none of them."""
-        path = self.shard.path(name)
-        return path if path.exists() else self._bring(path)
-
     @cached_property
     def samples(self) -> npt.NDArray[Any]:
-        shard = self.shard
-        return read_hashed(self._near("samples"), sample_dtype(shard.fields), (shard.rows,), shard.files["samples"])
+        return self.shard.samples()
 
     @cached_property
     def labels(self) -> npt.NDArray[np.int64] | None:
         """The class numbers, unchecked: each is part of its row's hash."""
         spec = next((f for f in self.shard.fields if f.meaning == "class"), None)
-        return None if spec is None else read_array(self._near(spec.name), spec.stored, (self.shard.rows,))
+        return None if spec is None else read_array(self.shard.path(spec.name), spec.stored, (self.shard.rows,))
 
     def read(self, row: int, out: npt.NDArray[Any]) -> None:
         """Fill `out` (n, *shape) with the images of the rows from `row` on, unchecked."""

@@ -22,12 +22,14 @@ import numpy.typing as npt
 
 from mmcompile.compiler.away import at_home
 from mmcompile.compiler.engines import LocalExecutor
+from mmcompile.compiler.hand import TURNS
 from mmcompile.compiler.marks import versions_of
 from mmcompile.compiler.preprocess import PIXEL_REVISION, Preprocess
 from mmcompile.compiler.run import Counts, Runner, ShardWork
 from mmcompile.compiler.seals import Seal
 from mmcompile.compiler.task import Job
 from mmcompile.errors import EngineError
+from mmcompile.format.mirror import host_folder
 
 __all__ = ["ShardDone", "build_shard", "check_versions", "shard_folder", "versions_here"]
 
@@ -60,6 +62,8 @@ def build_shard(job: Job, work: ShardWork, look: bool = True) -> ShardDone:
     with _attempt(job, work.task.number) if job.store is None else at_home(job) as (here, check):
         if look:
             _check_raw(job, work)
+        with contextlib.suppress(OSError):  # no turns, then
+            (here.scratch / TURNS).symlink_to(host_folder() / TURNS)  # of all calls on this machine, not of this one alone
         sealed: list[Seal] = []
         with _process() as executor:
             runner = Runner(executor, here, lambda _, seal: sealed.append(seal), lambda _: check(), 1)

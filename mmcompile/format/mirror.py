@@ -25,7 +25,7 @@ from mmcompile.format.catalog import digest_of
 from mmcompile.format.index import load_index
 from mmcompile.format.store import Store, time_of
 
-__all__ = ["Home", "Mirror", "in_threads", "make_stub", "mirrored"]
+__all__ = ["Home", "Mirror", "host_folder", "in_threads", "make_stub", "mirrored"]
 
 _E = TypeVar("_E", bound=MMCompileError)
 _T = TypeVar("_T")
@@ -180,6 +180,15 @@ def _is_ours(name: str) -> bool:
     return folder in (".build/seals", "generations") or (folder == ".build" and last in _KEPT)
 
 
+def host_folder() -> Path:
+    """The folder of this user on this machine's own disk.  Raises RemoteError where somebody else has it."""
+    base = Path(tempfile.gettempdir()) / f"mmcompile-{os.getuid()}"
+    base.mkdir(mode=0o700, exist_ok=True)
+    if base.is_symlink() or base.stat().st_uid != os.getuid():
+        raise RemoteError(f"{base}: belongs to someone else; remove it, or set TMPDIR to another folder", path=str(base))
+    return base
+
+
 class Home:
     """A new private folder `path` for temporary files (below TMPDIR), which goes with its process.
 
@@ -187,10 +196,7 @@ class Home:
     """
 
     def __init__(self) -> None:
-        base = Path(tempfile.gettempdir()) / f"mmcompile-{os.getuid()}"
-        base.mkdir(mode=0o700, exist_ok=True)
-        if base.is_symlink() or base.stat().st_uid != os.getuid():
-            raise RemoteError(f"{base}: belongs to someone else; remove it, or set TMPDIR to another folder", path=str(base))
+        base = host_folder()
         for old in base.iterdir():
             with contextlib.suppress(OSError):
                 fd = os.open(old / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)

@@ -32,6 +32,7 @@ __all__ = [
     "Space",
     "file_bytes",
     "file_name",
+    "give_back_memory",
     "hash_bytes",
     "hash_file",
     "header",
@@ -319,6 +320,13 @@ def libc() -> ctypes.CDLL:
         library.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
         _loaded.append(library)
     return _loaded[0]
+
+
+def give_back_memory() -> None:
+    """Return freed memory of this process to the system, where the C library can."""
+    trim = getattr(libc(), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _product(shape: tuple[int, ...]) -> int:

@@ -15,11 +15,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def raw_of(root: Path, slow: bool = False) -> Any:
-    """About thirty shards (of `rows=1`); with `slow` each takes a moment."""
-    raw = make_raw(root / "raw", per_class=15)
+    """Some twenty shards (of `rows=1`); with `slow` each takes a moment."""
+    raw = make_raw(root / "raw", per_class=8)
     if not slow:
         return raw
-    write(raw, {f"slow/{i}.png": plant(i, "slow") for i in range(30)})
+    write(raw, {f"slow/{i}.png": plant(i, "slow") for i in range(14)})
     return Planted(str(raw), parent=0, notes=str(root / "notes"))
 
 

@@ -95,3 +95,12 @@ def test_files_reached_twice_are_pairs_of_device_and_inode(seed: int) -> None:
         folders.append(Folder.of(b"f%d" % i, [b"%d" % j for j in range(n)], stat, devices))
     folders.append(folder(b"z", b"1"))
     assert arrange("raw", folders, ANY).counts.get("files reached again", 0) == len(pairs) - len(set(pairs))
+
+
+@pytest.mark.parametrize("names", [[b"b", b"", b"a"], [b"x\0", b"x", b"\0x"], ["é".encode(), b"\xe9", b"z"], [b"%d" % i for i in range(40_000)]])
+def test_a_folder_sorts_its_items_as_text(names: list[bytes]) -> None:
+    wanted = sorted(names, key=lambda name: name.decode("utf-8", "surrogateescape"))
+    for key, prefix in ((b"", b""), (b"c", b"c/")):
+        made = folder(key, *names)
+        assert made.keys == [prefix + name for name in wanted]
+        assert [names[i] for i in made.stat["inode"].tolist()] == wanted

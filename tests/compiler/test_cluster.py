@@ -183,10 +183,9 @@ def test_an_engine_that_takes_no_more_calls_ends_the_run_and_another_one_goes_on
 
 @dataclass(frozen=True)
 class Deadly(FolderSource):
-    """Ends the worker of the engine that looks at it, once, when so many shards are sealed."""
+    """Ends the worker of the engine that looks at it, once."""
 
     note: str = ""
-    parent: int = 0
 
     def stat(self, key: bytes) -> tuple[int, int, int, int]:
         if multiprocessing.parent_process() is not None and not os.path.exists(self.note):
@@ -376,6 +375,22 @@ def test_a_worker_whose_run_is_over_stops_and_seals_nothing(tmp_path: Path, thre
         shardcall.build_shard(job, work)
 
 
+def test_large_pictures_of_all_calls_on_a_machine_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    raw, held = make_raw(tmp_path / "raw"), []
+
+    def hold(executor: Any, job: Job, *more: Any) -> Any:
+        held.append(os.readlink(job.scratch / "large"))
+        return runner(executor, job, *more)
+
+    runner = shardcall.Runner
+    monkeypatch.setattr(shardcall, "Runner", hold)
+    with ThreadPoolExecutor(2) as executor:
+        over(executor, raw, tmp_path / "out")
+    assert len(held) > 1
+    assert set(held) == {str(tmp_path / f"mmcompile-{os.getuid()}" / "large")}
+
+
 # ---------------------------------------------------------------- processes that are kept
 
 
@@ -435,17 +450,17 @@ def test_a_disk_that_is_full_over_there_is_said_as_it_is_here(tmp_path: Path, th
 def test_workers_that_see_no_disk_of_the_coordinator_build_into_a_store(tmp_path: Path, s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    raw, url = make_raw(tmp_path / "raw", per_class=4), s3_bucket.url + "/out"
+    raw, url = make_raw(tmp_path / "raw", per_class=3), s3_bucket.url + "/out"
     age(raw)
     write(raw, {"cat/bad.png": BROKEN})
-    with processes(2) as executor:
-        assert over(executor, raw, url, max_rejects=1).decoded == 8  # type: ignore[arg-type]
-        local(raw, tmp_path / "local", max_rejects=1)
+    with processes(1) as executor:
+        assert over(executor, raw, url, max_rejects=1, rows=4).decoded == 6  # type: ignore[arg-type]
+        local(raw, tmp_path / "local", max_rejects=1, rows=4)
         assert published(s3_bucket) == dataset(tmp_path / "local")
         (raw / "dog").rename(raw / "wolf")
-        again = over(executor, raw, url, max_rejects=1)  # type: ignore[arg-type]
+        again = over(executor, raw, url, max_rejects=1, rows=4)  # type: ignore[arg-type]
     assert (again.decoded, again.copied > 0) == (0, True)
-    local(raw, tmp_path / "local", max_rejects=1)
+    local(raw, tmp_path / "local", max_rejects=1, rows=4)
     assert {name: data for name, data in published(s3_bucket).items() if name in dataset(tmp_path / "local")} == dataset(tmp_path / "local")
     assert not [name for name in s3_bucket.files("out") if name.startswith(".build/tmp")]
 

@@ -74,7 +74,7 @@ def test_workers_that_are_killed_and_added_in_mid_build_change_no_byte(tmp_path:
 
     report = over("dask", dask.address, raw, tmp_path / "out", progress=during)
     assert killed
-    assert report.decoded == 60
+    assert report.decoded == 30
     assert dataset(tmp_path / "out") == local(raw, tmp_path / "local")
     assert not list((tmp_path / "out" / ".build" / "tmp").iterdir())
 
@@ -91,8 +91,8 @@ def test_a_killed_coordinator_and_a_lost_scheduler_lose_nothing(tmp_path: Path, 
             pass
         coordinator.kill()
         coordinator.wait()
-    sealed = len(read_seals(out / ".build" / "seals"))
-    assert 0 < sealed < 40
+    sealed = len(list(read_seals(out / ".build" / "seals")))
+    assert 0 < sealed < len(list((tmp_path / "raw").rglob("*.*")))
 
     def during(progress: Any) -> None:
         if progress.stage == "build" and progress.done >= 5 and dask.scheduler.poll() is None:
@@ -100,7 +100,7 @@ def test_a_killed_coordinator_and_a_lost_scheduler_lose_nothing(tmp_path: Path, 
 
     with pytest.raises(EngineError, match=rf"the engine is gone \(.*the dask scheduler at {dask.address} .*also with another engine"):
         over("dask", dask.address, raw, out, progress=during)
-    assert len(read_seals(out / ".build" / "seals")) > sealed
+    assert len(list(read_seals(out / ".build" / "seals"))) > sealed
     report = over("local", None, raw.root, out)
     assert report.kept >= sealed
     assert dataset(out) == local(raw, tmp_path / "local")

@@ -39,6 +39,22 @@ def test_a_part_of_a_part_is_what_it_is_of_a_list(names: list[bytes], one: slice
     assert again == part
 
 
+@given(LISTS, st.lists(st.integers(0, 29), max_size=40), st.slices(30))
+def test_keys_are_taken_by_their_numbers(names: list[bytes], rows: list[int], part: slice) -> None:
+    rows = [row for row in rows if row < len(names[part])]
+    assert list(Keys.of(names)[part].take(np.array(rows, np.int64))) == [names[part][row] for row in rows]
+
+
+def test_many_keys_are_taken_part_by_part() -> None:
+    names = [b"%d" % i for i in range(40_000)]
+    assert Keys.of(names).take(np.arange(40_000)[::-1]) == names[::-1]
+
+
+@given(st.lists(LISTS, max_size=5), st.slices(30))
+def test_joined_keys_are_those_of_all_parts(parts: list[list[bytes]], some: slice) -> None:
+    assert list(Keys.join([Keys.of(names)[some] for names in parts])) == [name for names in parts for name in names[some]]
+
+
 def test_keys_with_the_same_bytes_cut_elsewhere_differ() -> None:
     assert Keys.of([b"ab", b"c"]) != Keys.of([b"a", b"bc"])
     assert Keys.of([b"ab", b""]) != [b"ab"]

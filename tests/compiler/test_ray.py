@@ -72,7 +72,7 @@ def test_a_worker_that_is_killed_in_mid_build_changes_no_byte(tmp_path: Path, ra
 
     report = over("ray", ray.address, raw, tmp_path / "out", progress=during)
     assert killed
-    assert (report.decoded, report.workers) == (60, 2)
+    assert (report.decoded, report.workers) == (30, 2)
     assert dataset(tmp_path / "out") == local(raw, tmp_path / "local")
     assert not list((tmp_path / "out" / ".build" / "tmp").iterdir())
 

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from mmcompile.compiler import driver, planning, sealing, statcache, task
+from mmcompile.compiler import driver, engines, planning, sealing, statcache, task, template
 from mmcompile.compiler.driver import BuildReport
 from mmcompile.compiler.outcome import Progress
 from mmcompile.compiler.plan import cuts
@@ -273,6 +273,14 @@ def test_where_nothing_changed_nothing_is_written_read_or_looked_at(
     assert (report.kept, report.decoded, report.copied, report.rejects) == (12, 0, 0, 1)
     same = ("samples", "shards", "bytes", "generation", "classes", "shape", "geometry", "counts", "reject_reasons", "rejects_file", "warnings")
     assert [getattr(report, name) for name in same] == [getattr(first, name) for name in same]
+
+
+@pytest.mark.usefixtures("trusted")
+def test_where_nothing_changed_no_process_is_started(raw: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(raw, out)
+    monkeypatch.setattr(driver, "make_executor", engines.make_executor)
+    monkeypatch.setattr(template.Template, "_start", lambda self: pytest.fail("started"))
+    assert run(raw, out).kept == 12
 
 
 @pytest.mark.usefixtures("trusted")

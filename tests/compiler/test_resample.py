@@ -2,6 +2,8 @@ import os
 import subprocess
 import sys
 
+import hypothesis
+import hypothesis.strategies as st
 import numpy as np
 import pytest
 
@@ -73,6 +75,8 @@ def test_resize_is_torchvisions_on_uint8_tensors(functional, mode, size, channel
 
 HASHES = """
 import hashlib
+import hypothesis
+import hypothesis.strategies as st
 import numpy as np
 import torch
 from mmcompile.compiler import resample
@@ -176,3 +180,24 @@ def test_the_kernel_is_told_whose_rules(monkeypatch):
     for resampler in ("torch", "pillow"):
         sample(1, 5000, Preprocess(resize=256, crop=224, resampler=resampler).resolved(), maker(PHOTO))
     assert [(r.resampler, r.filter, r.tall_rows_first) for r in seen] == [("torch", "bilinear", False), ("pillow", "bilinear", True)]
+
+
+@hypothesis.settings(deadline=None, max_examples=200)
+@hypothesis.given(
+    st.tuples(st.integers(1, 300), st.integers(1, 300)),
+    st.tuples(st.integers(1, 200), st.integers(1, 200)),
+    st.tuples(st.floats(0, 1), st.floats(0, 1)),
+    st.sampled_from(["bilinear", "bicubic"]),
+    st.sampled_from([1, 3, 4]),
+)
+def test_resizing_what_is_shown_gives_that_part_of_the_whole(size, made, part, filter, channels):
+    pixels = np.random.default_rng(0).integers(0, 256, (*size, channels), dtype=np.uint8)
+    shown = tuple(max(1, round(share * side)) for share, side in zip(part, made, strict=True))
+    whole = resample.resize(pixels, made, filter)
+    assert np.array_equal(resample.resize(pixels, made, filter, shown), whole[: shown[0], : shown[1]])
+
+
+def test_less_is_computed_of_a_usual_photo():
+    assert kernel.trim(500, 341, 282, "bilinear") is not None
+    assert kernel.trim(500, 341, 341, "bilinear") is None
+    assert kernel.trim(256, 256, 200, "bilinear") is None

@@ -84,7 +84,7 @@ def test_any_number_of_threads_finds_the_same(tmp_path: Path, monkeypatch: pytes
     scan = source.scan()
     assert len(scan.keys) == 3002 + 199 * 3 - 1 + 100 + 2
     assert scan.left_out == {"excluded": 1, "excluded folder": 1, "extension .txt": 200, "hidden": 2, "no extension, no image": 99}
-    slow = Slow(0.0001)
+    slow = Slow(0.0003)
     monkeypatch.setattr(os, "scandir", slow)
     for threads in (1, 2, 3, 32):
         monkeypatch.setattr(walk, "_MOST_THREADS", threads)
@@ -100,7 +100,7 @@ def test_any_number_of_threads_finds_the_same(tmp_path: Path, monkeypatch: pytes
 def test_the_entries_of_one_large_folder_are_looked_at_by_several_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = FolderSource(str(make(tmp_path, *(f"{i:04}.jpg" for i in range(3000)))))
     scan = source.scan()
-    slow = Slow(0.0001)
+    slow = Slow(0.0003)
     monkeypatch.setattr(os, "scandir", slow)
     monkeypatch.setattr(walk, "_BATCH", 64)
     again = source.scan()
@@ -133,7 +133,7 @@ def test_the_first_fault_in_the_order_of_paths_is_told(tmp_path: Path, monkeypat
         return real(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    slow = Slow(0.0001)
+    slow = Slow(0.0003)
     monkeypatch.setattr(os, "scandir", slow)
     monkeypatch.setattr(walk, "_MOST_THREADS", threads)
     monkeypatch.setattr(walk, "_BATCH", 20)
@@ -146,7 +146,7 @@ def test_the_first_fault_in_the_order_of_paths_is_told(tmp_path: Path, monkeypat
 
 
 def test_a_progress_that_raises_ends_the_listing_and_its_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "scandir", Slow(0.0001))
+    monkeypatch.setattr(os, "scandir", Slow(0.0003))
     monkeypatch.setattr(walk, "_BATCH", 50)
     seen: list[int] = []
 

@@ -113,6 +113,11 @@ def _to_srgb(image: Image.Image, codes: set[str]) -> Image.Image | None:
         return None
 
 
+def _is_wanted(image: Image.Image, options: Preprocess) -> bool:
+    """True where nothing is left to convert."""
+    return image.mode == wanted_mode(options) and not _has_alpha(image) and options.icc == "ignore"
+
+
 def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
     """(first row, strip) from top to bottom; one strip for ordinary pictures."""
     width, height = image.size
@@ -127,6 +132,8 @@ def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
 def to_array(image: Image.Image, options: Preprocess | None, codes: set[str], *, padded: bool = False) -> _Pixels:
     """Pixels (H, W, C) uint8, converted strip by strip (`options` None: as they are); `padded` allows a byte without meaning after RGB."""
     out: _Pixels | None = None
+    if padded and image.mode == "RGB" and options and _is_wanted(image, options):
+        return memory.padded(image)
     for top, strip in _strips(image):
         made = _converted(strip, options, codes) if options else strip
         if padded and made.mode == "RGB" and strip is image:
@@ -145,7 +152,7 @@ def to_array(image: Image.Image, options: Preprocess | None, codes: set[str], *,
 def to_image(image: Image.Image, options: Preprocess, codes: set[str]) -> Image.Image:
     """The whole image in the wanted mode, converted strip by strip."""
     out: Image.Image | None = None
-    if image.mode == wanted_mode(options) and not _has_alpha(image) and options.icc == "ignore":
+    if _is_wanted(image, options):
         return image
     for top, strip in _strips(image):
         part = _converted(strip, options, codes)

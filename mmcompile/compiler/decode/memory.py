@@ -12,7 +12,12 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-__all__ = ["padded"]
+__all__ = ["one_block", "padded", "set_block"]
+
+#: Larger than any picture; Pillow takes multiples of 4096 in an int.
+_ANY_BYTES = 0x7FFFF000
+#: Pillow's own, with the functions that only its C part has.
+_core: Any = vars(Image)["core"]
 
 
 class _Array(ctypes.Structure):
@@ -41,6 +46,18 @@ class _Lent:
         self.capsule = capsule
 
 
+def one_block() -> int:
+    """Let every picture that Pillow makes from now on lie in one piece, which it does not above 16 MiB; the size of the pieces until now."""
+    before = int(_core.get_block_size())
+    _core.set_block_size(_ANY_BYTES)
+    return before
+
+
+def set_block(nbytes: int) -> None:
+    """Let pictures lie in pieces of this size, as `one_block` said it was."""
+    _core.set_block_size(nbytes)
+
+
 def padded(image: Image.Image) -> npt.NDArray[np.uint8]:
     """Pixels (H, W, 4) uint8 of an RGB image as they lie in Pillow's memory, the last byte of each without meaning.
 
@@ -55,7 +72,7 @@ def padded(image: Image.Image) -> npt.NDArray[np.uint8]:
 
 def _lent(image: Image.Image, shape: tuple[int, int, int]) -> _Lent | None:
     # With another alignment there are gaps between the rows, of which the interface knows nothing.
-    if not hasattr(image, "__arrow_c_array__") or vars(Image)["core"].get_alignment() != 1:
+    if not hasattr(image, "__arrow_c_array__") or _core.get_alignment() != 1:
         return None
     try:
         _, capsule = image.__arrow_c_array__()

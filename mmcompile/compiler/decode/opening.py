@@ -17,6 +17,7 @@ from collections.abc import Iterator
 import PIL
 from PIL import Image, ImageFile, features
 
+from mmcompile.compiler.decode import memory
 from mmcompile.compiler.formats import may_be_tga, sniff
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.errors import DecodeError
@@ -73,6 +74,7 @@ def pillow(options: Preprocess, *, truncated: bool = False) -> Iterator[list[war
         warnings.simplefilter("always")
         initialise()
         before = Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES
+        block_bytes = memory.one_block()
         # Pillow raises above twice this number.
         Image.MAX_IMAGE_PIXELS = (options.max_pixels + 1) // 2
         ImageFile.LOAD_TRUNCATED_IMAGES = truncated
@@ -80,6 +82,7 @@ def pillow(options: Preprocess, *, truncated: bool = False) -> Iterator[list[war
             yield log
         finally:
             Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES = before
+            memory.set_block(block_bytes)
 
 
 @contextlib.contextmanager

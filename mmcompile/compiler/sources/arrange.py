@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -51,22 +51,27 @@ class Folder:
     def of(cls, key: bytes, names: Iterable[bytes], stat: npt.NDArray[np.void], devices: npt.NDArray[np.int64] | int | None = None) -> Folder:
         """A folder by its path, and its items by name in any order."""
         columns = Keys.of(names)
-        order = _text_order(columns)
-        columns = columns.take(order)
-        keys = Keys.of(key + b"/" + name for name in columns) if key else columns
+        order, ordered = _in_text_order(columns)
+        prefix = key + b"/" if key else b""
+        blob = b"".join(prefix + prefix.join(part) for part in ordered)
+        keys = Keys(np.frombuffer(blob, np.uint8), np.cumsum(np.diff(columns.stops, prepend=0)[order] + len(prefix)))
         return cls(as_text(key), keys, stat[order], devices[order] if isinstance(devices, np.ndarray) else devices)
 
 
-def _text_order(names: Keys) -> npt.NDArray[np.int64]:
-    """What sorts names as text: (N,)."""
+def _in_text_order(names: Keys) -> tuple[npt.NDArray[np.int64], Iterator[list[bytes]]]:
+    """What sorts names as text, (N,), and the sorted names, part by part."""
     blob, width = names.blob, int(np.diff(names.stops, prepend=0).max(initial=1))
+    starts = range(0, len(names), _CHUNK)
     if len(blob) and blob.min() > 0 and blob.max() < 128:  # then bytes sort as text does
         table = np.empty(len(names), f"S{width}")
-        for at in range(0, len(names), _CHUNK):
+        for at in starts:
             table[at : at + _CHUNK] = list(names[at : at + _CHUNK])
-        return np.argsort(table)
-    texts = [as_text(name) for name in names]
-    return np.array(sorted(range(len(texts)), key=texts.__getitem__), np.int64)
+        order = np.argsort(table)
+        return order, (table[order[at : at + _CHUNK]].tolist() for at in starts)
+    plain = list(names)
+    texts = [as_text(name) for name in plain]
+    numbers = sorted(range(len(texts)), key=texts.__getitem__)
+    return np.array(numbers, np.int64), ([plain[i] for i in numbers[at : at + _CHUNK]] for at in starts)
 
 
 def arrange(root: str, folders: Iterable[Folder], choice: Choice) -> Scan:

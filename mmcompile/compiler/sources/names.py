@@ -62,6 +62,7 @@ class Choice:
 
     def __init__(self, include: Iterable[str], exclude: Iterable[str], hidden: bool, extensions: frozenset[str] | None) -> None:
         self._include, self._exclude, self._hidden = Patterns(include), Patterns(exclude), hidden
+        self._any = bool(self._include or self._exclude)
         self._extensions = EXTENSIONS if extensions is None else extensions
         #: Do the first bytes decide about a file without an extension?
         self.sniffs = extensions is None
@@ -85,7 +86,7 @@ class Choice:
         reason = self._known.get(suffix)
         if reason is None:
             reason = self._known[suffix] = self._judge(suffix)
-        if (reason and not (reason == NO_EXTENSION and self.sniffs)) or not (self._include or self._exclude):
+        if (reason and not (reason == NO_EXTENSION and self.sniffs)) or not self._any:
             return reason
         text = as_text(name)
         key = f"{folder}/{text}" if folder else text

@@ -11,9 +11,9 @@ import contextlib
 import itertools
 import os
 import stat as stat_bits
+import struct
 import threading
 import time
-from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -49,6 +49,7 @@ _PROGRESS_S = 1.0
 #: What decides about a file without an extension.
 HEAD_BYTES = 32
 _NO_STAT = (-1, -1, -1, -1)
+_FIVE = struct.Struct("<5q")
 
 
 def stat_columns(found: os.stat_result) -> tuple[int, int, int, int]:
@@ -281,7 +282,7 @@ class _Listing:
                 reason = found.take(entry, has_extension=not reason)
             if reason:
                 found.left_out[reason] += 1
-        return _Part(Keys.of(found.names), np.frombuffer(found.columns, np.int64).reshape(-1, 5), found.left_out, found.links)
+        return _Part(Keys.of(found.names), np.frombuffer(found.columns, "<i8").reshape(-1, 5), found.left_out, found.links)
 
 
 class _Looked:
@@ -289,7 +290,7 @@ class _Looked:
 
     def __init__(self) -> None:
         self.names: list[bytes] = []
-        self.columns = array("q")
+        self.columns = bytearray()
         self.left_out: Counter[str] = Counter()
         self.links = 0
 
@@ -300,16 +301,16 @@ class _Looked:
         except OSError:
             if not has_extension:  # nothing says that it is an image
                 return "dangling link" if entry.is_symlink() else "unreadable, no extension"
-            columns, device = _NO_STAT, -1
+            columns = (*_NO_STAT, -1)
         else:
             if not stat_bits.S_ISREG(found.st_mode):
                 return "not a regular file"
             if not has_extension and (reason := _why_no_image(entry.path)):
                 return reason
-            columns, device = stat_columns(found), found.st_dev
+            columns = (*stat_columns(found), found.st_dev)
         self.links += entry.is_symlink()
         self.names.append(entry.name)
-        self.columns.extend((*columns, device))
+        self.columns += _FIVE.pack(*columns)
         return ""
 
 
