@@ -55,7 +55,7 @@ from mmcompile.errors import BuildError, MMCompileError, OptionError, RemoteErro
 from mmcompile.format.canonical import canonical
 from mmcompile.format.commit import sync_folder, write_atomic
 from mmcompile.format.lock import Lock
-from mmcompile.format.store import is_url
+from mmcompile.format.store import is_url, on_disk
 from mmcompile.format.storelock import StoreLock
 
 __all__ = ["BuildOptions", "BuildReport", "build"]
@@ -91,6 +91,7 @@ def build(
     if workers is not None:
         options = replace(options, workers=workers)
     progress = progress or (lambda _: None)
+    out = on_disk(out)
     if is_url(out):
         if options.part is not None or options.plan_only:
             raise OptionError(f"{out}: parts are sealed in a folder that all machines share; with a URL for OUT let an engine spread the work")

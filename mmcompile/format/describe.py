@@ -20,7 +20,7 @@ from mmcompile.format.mirror import Mirror, mirrored
 from mmcompile.format.npy import file_name, open_array, read_into
 from mmcompile.format.rejects import load_rejects
 from mmcompile.format.samples import FLAGS, pair_hash
-from mmcompile.format.store import is_url
+from mmcompile.format.store import is_url, on_disk
 
 __all__ = ["SAMPLE_COLUMNS", "describe", "samples_table"]
 
@@ -37,6 +37,7 @@ def describe(root: str | Path, generation: str | None = None) -> dict[str, Any]:
     Reads (of a URL: fetches) the index, the table, the labels and the rejects, none of the images.  `bytes.folder` is the size of everything in the
     folder, older generations and unfinished builds included.  `generations` are newest first, `modified` in seconds since 1970.  Raises FormatError.
     """
+    root = on_disk(root)
     if is_url(root):
         url = str(root)
         return mirrored(url, lambda mirror: describe(mirror.folder, generation), ("samples", "keys")) | {"root": url}
@@ -87,6 +88,7 @@ def samples_table(root: str | Path, generation: str | None = None) -> Iterator[d
     name's own bytes, and read the same way it gives the name back.  `label` and `class` are None where there are none, hashes are hex digits, `flags`
     words joined by spaces.  Memory stays flat.  Raises FormatError, also while rows are asked for.
     """
+    root = on_disk(root)
     if is_url(root):
         return _remote_samples(str(root), generation)
     root = Path(os.path.abspath(root))

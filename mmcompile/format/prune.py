@@ -22,7 +22,7 @@ from mmcompile.format.index import BLOB_LIMIT, INDEX_LIMIT, Index, load_index
 from mmcompile.format.lock import Lock
 from mmcompile.format.mirror import Mirror, mirrored
 from mmcompile.format.npy import hash_bytes
-from mmcompile.format.store import is_url
+from mmcompile.format.store import is_url, on_disk
 from mmcompile.format.storelock import StoreLock
 
 __all__ = ["PruneReport", "prune"]
@@ -71,6 +71,7 @@ def prune(root: str | Path, keep: int = 1, *, delete: bool) -> PruneReport:
     """
     if keep < 1:
         raise OptionError(f"keep must be at least 1, not {keep}: the current generation is never deleted")
+    root = on_disk(root)
     if is_url(root):
         return _prune_store(str(root), keep, delete)
     root = Path(os.path.abspath(root))

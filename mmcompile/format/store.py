@@ -20,9 +20,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from mmcompile.errors import RemoteError
 
-__all__ = ["Entry", "Store", "entry_of", "is_url", "time_of"]
+__all__ = ["Entry", "Store", "entry_of", "is_url", "on_disk", "time_of"]
 
 _T = TypeVar("_T")
+_P = TypeVar("_P")
 _log = logging.getLogger(__name__)
 
 #: A scheme of two letters at least: one letter is a drive of another system.
@@ -69,6 +70,13 @@ def entry_of(name: str, facts: dict[str, Any]) -> Entry:
 def is_url(place: object) -> bool:
     """Is this text the URL of a store, rather than a path?"""
     return isinstance(place, str) and _URL.match(place) is not None
+
+
+def on_disk(place: _P) -> _P | str:
+    """A `file://` URL as the path that it is; any other place as it came."""
+    if isinstance(place, str) and place.startswith(("file://", "local://")):
+        return place.partition("://")[2] or "/"
+    return place
 
 
 class Store:

@@ -27,7 +27,7 @@ from mmcompile.format.mirror import mirrored
 from mmcompile.format.npy import file_bytes, file_name, hash_bytes, hash_file, header, open_array
 from mmcompile.format.rejects import load_rejects
 from mmcompile.format.samples import pair_hash, sample_dtype
-from mmcompile.format.store import is_url
+from mmcompile.format.store import is_url, on_disk
 
 __all__ = ["Problem", "VerifyReport", "verify"]
 
@@ -41,6 +41,7 @@ def verify(root: str | Path, *, workers: int | None = None, progress: Callable[[
     from this thread, a few times a second.  Raises NotADatasetError, VersionError or RemoteError.
     """
     workers = workers or max(2, min(16, len(os.sched_getaffinity(0))))
+    root = on_disk(root)
     if is_url(root):
         url = str(root)
         return replace(mirrored(url, lambda mirror: _verify(mirror.folder, workers, progress, mirror.brought)), root=url)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mmcompile.compiler.sources.folder import FolderSource
-from mmcompile.compiler.sources.remote import RemoteSource
+from mmcompile.compiler.sources.remote import RemoteSource, folder_source
 from mmcompile.errors import SourceError
 from tests.compiler.builds import make_raw, picture, write
 from tests.s3 import Bucket, Proxy
@@ -125,3 +125,25 @@ def test_what_cannot_be_listed_is_one_line_at_once(s3_bucket: Bucket, s3_proxy: 
         RemoteSource(s3_bucket.url + "/raw").scan()
     assert len(s3_proxy.asked) == 1
     assert os.sep not in RemoteSource("memory://user:secret@x").location()
+
+
+def test_a_file_url_is_the_folder_that_it_is(tmp_path: Path) -> None:
+    raw = write(tmp_path / "raw", {"cat/1.png": picture(1), "dog/2.png": picture(2)})
+    (raw / "linked").symlink_to(raw / "dog")
+    os.mkfifo(raw / "cat" / "x.png")
+    os.mkfifo(raw / "cat" / "pipe")
+    expected = FolderSource(str(raw)).scan()
+    for scheme in ("file", "local"):
+        source = folder_source(f"{scheme}://{raw}")
+        assert source == FolderSource(str(raw))
+        assert list(source.scan().keys) == list(expected.keys) == [b"cat/1.png", b"dog/2.png", b"linked/2.png"]
+    assert expected.left_out["not a regular file"] == 2
+
+
+def test_what_is_neither_file_nor_folder_is_left_out(tmp_path: Path) -> None:
+    raw = write(tmp_path / "raw", {"cat/1.png": picture(1)})
+    os.mkfifo(raw / "cat" / "x.png")
+    os.mkfifo(raw / "cat" / "pipe")
+    found = RemoteSource(f"file://{raw}").scan()
+    assert list(found.keys) == [b"cat/1.png"]
+    assert found.left_out == {"not a regular file": 2}

@@ -20,7 +20,10 @@ from mmcompile.compiler import away, shardcall, staging
 from mmcompile.compiler.outcome import Progress
 from mmcompile.errors import BuildError, DecodeError, OutputExistsError, RemoteError, SourceError
 from mmcompile.format import storelock
+from mmcompile.format.describe import describe
+from mmcompile.format.prune import prune
 from mmcompile.format.store import Store
+from mmcompile.format.verify import verify
 from tests.compiler.builds import BROKEN, dataset, inline, make_raw, picture, run, write
 from tests.s3 import Bucket, Proxy
 
@@ -85,6 +88,8 @@ def test_other_stores_hold_the_same_dataset(kind: str, raw: Path, tmp_path: Path
     assert {name: store.read(name) for name in expected} == expected
     if kind == "file":
         assert dataset(tmp_path / "there") == expected
+        assert (tmp_path / "there" / ".build" / "lock").exists(), "written as a folder"
+        assert describe(url)["root"] == prune(url, delete=True).root == verify(url).root == str(tmp_path / "there")
 
 
 @pytest.mark.usefixtures("in_process")

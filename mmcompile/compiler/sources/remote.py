@@ -26,7 +26,7 @@ from mmcompile.compiler.sources.walk import HEAD_BYTES
 from mmcompile.errors import RemoteError, SourceError
 from mmcompile.format.canonical import as_text
 from mmcompile.format.npy import hash_bytes
-from mmcompile.format.store import Store, entry_of, is_url, time_of
+from mmcompile.format.store import Store, entry_of, is_url, on_disk, time_of
 
 __all__ = ["RemoteSource", "folder_source"]
 
@@ -87,7 +87,8 @@ class RemoteSource:
 def folder_source(
     root: str, include: Iterable[str] = (), exclude: Iterable[str] = (), *, hidden: bool = False, extensions: frozenset[str] | None = None
 ) -> FolderSource | RemoteSource:
-    """The images below a path or a URL."""
+    """The images below a path or a URL; a `file://` URL is the path that it is."""
+    root = on_disk(root)
     kind = RemoteSource if is_url(root) else FolderSource
     return kind(root, tuple(include), tuple(exclude), hidden, extensions)
 
@@ -172,6 +173,8 @@ class _Listing:
                     inner.append(path)
             elif (reason := choice.why_not(name, key)) and not (reason == NO_EXTENSION and choice.sniffs):
                 folder.left_out[reason] += 1
+            elif facts["type"] != "file":  # reading a pipe would wait for ever
+                folder.left_out["not a regular file"] += 1
             elif reason:
                 doubtful.append((path, facts))
             else:
