@@ -1,7 +1,8 @@
 """Hides how files that may lie far away are read and written: fsspec (the extra `mmcompile[remote]`) behind one small class, with retries.
 
 A store is a folder, under a URL such as `s3://bucket/out` or `gs://…`; names in it have `/` between their parts.  A request that fails is made again
-after growing waits; then a RemoteError names the object.  What is missing is FileNotFoundError, at once.  Keys, endpoints and regions come from
+after growing waits, and one that is not answered for as long as `SILENCE_S` allows; then a RemoteError names the object.  What is missing is
+FileNotFoundError, at once.  Keys, endpoints and regions come from
 where the store's own tools look for them: the environment and fsspec's configuration.  Safe after a fork, and pickled as its URL.
 """
 
@@ -32,12 +33,21 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 WAITS_S = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 #: A wait of so many seconds is told to the log, which prints warnings unless it was told otherwise.
 _SAID_FROM_S = 2.0
+#: Seconds of silence after which a request, with all its tries, is given up: as long as a store may take to come back, and a person to wait.
+SILENCE_S = 90.0
+#: Seconds that S3's client waits for a connection, and for the next bytes of an answer: S3 itself begins to answer within one or two.
+CONNECT_S, ANSWER_S = 5.0, 15.0
+#: Attempts that S3's client makes within a try: a part of a large upload gets another one, so that not all of it is sent again.
+_INNER = 2
+#: Bytes a second of an upload; one that takes longer, and SILENCE_S, is stuck: less than any line does over which a dataset is sent.
+SLOWEST = 128 << 10
 #: What another try does not change.
 _FINAL = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError, NotImplementedError, TypeError, AttributeError)
 #: The same among what the stores' own packages raise, by name: they are not imported here.
 _FINAL_NAMES = frozenset(
     (
         "DefaultCredentialsError",
+        "FileExpired",
         "NoCredentialsError",
         "NoRegionError",
         "ParamValidationError",
@@ -47,10 +57,21 @@ _FINAL_NAMES = frozenset(
         "TokenRetrievalError",
     )
 )
+#: What S3 answers for a bucket of another region.
+_ELSEWHERE = frozenset(("301", "PermanentRedirect"))
+#: What it answers where nothing lies behind the asked first byte.
+_PAST_END = frozenset(("416", "InvalidRange"))
+#: Where exceptions come from that tell of a network or a store: its package, and what that is made of.  Others, such as one that a signal handler
+#: raises, are not ours to hold up.
+_NETWORK = frozenset(
+    ("adlfs", "aiobotocore", "aiohttp", "asyncio", "azure", "botocore", "fsspec", "gcsfs", "google", "http", "json", "requests", "s3fs", "urllib3")
+)
 #: What says that there is no room here, or no more files may be open.
 _OWN = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
 #: Bytes moved at a time between a file and an object.
 _CHUNK = 8 << 20
+#: How stores say it that tell no more than that something is not there.
+_NO_BUCKET = re.compile(r"(bucket|container) does not exist", re.IGNORECASE)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -80,14 +101,23 @@ def on_disk(place: _P) -> _P | str:
 
 
 class Store:
-    """The objects below one URL.  Thread-safe.  Raises RemoteError where fsspec, or what it needs for this kind of URL, is not installed."""
+    """The objects below one URL.  Thread-safe.
+
+    Raises RemoteError where fsspec, or what it needs for this kind of URL, is not installed, and for a path with parts that listings do not show.
+    """
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
+        parts = self.url.partition("://")[2].removeprefix("/").split("/")
+        if odd := {"", ".", ".."} & set(parts[1:]):
+            what = "an empty part (//)" if "" in odd else f"the part {max(odd)!r}"
+            raise RemoteError(f"{url}: its path has {what}, which is part of a name on a store and not found in listings; leave it out", path=url)
         self._opened: tuple[int, Any, str] | None = None
         self._files()
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if self.url.startswith("memory://"):
+            raise RemoteError(f"{self.url}: lies in the memory of one process, and other processes are to use it; give a folder, or another URL")
         return type(self), (self.url,)
 
     def __eq__(self, other: object) -> bool:
@@ -104,23 +134,34 @@ class Store:
         return f"{self.url}/{name}"
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
-        """The bytes [start, stop) of an object; to its end when None."""
-        whole = not start and stop is None
-        data = self._try(name, lambda fs, path: fs.cat_file(path, **_in_one(fs)) if whole else fs.cat_file(path, start=start, end=stop))
-        return bytes(data)
+        """The bytes [start, stop) of an object, as far as there are any; to its end when stop is None."""
+
+        def fetch(fs: Any, remote: str) -> bytes:
+            if not start and stop is None:
+                return bytes(fs.cat_file(remote, **_in_one(fs)))
+            try:
+                return bytes(fs.cat_file(remote, start=start, end=stop))
+            except OSError as error:
+                if _answers(error) & _PAST_END:
+                    return b""
+                raise
+
+        return self._try(name, fetch)
 
     def get(self, name: str, path: Path) -> int:
         """Write an object into a local file (which is not durable, and half written after an error); returns its bytes."""
 
-        def fetch(fs: Any, remote: str) -> int:
-            done = 0
-            with fs.open(remote, "rb", cache_type="none", block_size=_CHUNK) as source, open(path, "wb") as target:
-                while part := source.read(_CHUNK):
-                    target.write(part)
-                    done += len(part)
-            return done
+        source = self._try(name, lambda fs, remote: fs.open(remote, "rb", cache_type="none", block_size=_CHUNK))
 
-        return self._try(name, fetch)
+        def part(at: int) -> bytes:  # each may fail, and be waited for, for itself
+            return self._try(name, lambda _, __: _read_at(source, at))
+
+        done = 0
+        with source, open(path, "wb") as target:
+            while data := part(done):
+                target.write(data)
+                done += len(data)
+        return done
 
     def put(self, path: Path, name: str) -> None:
         """Copy a local file into an object: it is there whole, or not at all."""
@@ -173,6 +214,7 @@ class Store:
     def list(self, folder: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
         """(name, fsspec's facts: type, size, …) of what lies directly in a folder, sorted by name; nothing where it is not there.
 
+        What lies below an empty part of a name (`a//b`) is one entry of type directory, whose name ends with `/`.
         One request for each page of what is listed (S3: 1,000 names), all of which are held at once.
         """
         try:
@@ -185,6 +227,8 @@ class Store:
             name = str(entry["name"])
             if name.rstrip("/") != here.rstrip("/"):  # some stores have an object for the folder itself
                 yield name.removeprefix(root).rstrip("/"), entry
+            elif entry["type"] == "directory" and name.endswith("/"):
+                yield f"{folder.strip('/')}/", entry
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete objects; those that are not there are passed over."""
@@ -214,7 +258,7 @@ class Store:
             fs.put_file(str(path), temporary)
             os.replace(temporary, remote)
         else:
-            fs.put_file(str(path), remote)
+            fs.put_file(str(path), remote, **_within(fs, path.stat().st_size))
 
     def _pipe(self, fs: Any, remote: str, data: bytes) -> None:
         if _is_disk(fs):
@@ -222,7 +266,7 @@ class Store:
             fs.pipe_file(temporary, data)
             os.replace(temporary, remote)
         else:
-            fs.pipe_file(remote, data)
+            fs.pipe_file(remote, data, **_within(fs, len(data)))
 
     def _files(self) -> tuple[Any, str]:
         """fsspec's file system of this process, and the path of the store in it."""
@@ -238,10 +282,10 @@ class Store:
             except Exception as error:  # whatever the store's own package raises on a name or a setting it does not take
                 raise RemoteError(f"{self.url}: cannot be opened ({_said(error)})", path=self.url) from error
             if type(fs).__name__ == "S3FileSystem":
-                # One layer repeats what fails, here; of the two below each would wait for every try of the other.  A part of a large upload gets
-                # one more, so that not all of it is sent again.
-                fs.config_kwargs = {"retries": {"mode": "standard", "total_max_attempts": 1}, **fs.config_kwargs}
-                fs.retries = 2
+                # One layer repeats what fails, here; of the two below each would wait for every try of the other.
+                bounds = {"retries": {"mode": "standard", "total_max_attempts": 1}, "connect_timeout": CONNECT_S, "read_timeout": ANSWER_S}
+                fs.config_kwargs = {**bounds, **fs.config_kwargs}
+                fs.retries = _INNER
             self._opened = (os.getpid(), fs, str(path))
         return self._opened[1], self._opened[2]
 
@@ -254,27 +298,45 @@ class Store:
     def _try(self, name: str, action: Callable[[Any, str], _T]) -> _T:
         fs, root = self._files()
         path = f"{root.rstrip('/')}/{name}" if name else root
-        for wait_s in (*WAITS_S, None):
+        silent_s = 0.0
+        for tries, wait_s in enumerate((*WAITS_S, None), 1):
+            began = time.monotonic()
             try:
                 return action(fs, path)
-            except FileNotFoundError:
-                raise FileNotFoundError(2, os.strerror(2), self.where(name)) from None
-            except _FINAL as error:
-                raise RemoteError(f"{self.where(name)}: {_said(error)}", path=self.where(name)) from error
             except MemoryError:
                 raise
             except Exception as error:
-                if isinstance(error, OSError) and error.errno in _OWN:  # of the disk here
+                final = self._final(name, error)
+                if final is error:
                     raise
-                if type(error).__name__ in _FINAL_NAMES:
-                    raise RemoteError(f"{self.where(name)}: {_said(error)}", path=self.where(name)) from error
-                if wait_s is None:
-                    tries = len(WAITS_S) + 1
-                    raise RemoteError(f"{self.where(name)}: failed {tries} times ({_said(error)})", path=self.where(name)) from error
+                if final is not None:
+                    raise final from error
+                # A try that failed late moved bytes until then, or the client below would have ended it: what it waited in vain is no more than this.
+                silent_s += min(time.monotonic() - began, _INNER * ANSWER_S) + (wait_s or 0)
+                stuck = type(error).__name__ == "FSTimeoutError"
+                if wait_s is None or stuck or silent_s > SILENCE_S:
+                    how = f"no answer, asked {_times(tries)}" if stuck or _is_silence(error) else f"failed {_times(tries)}"
+                    raise RemoteError(f"{self.where(name)}: {how} ({_said(error)})", path=self.where(name)) from error
                 if wait_s >= _SAID_FROM_S:
                     _log.warning("%s: %s; tried again in %g s", self.where(name), _said(error), wait_s)
                 time.sleep(wait_s)
         raise AssertionError("the last wait is None")
+
+    def _final(self, name: str, error: Exception) -> Exception | None:
+        """What to raise where another try would change nothing; None where it might help."""
+        where, answers = self.where(name), _answers(error)
+        if isinstance(error, FileNotFoundError):
+            if "NoSuchBucket" in answers or _NO_BUCKET.search(str(error)):
+                return RemoteError(f"{where}: there is no such bucket", path=where)
+            return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), where)
+        if answers & _ELSEWHERE or isinstance(error, RecursionError):  # S3's client follows redirections that lead to themselves
+            return RemoteError(f"{where}: {_said(error)}; the bucket is in another region: set AWS_DEFAULT_REGION to that", path=where)
+        if isinstance(error, _FINAL) or type(error).__name__ in _FINAL_NAMES or answers & _PAST_END:
+            return RemoteError(f"{where}: {_said(error)}", path=where)
+        if isinstance(error, OSError):
+            return error if error.errno in _OWN else None  # of the disk here
+        known = isinstance(error, EOFError) or any(kind.__module__.partition(".")[0] in _NETWORK for kind in type(error).__mro__)
+        return None if known else error
 
 
 def stamp_of(facts: dict[str, Any]) -> str:
@@ -322,6 +384,35 @@ def _beside(fs: Any, remote: str) -> str:
 def _fresh(fs: Any) -> dict[str, bool]:
     """Stores that keep listings take `refresh`; other file systems would choke on it."""
     return {"refresh": True} if type(fs).__name__ in ("S3FileSystem", "GCSFileSystem") else {}
+
+
+def _within(fs: Any, size: int) -> dict[str, float]:
+    """Seconds after which the sending of so many bytes is given up; file systems without an event loop of their own cannot be told."""
+    return {"timeout": SILENCE_S + size / SLOWEST} if getattr(fs, "async_impl", False) else {}
+
+
+def _read_at(source: Any, at: int) -> bytes:
+    """The next bytes of an open object, from where the last ones ended."""
+    if source.tell() != at:
+        source.seek(at)
+    return bytes(source.read(_CHUNK))
+
+
+def _answers(error: BaseException) -> set[str]:
+    """S3's error code and HTTP status, where an exception holds them."""
+    for found in (error, error.__cause__):
+        answer = getattr(found, "response", None)
+        if isinstance(answer, dict):
+            return {str(answer.get("Error", {}).get("Code")), str(answer.get("ResponseMetadata", {}).get("HTTPStatusCode"))}
+    return set()
+
+
+def _is_silence(error: BaseException) -> bool:
+    return isinstance(error, TimeoutError) or any("Timeout" in kind.__name__ for kind in type(error).__mro__)
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _said(error: BaseException) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from mmcompile.compiler.sources.folder import FolderSource
 from mmcompile.compiler.sources.remote import RemoteSource, folder_source
-from mmcompile.errors import SourceError
+from mmcompile.errors import RemoteError, SourceError
 from tests.compiler.builds import make_raw, picture, write
 from tests.s3 import Bucket, Proxy
 
@@ -147,3 +147,21 @@ def test_what_is_neither_file_nor_folder_is_left_out(tmp_path: Path) -> None:
     found = RemoteSource(f"file://{raw}").scan()
     assert list(found.keys) == [b"cat/1.png"]
     assert found.left_out == {"not a regular file": 2}
+
+
+def test_an_empty_object_is_not_asked_for(s3_bucket: Bucket, s3_proxy: Proxy) -> None:
+    url = s3_bucket.fill({"_SUCCESS": b"", "a/1.png": picture(1), "a/_SUCCESS": b"", "a/naked": picture(2)}, "raw")
+    found = RemoteSource(url).scan()
+    assert list(found.keys) == [b"a/1.png", b"a/naked"]
+    assert found.left_out == {"no extension, no image": 2}
+    assert not s3_proxy.count("GET", "_SUCCESS")
+
+
+def test_an_empty_part_in_a_name_is_counted_and_in_a_url_refused(s3_bucket: Bucket) -> None:
+    url = s3_bucket.fill({"a/1.png": picture(1), "a//2.png": picture(2), "a//b/3.png": picture(3), "/4.png": picture(4), "a/": b""}, "raw")
+    found = RemoteSource(url).scan()
+    assert list(found.keys) == [b"a/1.png"]
+    assert found.left_out == {"empty part in the name": 2}
+    for odd in ("//raw", "/./raw", "/raw/../other"):
+        with pytest.raises(RemoteError, match=f"^{s3_bucket.url}{odd}: its path has "):
+            folder_source(s3_bucket.url + odd)

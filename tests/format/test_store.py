@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
+import socket
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from mmcompile.errors import RemoteError
+from mmcompile.format import store as store_module
 from mmcompile.format.store import Store, is_url
 from tests.s3 import Bucket, Proxy
 
@@ -128,3 +133,116 @@ def test_what_is_a_url() -> None:
         True,
         *[False] * 6,
     ]
+
+
+def test_a_path_that_listings_do_not_show_is_refused() -> None:
+    for url in ("s3://b//raw", "s3://b/raw//out/", "memory://x/../y", "s3://b/./raw", "file:///a//b"):
+        with pytest.raises(RemoteError, match=r"its path has (an empty part|the part '\.\.?')"):
+            Store(url)
+    assert [Store(url).url for url in ("s3://b/raw/", "memory:///x", "file:///a/b")] == ["s3://b/raw", "memory:///x", "file:///a/b"]
+
+
+def test_reading_past_the_end_gives_no_bytes(store: Store, tmp_path: Path) -> None:
+    store.write("empty", b"")
+    store.write("a", b"123")
+    assert [store.read("empty", 0, 32), store.read("a", 3, 9), store.read("a", 2, 9), store.read("empty")] == [b"", b"", b"3", b""]
+    assert store.get("empty", tmp_path / "here") == 0
+
+
+def test_another_region_and_a_missing_bucket_are_said_at_once(s3_bucket: Bucket, s3_proxy: Proxy) -> None:
+    for use in (lambda store: store.read("a"), lambda store: store.read("a", 0, 9), lambda store: list(store.list())):
+        s3_proxy.forget()
+        with pytest.raises(RemoteError, match=r"^s3://no-such-bucket/.*: there is no such bucket$"):
+            use(Store("s3://no-such-bucket"))
+        assert len(s3_proxy.asked) == 1
+    for methods in (("GET",), ("GET", "HEAD")):
+        s3_proxy.fault = lambda asked, methods=methods: 301 if asked.method in methods else None  # type: ignore[misc]
+        s3_proxy.forget()
+        with pytest.raises(RemoteError, match="another region: set AWS_DEFAULT_REGION"):
+            Store(s3_bucket.url).read("a", 0, 9)
+        assert s3_proxy.count("GET") <= 2, "the client itself asks once more"
+
+
+class Deaf:
+    """A server that takes connections, and nothing else."""
+
+    def __init__(self) -> None:
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self.taken: list[socket.socket] = []
+        threading.Thread(target=self._take, daemon=True).start()
+
+    def _take(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                self.taken.append(self._socket.accept()[0])
+
+    def close(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        for one in self.taken:
+            one.close()
+
+
+@pytest.fixture
+def deaf(s3_proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Deaf]:
+    server = Deaf()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+    monkeypatch.setattr(store_module, "ANSWER_S", 0.2)
+    monkeypatch.setattr(store_module, "_INNER", 1)
+    monkeypatch.setattr(store_module, "WAITS_S", (0.01,) * 100)
+    yield server
+    server.close()
+
+
+def test_a_server_that_never_answers_is_given_up(deaf: Deaf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(store_module, "SILENCE_S", 1.0)
+    for use in (
+        lambda store: store.read("a"),
+        lambda store: store.size("a"),
+        lambda store: list(store.list("a")),
+        lambda store: store.get("a", tmp_path / "a"),
+        lambda store: store.write("a", b"1"),
+    ):
+        with pytest.raises(RemoteError, match=r"^s3://bucket/a: no answer, asked (once|\d+ times)"):
+            use(Store("s3://bucket"))
+
+
+def test_an_upload_that_gets_stuck_is_given_up(deaf: Deaf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(store_module, "SILENCE_S", 0.5)
+    monkeypatch.setattr(store_module, "SLOWEST", 64 << 20)
+    (tmp_path / "large").write_bytes(bytes(64 << 20))
+    with pytest.raises(RemoteError, match=r"^s3://bucket/large: no answer, asked once"):
+        Store("s3://bucket").put(tmp_path / "large", "large")
+
+
+def test_what_moves_is_not_cut_by_the_bound_on_silence(s3_bucket: Bucket, s3_proxy: Proxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(store_module, "SILENCE_S", 1.0)
+    monkeypatch.setattr(store_module, "_CHUNK", 1 << 20)
+    data = os.urandom(6 << 20)
+    s3_bucket.fill({"a": data})
+    s3_proxy.fault = lambda asked: "truncate" if asked.method == "GET" and asked.number % 3 else 0.4
+    assert Store(s3_bucket.url).get("a", tmp_path / "a") == len(data)
+    assert (tmp_path / "a").read_bytes() == data
+
+
+def test_what_is_no_fault_of_a_store_is_raised_at_once(s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stopped(Exception):
+        """As a signal handler may raise it."""
+
+    asked = []
+
+    def fail(*args: object, **more: object) -> None:
+        asked.append(args)
+        raise Stopped
+
+    store = Store(s3_bucket.url)
+    monkeypatch.setattr(store._files()[0], "cat_file", fail)
+    with pytest.raises(Stopped):
+        store.read("a")
+    assert len(asked) == 1
+
+
+def test_what_lies_in_the_memory_of_a_process_is_not_for_others() -> None:
+    with pytest.raises(RemoteError, match="memory of one process"):
+        pickle.dumps(Store("memory://x"))

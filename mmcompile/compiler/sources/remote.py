@@ -164,7 +164,9 @@ class _Listing:
         for path, facts in self._store.list(key):
             entries += 1
             name = path.removeprefix(f"{key}/" if key else "").encode("utf-8", "surrogateescape")
-            if choice.is_hidden(name):
+            if path.endswith("/"):
+                folder.left_out["empty part in the name"] += 1
+            elif choice.is_hidden(name):
                 folder.left_out["hidden"] += 1
             elif facts["type"] == "directory":
                 if choice.excludes_folder(path.encode()):
@@ -175,6 +177,8 @@ class _Listing:
                 folder.left_out[reason] += 1
             elif facts["type"] != "file":  # reading a pipe would wait for ever
                 folder.left_out["not a regular file"] += 1
+            elif reason and not facts["size"]:
+                folder.left_out["no extension, no image"] += 1
             elif reason:
                 doubtful.append((path, facts))
             else:
