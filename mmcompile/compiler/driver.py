@@ -407,11 +407,11 @@ class Build:
         if not lock.still_held():
             self._raise_removed()
         done = publish_shards(self.out, scratch, contents)
-        clean_up(self.out, self.planned.previous.seals, self.sealed)
+        gone = clean_up(self.out, self.planned.previous.seals, self.sealed)
         remove_plan(self.out)
         listed.unlink(missing_ok=True)  # the generation has them now
         if self.staging is not None:
-            self.staging.publish(lock.still_held)
+            self.staging.publish(lock.still_held, gone)
         counts, made = self.runner.counts, self._finished(done, rejects)
         return replace(made, decoded=counts.decoded, copied=counts.copied, warnings=(*made.warnings, *counts.notes()))
 

@@ -263,8 +263,11 @@ def describe_published(out: Path, index: Index, generation: str, parts: list[Par
     return Published(generation, len(parts), total, dict(flags), rejects_path)
 
 
-def clean_up(out: Path, before: dict[str, Seal], now: dict[int, Seal]) -> None:
-    """After publishing: remove the files that seals named and no generation names, then the seals (last, so that a kill leaves none unnamed)."""
+def clean_up(out: Path, before: dict[str, Seal], now: dict[int, Seal]) -> set[str] | None:
+    """After publishing: remove the files that seals named and no generation names, then the seals (last, so that a kill leaves none unnamed).
+
+    Returns the names of those files; None where what a generation names is unknown, so that nothing was deleted.
+    """
     candidates = {name for seal in [*before.values(), *now.values()] for name in seal.names()}
     named: set[str] = set()
     for generation in kept_files(out)[0]:
@@ -272,9 +275,11 @@ def clean_up(out: Path, before: dict[str, Seal], now: dict[int, Seal]) -> None:
             index, _ = load_index(out, generation)
             named.update(file for _, _, file in named_files(load_table(out, index, generation)))
         except FormatError:
-            return  # what this generation names is unknown: delete nothing
-    for name in candidates - named:
+            return None
+    gone = candidates - named
+    for name in gone:
         (out / "shards" / name).unlink(missing_ok=True)
     for entry in list_folder(out / ".build" / "seals"):
         if _CONTENT[".build/seals"].fullmatch(entry.name):
             os.unlink(entry.path)
+    return gone

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,8 +71,12 @@ class Staging(Mirror):
         (self.folder / "shards").mkdir(exist_ok=True)
         self._list(["shards"])
 
-    def publish(self, still_held: Callable[[], bool]) -> None:
-        """Make the store what the folder has become since `refresh`: files, generation, index, in this order; then delete what is gone here."""
+    def publish(self, still_held: Callable[[], bool], gone: Iterable[str] | None) -> None:
+        """Make the store what the folder has become since `refresh`: files, generation, index, in this order; then delete what nothing needs.
+
+        That is the files `gone`, names in shards/, and the seals; None where it is unknown, and nothing is deleted.  Nor is it where the folder lost
+        a generation that the store has, as may happen when something tidies up TMPDIR: what that names is not known here then.
+        """
         shards = [f"shards/{name}" for name in sorted(os.listdir(self.folder / "shards"))]
         in_threads(lambda name: send(self.store, self.folder, name), [name for name in shards if name not in self.there])
         generations = [f"generations/{name}" for name in sorted(os.listdir(self.folder / "generations"))]
@@ -83,9 +87,10 @@ class Staging(Mirror):
                 f"{self.store.url}: another run took the lock while this one was at work; nothing is published: run the same command again"
             )
         self.store.put(self.folder / "index.json", "index.json")
+        if gone is None or not {name for name in self.there if name.startswith("generations/")} <= set(generations):
+            return
         seals = [name for name, facts in self.store.list(".build/seals") if facts["type"] != "directory"]
-        gone = [name for name in self.there if name.startswith("shards/") and not (self.folder / name).exists()]
-        in_threads(lambda name: self.store.delete([name]), gone)
+        in_threads(lambda name: self.store.delete([name]), [name for name in map("shards/{}".format, gone) if name in self.there])
         in_threads(lambda name: self.store.delete([name]), [name for name in seals if not (self.folder / name).exists()])
 
 

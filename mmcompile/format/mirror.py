@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -30,6 +31,8 @@ __all__ = ["Home", "Mirror", "host_folder", "in_threads", "make_stub", "mirrored
 _E = TypeVar("_E", bound=MMCompileError)
 _T = TypeVar("_T")
 
+#: How messages tell to mend a dataset, which is done on a disk.
+_REPAIR = re.compile(r"run `mmcompile verify[^`]*`, then `--repair RAW`|run `mmcompile verify [^`]*--repair RAW`")
 #: Downloads at a time: small files, whose time is the way to the store and back.
 _THREADS = 16
 #: Where a dataset has files, in the order in which they are listed.
@@ -98,14 +101,17 @@ class Mirror:
         return type(error)(self.text(str(error)), **details)
 
     def text(self, text: str) -> str:
-        """A message, with the URL in place of the folder."""
-        return text.replace(str(self.folder), self.store.url)
+        """A message, with the URL in place of the folder, and a remedy that works for a URL."""
+        there = text.replace(str(self.folder), self.store.url)
+        return _REPAIR.sub("copy the dataset to a disk and run `mmcompile verify FOLDER --repair RAW` there", there)
 
     def _list(self, folders: Iterable[str]) -> None:
         for folder in folders:
             if folder and not (self.folder / folder).is_dir():
                 continue
             for name, facts in self.store.list(folder):
+                if name.endswith("/"):  # below an empty part of a name, which no file of ours has
+                    continue
                 path = self.folder / name
                 try:
                     if facts["type"] == "directory":

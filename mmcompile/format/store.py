@@ -37,8 +37,6 @@ _SAID_FROM_S = 2.0
 SILENCE_S = 90.0
 #: Seconds that S3's client waits for a connection, and for the next bytes of an answer: S3 itself begins to answer within one or two.
 CONNECT_S, ANSWER_S = 5.0, 15.0
-#: Attempts that S3's client makes within a try: a part of a large upload gets another one, so that not all of it is sent again.
-_INNER = 2
 #: Bytes a second of an upload; one that takes longer, and SILENCE_S, is stuck: less than any line does over which a dataset is sent.
 SLOWEST = 128 << 10
 #: What another try does not change.
@@ -282,10 +280,10 @@ class Store:
             except Exception as error:  # whatever the store's own package raises on a name or a setting it does not take
                 raise RemoteError(f"{self.url}: cannot be opened ({_said(error)})", path=self.url) from error
             if type(fs).__name__ == "S3FileSystem":
-                # One layer repeats what fails, here; of the two below each would wait for every try of the other.
+                # One layer repeats what fails, here: of the three below, which lie in each other, each would wait for every try of the next.
                 bounds = {"retries": {"mode": "standard", "total_max_attempts": 1}, "connect_timeout": CONNECT_S, "read_timeout": ANSWER_S}
                 fs.config_kwargs = {**bounds, **fs.config_kwargs}
-                fs.retries = _INNER
+                fs.retries = 1
             self._opened = (os.getpid(), fs, str(path))
         return self._opened[1], self._opened[2]
 
@@ -312,7 +310,7 @@ class Store:
                 if final is not None:
                     raise final from error
                 # A try that failed late moved bytes until then, or the client below would have ended it: what it waited in vain is no more than this.
-                silent_s += min(time.monotonic() - began, _INNER * ANSWER_S) + (wait_s or 0)
+                silent_s += min(time.monotonic() - began, CONNECT_S + ANSWER_S) + (wait_s or 0)
                 stuck = type(error).__name__ == "FSTimeoutError"
                 if wait_s is None or stuck or silent_s > SILENCE_S:
                     how = f"no answer, asked {_times(tries)}" if stuck or _is_silence(error) else f"failed {_times(tries)}"

@@ -2,6 +2,9 @@
 
 No clock is compared with another: whoever finds a lock watches it on its own clock.  One that changes has a living holder; one that stays the same
 for longer than its holder would ever let it is left over from a run that died, and is taken.
+
+A store cannot make a write depend on a lock, so a holder looks at it once more right before it writes the index.  A run that is halted between that
+look and the write, for longer than DEAD_S, may still write after another one: what it publishes is whole, but takes the place of what the other did.
 """
 
 from __future__ import annotations

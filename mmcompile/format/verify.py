@@ -23,7 +23,7 @@ from mmcompile.format.catalog import Generation, digest_of, kept_files, list_fol
 from mmcompile.format.damage import damaged_rows, key_stops, sources_of
 from mmcompile.format.findings import ROWS_LISTED, Problem, VerifyReport
 from mmcompile.format.index import BLOB_LIMIT, INDEX_LIMIT, Index, load_classes, not_a_dataset
-from mmcompile.format.mirror import mirrored
+from mmcompile.format.mirror import Mirror, mirrored
 from mmcompile.format.npy import file_bytes, file_name, hash_bytes, hash_file, header, open_array
 from mmcompile.format.rejects import load_rejects
 from mmcompile.format.samples import pair_hash, sample_dtype
@@ -44,8 +44,13 @@ def verify(root: str | Path, *, workers: int | None = None, progress: Callable[[
     root = on_disk(root)
     if is_url(root):
         url = str(root)
-        return replace(mirrored(url, lambda mirror: _verify(mirror.folder, workers, progress, mirror.brought)), root=url)
+        return replace(mirrored(url, lambda mirror: _told(mirror, _verify(mirror.folder, workers, progress, mirror.brought))), root=url)
     return _verify(Path(os.path.abspath(root)), workers, progress, lambda _: nullcontext())
+
+
+def _told(mirror: Mirror, report: VerifyReport) -> VerifyReport:
+    """A report whose messages name the URL."""
+    return replace(report, problems=tuple(replace(problem, message=mirror.text(problem.message)) for problem in report.problems))
 
 
 def _verify(root: Path, workers: int, progress: Callable[[int, int], None] | None, at_hand: AtHand) -> VerifyReport:

@@ -407,3 +407,51 @@ def test_a_full_disk_here_is_said_at_once(raw: Path, s3_bucket: Bucket, home: Pa
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(BuildError, match=f"{s3_bucket.url}/out: no space left in {home}, where shards are made .TMPDIR."):
         run(raw, s3_bucket.url + "/out")
+
+
+@pytest.mark.usefixtures("in_process")
+def test_stubs_that_something_tidied_up_are_not_deleted_from_the_store(raw: Path, s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = s3_bucket.url + "/out"
+    run(raw, out)
+    before = published(s3_bucket)
+    write(raw, {"dog/new.png": picture(99)})
+    real = staging.Staging.publish
+    tidied: list[str] = []
+
+    def publish(self: staging.Staging, *args: Any) -> None:
+        for path in (self.folder / "shards").iterdir():
+            if f"shards/{path.name}" in before and path.name.startswith("image-"):
+                tidied.append(path.name)
+                path.unlink()
+        real(self, *args)
+
+    monkeypatch.setattr(staging.Staging, "publish", publish)
+    run(raw, out)
+    assert tidied
+    found = published(s3_bucket)
+    assert {name: found.get(name) for name in before if name != "index.json"} == {name: before[name] for name in before if name != "index.json"}
+    assert verify(out).ok
+
+
+@pytest.mark.usefixtures("in_process")
+def test_nothing_is_deleted_when_the_folder_lost_a_generation(raw: Path, s3_bucket: Bucket) -> None:
+    out = s3_bucket.url + "/out"
+    run(raw, out)
+    before = published(s3_bucket)
+    images = {name.removeprefix("shards/") for name in before if "image-" in name}
+    with staging.Staging(out, lambda _: None) as work:
+        work.pull()
+        for path in (work.folder / "generations").iterdir():
+            path.unlink()
+        work.publish(lambda: True, images)
+        assert published(s3_bucket) == before
+        work.publish(lambda: True, None)
+        assert published(s3_bucket) == before
+        work.pull()
+        work.publish(lambda: True, images)
+        assert set(published(s3_bucket)) == set(before) - {f"shards/{name}" for name in images}
+
+
+def test_a_dataset_in_memory_is_refused_to_other_processes(raw: Path, tmp_path: Path) -> None:
+    with pytest.raises(RemoteError, match=f"^memory://{tmp_path.name}/out: lies in the memory of one process"):
+        run(raw, f"memory://{tmp_path.name}/out")

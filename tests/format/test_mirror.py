@@ -5,8 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mmcompile.errors import NotADatasetError, OptionError
+from mmcompile.errors import CorruptShardError, NotADatasetError, OptionError, RemoteError
 from mmcompile.format.describe import describe, samples_table
+from mmcompile.format.index import Index
+from mmcompile.format.mirror import Mirror
+from mmcompile.format.npy import file_name
 from mmcompile.format.prune import prune
 from mmcompile.format.verify import verify
 from tests.s3 import Bucket, Proxy
@@ -82,5 +85,30 @@ def test_errors_name_the_url(s3_bucket: Bucket) -> None:
     for use in (describe, verify, lambda url: prune(url, delete=True), lambda url: list(samples_table(url))):
         with pytest.raises(NotADatasetError, match=f"^{s3_bucket.url}/none: no"):
             use(s3_bucket.url + "/none")
+        with pytest.raises(RemoteError, match=r"^s3://no-such-bucket/out.*: there is no such bucket$"):
+            use("s3://no-such-bucket/out")
     with pytest.raises(OptionError, match="copy it to a folder"):
         repair(s3_bucket.url, "raw")
+
+
+REMEDY = "copy the dataset to a disk and run `mmcompile verify FOLDER --repair RAW` there"
+
+
+def test_the_remedy_for_a_url_is_one_that_works(root: Path, url: str, s3_bucket: Bucket) -> None:
+    index = Index.from_bytes((root / "index.json").read_bytes(), root)
+    table = file_name("table", index.table)
+    s3_bucket.delete(f"out/shards/{table}")
+    for use in (describe, lambda url: prune(url, delete=True)):
+        with pytest.raises(CorruptShardError, match=rf"^{url}/shards/{table}: missing; {REMEDY}$"):
+            use(url)
+    with Mirror(url) as mirror:
+        for remedy in (f"run `mmcompile verify {mirror.folder} --repair RAW`", "run `mmcompile verify`, then `--repair RAW`"):
+            assert mirror.text(f"{mirror.folder}/a: bad; {remedy}") == f"{url}/a: bad; {REMEDY}"
+
+
+def test_problems_of_a_url_name_it(root: Path, url: str, s3_bucket: Bucket) -> None:
+    generation = next(p.name for p in (root / "generations").iterdir() if p.read_bytes() != (root / "index.json").read_bytes())
+    s3_bucket.fill({f"generations/{generation}": b"[]" * (9 << 20)}, "out")
+    messages = [p.message for p in verify(url).problems]
+    assert messages
+    assert not [message for message in messages if "/mmcompile-" in message]

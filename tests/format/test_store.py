@@ -189,7 +189,6 @@ def deaf(s3_proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Deaf]:
     server = Deaf()
     monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
     monkeypatch.setattr(store_module, "ANSWER_S", 0.2)
-    monkeypatch.setattr(store_module, "_INNER", 1)
     monkeypatch.setattr(store_module, "WAITS_S", (0.01,) * 100)
     yield server
     server.close()
