@@ -151,7 +151,10 @@ def verify_lines(report: Mapping[str, Any]) -> list[str]:
                 lines.append("    made from " + _listed([name(s) for s in problem["sources"]], problem["bad_rows"]))
         if len(problems) > MOST_LINES:
             lines.append(f"  and {len(problems) - MOST_LINES:,} more: --json has all of them")
-        lines += ["to mend it from the sources:", f"mmcompile verify {quote([typed(report['root'])])} --repair RAW"]
+        if is_url(report["root"]):
+            lines.append("to mend it from the sources, copy the dataset to a disk and run `mmcompile verify FOLDER --repair RAW` there")
+        else:
+            lines += ["to mend it from the sources:", f"mmcompile verify {quote([typed(report['root'])])} --repair RAW"]
     if report["extra"]:
         lines.append(f"no generation names {_listed([name(n) for n in report['extra']])}; `mmcompile prune` removes what older builds left")
     if report["misnamed"]:

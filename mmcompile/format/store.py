@@ -334,6 +334,8 @@ class Store:
         if isinstance(error, OSError):
             return error if error.errno in _OWN else None  # of the disk here
         known = isinstance(error, EOFError) or any(kind.__module__.partition(".")[0] in _NETWORK for kind in type(error).__mro__)
+        if not known and isinstance(error, ValueError):  # how file systems refuse a name or an option
+            return RemoteError(f"{where}: {_said(error)}", path=where)
         return None if known else error
 
 

@@ -12,6 +12,7 @@ from mmcompile.format.mirror import Mirror
 from mmcompile.format.npy import file_name
 from mmcompile.format.prune import prune
 from mmcompile.format.verify import verify
+from mmcompile.summary import verify_lines
 from tests.s3 import Bucket, Proxy
 from tests.support import make_dataset
 
@@ -109,6 +110,8 @@ def test_the_remedy_for_a_url_is_one_that_works(root: Path, url: str, s3_bucket:
 def test_problems_of_a_url_name_it(root: Path, url: str, s3_bucket: Bucket) -> None:
     generation = next(p.name for p in (root / "generations").iterdir() if p.read_bytes() != (root / "index.json").read_bytes())
     s3_bucket.fill({f"generations/{generation}": b"[]" * (9 << 20)}, "out")
-    messages = [p.message for p in verify(url).problems]
+    report = verify(url)
+    messages = [p.message for p in report.problems]
     assert messages
+    assert f"to mend it from the sources, {REMEDY}" in verify_lines(report.to_json())
     assert not [message for message in messages if "/mmcompile-" in message]
