@@ -2,8 +2,8 @@
 
 A store is a folder, under a URL such as `s3://bucket/out` or `gs://…`; names in it have `/` between their parts.  A request that fails is made again
 after growing waits, and one that is not answered for as long as `SILENCE_S` allows; then a RemoteError names the object.  What is missing is
-FileNotFoundError, at once.  Keys, endpoints and regions come from
-where the store's own tools look for them: the environment and fsspec's configuration.  Safe after a fork, and pickled as its URL.
+FileNotFoundError, at once.  Keys, endpoints and regions come from where the store's own tools look for them: the environment and fsspec's
+configuration.  Safe after a fork, and pickled as its URL; not where it lies in the memory of a process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from mmcompile.errors import RemoteError
+from mmcompile.errors import OptionError, RemoteError
 
 __all__ = ["Entry", "Store", "entry_of", "is_url", "on_disk", "time_of"]
 
@@ -101,7 +101,8 @@ def on_disk(place: _P) -> _P | str:
 class Store:
     """The objects below one URL.  Thread-safe.
 
-    Raises RemoteError where fsspec, or what it needs for this kind of URL, is not installed, and for a path with parts that listings do not show.
+    Raises RemoteError where fsspec, or what it needs for this kind of URL, is not installed; OptionError for a path with parts that listings do not
+    show, and when a `memory://` URL, which other processes cannot see, is pickled for them.
     """
 
     def __init__(self, url: str) -> None:
@@ -109,13 +110,13 @@ class Store:
         parts = self.url.partition("://")[2].removeprefix("/").split("/")
         if odd := {"", ".", ".."} & set(parts[1:]):
             what = "an empty part (//)" if "" in odd else f"the part {max(odd)!r}"
-            raise RemoteError(f"{url}: its path has {what}, which is part of a name on a store and not found in listings; leave it out", path=url)
+            raise OptionError(f"{url}: its path has {what}, which is part of a name on a store and not found in listings; leave it out", path=url)
         self._opened: tuple[int, Any, str] | None = None
         self._files()
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.url.startswith("memory://"):
-            raise RemoteError(f"{self.url}: lies in the memory of one process, and other processes are to use it; give a folder, or another URL")
+            raise OptionError(f"{self.url}: lies in the memory of one process, and other processes are to use it; give a folder, or another URL")
         return type(self), (self.url,)
 
     def __eq__(self, other: object) -> bool:

@@ -9,7 +9,7 @@ import pytest
 
 from mmcompile.compiler.sources.folder import FolderSource
 from mmcompile.compiler.sources.remote import RemoteSource, folder_source
-from mmcompile.errors import RemoteError, SourceError
+from mmcompile.errors import OptionError, SourceError
 from tests.compiler.builds import make_raw, picture, write
 from tests.s3 import Bucket, Proxy
 
@@ -163,5 +163,5 @@ def test_an_empty_part_in_a_name_is_counted_and_in_a_url_refused(s3_bucket: Buck
     assert list(found.keys) == [b"a/1.png"]
     assert found.left_out == {"empty part in the name": 2}
     for odd in ("//raw", "/./raw", "/raw/../other"):
-        with pytest.raises(RemoteError, match=f"^{s3_bucket.url}{odd}: its path has "):
+        with pytest.raises(OptionError, match=f"^{s3_bucket.url}{odd}: its path has "):
             folder_source(s3_bucket.url + odd)

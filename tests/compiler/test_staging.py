@@ -18,7 +18,7 @@ import pytest
 
 from mmcompile.compiler import away, shardcall, staging
 from mmcompile.compiler.outcome import Progress
-from mmcompile.errors import BuildError, DecodeError, OutputExistsError, RemoteError, SourceError
+from mmcompile.errors import BuildError, DecodeError, OptionError, OutputExistsError, RemoteError, SourceError
 from mmcompile.format import storelock
 from mmcompile.format.describe import describe
 from mmcompile.format.prune import prune
@@ -453,5 +453,5 @@ def test_nothing_is_deleted_when_the_folder_lost_a_generation(raw: Path, s3_buck
 
 
 def test_a_dataset_in_memory_is_refused_to_other_processes(raw: Path, tmp_path: Path) -> None:
-    with pytest.raises(RemoteError, match=f"^memory://{tmp_path.name}/out: lies in the memory of one process"):
+    with pytest.raises(OptionError, match=f"^memory://{tmp_path.name}/out: lies in the memory of one process"):
         run(raw, f"memory://{tmp_path.name}/out")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mmcompile.errors import RemoteError
+from mmcompile.errors import OptionError, RemoteError
 from mmcompile.format import store as store_module
 from mmcompile.format.store import Store, is_url
 from tests.s3 import Bucket, Proxy
@@ -137,7 +137,7 @@ def test_what_is_a_url() -> None:
 
 def test_a_path_that_listings_do_not_show_is_refused() -> None:
     for url in ("s3://b//raw", "s3://b/raw//out/", "memory://x/../y", "s3://b/./raw", "file:///a//b"):
-        with pytest.raises(RemoteError, match=r"its path has (an empty part|the part '\.\.?')"):
+        with pytest.raises(OptionError, match=r"its path has (an empty part|the part '\.\.?')"):
             Store(url)
     assert [Store(url).url for url in ("s3://b/raw/", "memory:///x", "file:///a/b")] == ["s3://b/raw", "memory:///x", "file:///a/b"]
 
@@ -243,5 +243,5 @@ def test_what_is_no_fault_of_a_store_is_raised_at_once(s3_bucket: Bucket, monkey
 
 
 def test_what_lies_in_the_memory_of_a_process_is_not_for_others() -> None:
-    with pytest.raises(RemoteError, match="memory of one process"):
+    with pytest.raises(OptionError, match="memory of one process"):
         pickle.dumps(Store("memory://x"))
