@@ -272,7 +272,7 @@ def test_the_result_of_another_call_is_no_result(tmp_path: Path) -> None:
 def test_the_result_of_another_call_each_time_ends_the_run(tmp_path: Path) -> None:
     raw = make_raw(tmp_path / "raw")
     executor = Odd(lambda call, submit: submit(executor.last.result) if call > 1 else None)
-    with pytest.raises(EngineError, match="4 times .it gave the result of another call.; all that is finished is kept"):
+    with pytest.raises(EngineError, match=r"4 times \(it gave the result of another call\); all that is finished is kept"):
         over(executor, raw, tmp_path / "out")
 
 
