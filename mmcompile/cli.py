@@ -18,7 +18,7 @@ import click
 
 from mmcompile import summary, text
 from mmcompile.compiler.outcome import Progress
-from mmcompile.errors import EngineError, MMCompileError, OptionError
+from mmcompile.errors import EngineError, MMCompileError, OptionError, RemoteError
 from mmcompile.options import BYTES, COUNT, NUMBERS, PAIR, PLACE, RANGE, RATIO, REJECTS, SECONDS, SIZE, Form, as_typed, read_config
 from mmcompile.terminal import Show, fill_standard_streams, say, say_json
 
@@ -65,7 +65,10 @@ def _report(error: Exception, arguments: list[str]) -> int | None:
     if isinstance(error, MMCompileError):
         code, details = 2 if isinstance(error, OptionError) else 1, error.details
         following = text.go_on(arguments, details)
-        again = "everything finished is kept; to go on:" if isinstance(error, EngineError) else ""
+        if isinstance(error, EngineError) and details.get("begun", True):
+            again = "everything finished is kept; to go on:"
+        elif isinstance(error, RemoteError):
+            again = "everything finished is kept; to go on when that is mended:"
     elif isinstance(error, click.Abort):
         code, kind, message, again = _STOPPED, "KeyboardInterrupt", "stopped", "everything finished is kept; to go on:"
     elif isinstance(error, click.UsageError):
@@ -225,7 +228,7 @@ _DTYPES = _one_of("uint8|uint16|int16|int32|float16|bfloat16|float32|float64")
 @_option("--address", str, "Of that cluster's scheduler: tcp://HOST:PORT (dask), HOST:PORT (ray; default: one on this machine).", metavar="ADDRESS")
 @_option("--plan-only", None, "List and plan, and save that for parts.", is_flag=True)
 @_option("--part", str, "Build the shards of part I of N of the plan, as in 3/16; publish nothing.", metavar="I/N")
-@_option("--shard-bytes", _Typed(BYTES), "About the size of a shard, as in 64M.  Default: 256M.")
+@_option("--shard-bytes", _Typed(BYTES), "About the size of a shard, at most twice that, as in 64M.  Default: 256M.")
 @_option("--max-rejects", _Typed(REJECTS), "Publish with up to so many bad images left out, as in 10 or 1%.  Default: 0.")
 @_option("--decode-timeout", _Typed(SECONDS), "For one picture, plus 1 s a megapixel.  Default: 60.")
 @_NO_LOCK

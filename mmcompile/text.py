@@ -209,6 +209,8 @@ def system_line(error: OSError) -> str:
     reason = error.strerror or str(error) or type(error).__name__
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         reason += "; free some space, then run the same command again"
+    if error.errno == errno.ENOENT and error.filename is None:  # the one call that names no file
+        reason = "the current folder is no longer there; go to one that is"
     return f"{os.fsdecode(error.filename)}: {reason}" if isinstance(error.filename, str | bytes) else reason
 
 

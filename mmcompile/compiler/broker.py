@@ -34,10 +34,16 @@ _SAID = 200
 
 
 def connect(engine: str | Executor, address: str | None) -> Executor | None:
-    """The executor of an engine, None for "local".  Raises EngineError where its package is not installed, or the cluster does not answer."""
+    """The executor of an engine, None for "local".  Raises EngineError where its package is not installed, or the cluster does not answer.
+
+    `details["begun"]` is False then: nothing was finished that the same command could go on from.
+    """
     if isinstance(engine, Executor):
         return engine
-    return None if engine == "local" else BrokerExecutor(engine, address)
+    try:
+        return None if engine == "local" else BrokerExecutor(engine, address)
+    except EngineError as error:
+        raise EngineError(str(error), **error.details, begun=False) from error
 
 
 class BrokerExecutor(Executor):

@@ -84,6 +84,13 @@ def _said(error: BaseException) -> bytes:
     return f"{type(error).__name__}: {lines[-1].strip()[:300]}".encode() if lines else type(error).__name__.encode()
 
 
+def _knock(address: str, answer_s: float) -> None:
+    """Raises OSError, at once where that can be known, if nobody listens at HOST:PORT; what has another form is left to the client."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit() and "/" not in host:
+        socket.create_connection((host.strip("[]"), int(port)), answer_s).close()
+
+
 class _Dask:
     """A client of dask's scheduler.  Its futures say what became of them on threads of its own."""
 
@@ -93,6 +100,8 @@ class _Dask:
             raise EngineError("engine dask needs the address of a scheduler: --address tcp://HOST:8786, as `dask scheduler` prints it")
         self._address = address
         try:
+            scheme, _, place = address.rpartition("://")
+            _knock(place if scheme in ("", "tcp", "tls") else "", answer_s)
             self._client = distributed.Client(address, timeout=answer_s, set_as_default=False, name="mmcompile")
         except (OSError, ValueError, TypeError) as error:
             raise EngineError(
@@ -150,15 +159,14 @@ class _Ray:
     def __init__(self, address: str | None, answer_s: float) -> None:
         os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", str(math.ceil(answer_s)))
         self._ray = ray = _load("ray", "ray")
-        host, _, port = (address or "").rpartition(":")
         try:
-            if host and port.isdigit() and "//" not in host:  # ray itself would look for long, and end this process
-                socket.create_connection((host.strip("[]"), int(port)), answer_s).close()
+            _knock(address or "", answer_s)  # ray itself would look for long, and end this process
             ray.init(address or "auto", log_to_driver=False, logging_level="ERROR")
         except Exception as error:
             where = f"at {address}" if address else "on this machine"
             raise EngineError(
-                f"no ray cluster answers {where} ({_said(error).decode()}); start one with `ray start --head`, and give HOST:PORT as it prints it",
+                f"no ray cluster answers {where} ({_said(error).decode()}); start one with `ray start --head`, and give HOST:PORT as it prints it; "
+                "if it is there, it may want a token: RAY_AUTH_MODE=token here too (or RAY_AUTH_MODE=disabled wherever ray starts)",
                 address=address,
             ) from error
         self._run = ray.remote(num_cpus=1, max_retries=0)(run_pickled)

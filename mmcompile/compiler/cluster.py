@@ -36,7 +36,8 @@ _LOOK_S = 0.5
 _BEGIN_S, _ITEM_S, _BYTES_PER_S, _GROWTH = 300.0, 0.5, 1e6, 4
 #: When nothing else is left to do, what takes so many times as long as the slowest call so far, and at least so many seconds, is done twice.
 _SLOW, _SLOW_S = 3.0, 30.0
-#: Seconds without any worker after which waiting ends.
+#: Seconds without any worker after which that is said, and after which waiting ends.
+_TELL_S = 5.0
 _NO_WORKERS_S = 600.0
 
 
@@ -58,7 +59,8 @@ class _Shard:
 
 
 class Cluster:
-    """Runs shards on an engine, with the surface of a `Runner`: `on_sealed(work, seal)` is called in the caller's thread as each becomes durable.
+    """Runs shards on an engine, with the surface of a `Runner`: `on_sealed(work, seal)` is called in the caller's thread as each becomes durable,
+    `on_progress(counts)` now and then, with a message behind it where there is something to say.
 
     There are as many calls out as the engine has workers at the moment (`executor.workers` where it says so), and at most `workers`.
     """
@@ -68,7 +70,7 @@ class Cluster:
         executor: Executor,
         job: Job,
         on_sealed: Callable[[ShardWork, Seal], None],
-        on_progress: Callable[[Counts], None],
+        on_progress: Callable[..., None],
         workers: int | None = None,
     ) -> None:
         self._executor, self._job, self._most = executor, job, workers
@@ -78,7 +80,7 @@ class Cluster:
         self._given_up: list[_Shard] = []
         self._slowest_s = 0.0
         self._came, self._all_lost = False, 0
-        self._had_workers = time.monotonic()
+        self._had_workers, self._told = time.monotonic(), False
         self.counts = Counts()
         self.failures: list[tuple[bytes, str]] = []
 
@@ -126,7 +128,10 @@ class Cluster:
         slots = _slots(self._executor, self._most)
         now = time.monotonic()
         if slots:
-            self._had_workers = now
+            self._had_workers, self._told = now, False
+        elif not self._told and now - self._had_workers > _TELL_S:
+            self._told = True
+            self._on_progress(self.counts, f"the engine has no workers; waiting for some, at most {_NO_WORKERS_S:.0f} s")
         elif now - self._had_workers > _NO_WORKERS_S:
             raise EngineError(f"the engine has had no worker for {_NO_WORKERS_S:.0f} s; start some, then run the same command again")
         return max(slots, 1) - len({id(shard) for shard in self._calls.values()})

@@ -20,10 +20,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mmcompile.compiler import decode, geometry
+from mmcompile.compiler import decode, forecast, geometry
 from mmcompile.compiler.broker import BrokerExecutor, connect
 from mmcompile.compiler.cluster import Cluster
-from mmcompile.compiler.engines import LocalExecutor, make_executor, result_within
+from mmcompile.compiler.engines import LocalExecutor, make_executor
 from mmcompile.compiler.formats import TORCHVISION_EXTENSIONS
 from mmcompile.compiler.options import BuildOptions, allowed_rejects, typed
 from mmcompile.compiler.outcome import BuildReport, Progress
@@ -39,8 +39,7 @@ from mmcompile.compiler.output import (
     publish_shards,
     remove_temporaries,
 )
-from mmcompile.compiler.parts import plan_exists, remove_plan
-from mmcompile.compiler.plan import ShardTask
+from mmcompile.compiler.parts import plan_exists, refuse_other, remove_plan
 from mmcompile.compiler.planning import Listed, Planned, Wanted
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.run import Counts, Runner, ShardWork
@@ -50,9 +49,9 @@ from mmcompile.compiler.sources import Scan, Source
 from mmcompile.compiler.sources.remote import folder_source
 from mmcompile.compiler.staging import Staging
 from mmcompile.compiler.statcache import StatCache
-from mmcompile.compiler.task import Job, measure, warm_up
+from mmcompile.compiler.task import Job, warm_up
 from mmcompile.compiler.verdict import listed_rejects, too_many, unsettled
-from mmcompile.errors import BuildError, EngineError, MMCompileError, OptionError, RemoteError, SourceError
+from mmcompile.errors import BuildError, MMCompileError, OptionError, RemoteError, SourceError
 from mmcompile.format.canonical import canonical
 from mmcompile.format.commit import sync_folder, write_atomic
 from mmcompile.format.lock import Lock
@@ -218,14 +217,16 @@ class Build:
                 samples=len(self.scan.keys) - rejects,
                 rejects=rejects,
                 shards=len(self.planned.tasks),
-                bytes=len(self.scan.keys) * self.wanted.row_bytes,
+                bytes=forecast.stored_bytes(self.out / "shards", self.planned, foreseen),
                 decoded=foreseen.decoded,
                 copied=foreseen.copied,
                 kept=self.planned.kept,
                 dry_run=True,
                 free_bytes=self._free_bytes(),
                 write_bytes=foreseen.write_bytes,
-                estimate_s=self._estimate(self.planned.todo, foreseen.decoded),
+                estimate_s=forecast.seconds(
+                    self.executor, replace(self.job, preprocess=self.wanted.preprocess), self.planned, foreseen, self.scan.keys, self.workers
+                ),
                 seconds=time.monotonic() - self.began,
             )
         finally:
@@ -290,6 +291,8 @@ class Build:
 
     def _plan(self) -> None:
         """Cut shards, and see which of them are there already."""
+        if not self.options.plan_only:
+            refuse_other(self.out, self.wanted)
         if self.early is None or not self.early.holds:
             self.planned = Planned(self.out, self.job, self.wanted, self.listed, self.options, self.executor)
         for line in self.planned.changed:
@@ -297,16 +300,17 @@ class Build:
         self.planned.find_whole(self.progress)
 
     def _stands(self) -> bool:
-        """Is there nothing to do?  Decided by stats alone: without a worker, a lock, or a byte written; False where they do not tell."""
+        """Is there nothing to do?  Decided without a lock or a byte written, and without `checksum` by stats alone: False where they do not tell."""
         chosen: tuple[Preprocess, str] | None = (self.asked.resolved(), "")
         if self._has_to_choose():
             chosen = self.listed.chosen(self.asked.resolved())
-        if chosen is None or not self.listed.known.all() or not (self.out / "index.json").exists() or plan_exists(self.out):
+        checksum = self.options.checksum
+        if chosen is None or not (checksum or self.listed.known.all()) or not (self.out / "index.json").exists() or plan_exists(self.out):
             return False
         self.job = self._job(chosen[0], Path(os.devnull))
         self._want(*chosen)
         self.early = self.planned = Planned(self.out, self.job, self.wanted, self.listed, self.options, self.executor)
-        self.planned.find_whole(self.progress, read=False)
+        self.planned.find_whole(self.progress, read=checksum)
         return self._is_current() and self.planned.holds
 
     def _is_current(self) -> bool:
@@ -335,8 +339,8 @@ class Build:
             if time.monotonic() > self._next_save:
                 self._save_stats()
 
-        def on_progress(counts: Counts) -> None:
-            self.progress(Progress("build", counts.done, total, counts.rejects))
+        def on_progress(counts: Counts, message: str = "") -> None:
+            self.progress(Progress("build", counts.done, total, counts.rejects, message))
 
         self.runner: Runner | Cluster
         if self.engine is None:
@@ -467,19 +471,6 @@ class Build:
                 f"this replaces {before.samples:,} samples {kind[labelled]} by {len(self.scan.keys):,} {kind[now]}; until `mmcompile prune` "
                 f"the old ones are read with MMapShardDataset(out, generation='{old}')"
             )
-
-    def _estimate(self, todo: list[ShardTask], n: int) -> float | None:
-        if not n:
-            return 0.0
-        items = [i for t in todo for i in (t.start, (t.start + t.stop) // 2, t.stop - 1)]
-        step = max(1, len(items) // 24)
-        keys = [self.scan.keys[i] for i in [items[0], *items[::step]]]
-        try:
-            future = self.executor.submit(measure, replace(self.job, preprocess=self.wanted.preprocess), keys, 2.0)
-            done, seconds = result_within(self.executor, future, self.options.decode_timeout_s)
-        except EngineError:
-            return None
-        return seconds / done * n / self.workers if done else None
 
     def _save_stats(self) -> None:
         if hasattr(self, "planned"):

@@ -19,7 +19,7 @@ from mmcompile.errors import FormatError
 from mmcompile.format.canonical import canonical, name_from_json, name_to_json, parse
 from mmcompile.format.commit import write_atomic
 
-__all__ = ["load_listing", "save_listing"]
+__all__ = ["load_head", "load_listing", "save_listing"]
 
 _MAGIC = b"mmcompile listing 1\n"
 #: Bytes of the head at most: names of classes and warnings, mostly.
@@ -50,6 +50,18 @@ def load_listing(path: Path) -> tuple[Scan, int, dict[str, Any]] | None:
         with open(path, "rb") as file:
             return _load(file, path)
     except (FormatError, OSError, ValueError, KeyError, TypeError, AttributeError, MemoryError):
+        return None
+
+
+def load_head(path: Path) -> dict[str, Any] | None:
+    """The head alone, which is not held against the checksum; None where there is no such file, or it is no listing."""
+    try:
+        with open(path, "rb") as file:
+            start = file.read(len(_MAGIC) + 8)
+            if start[: len(_MAGIC)] != _MAGIC or (length := int.from_bytes(start[len(_MAGIC) :], "little")) > _HEAD_LIMIT:
+                return None
+            return dict(parse(file.read(length), path)["head"])
+    except (FormatError, OSError, ValueError, KeyError, TypeError):
         return None
 
 

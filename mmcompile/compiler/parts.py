@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mmcompile.compiler.listing import load_listing, save_listing
+from mmcompile.compiler.listing import load_head, load_listing, save_listing
 from mmcompile.compiler.options import BuildOptions
 from mmcompile.compiler.output import describe_changes
 from mmcompile.compiler.plan import SHARD_BYTES, ShardTask
@@ -24,7 +24,7 @@ from mmcompile.compiler.sources.folder import FolderSource
 from mmcompile.errors import BuildError, OptionError
 from mmcompile.format.lock import Lock
 
-__all__ = ["PartNumber", "Plan", "load_plan", "locked", "plan_exists", "remove_plan", "save_plan", "scratch_of"]
+__all__ = ["PartNumber", "Plan", "load_plan", "locked", "plan_exists", "refuse_other", "remove_plan", "save_plan", "scratch_of"]
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,21 @@ def save_plan(out: Path, scan: Scan, at_ns: int, wanted: Wanted, versions: dict[
         "versions": versions,
     }
     save_listing(_path(out), scan, at_ns, head)
+
+
+def refuse_other(out: Path, wanted: Wanted) -> None:
+    """Raises OptionError where parts were planned with other settings than a plain build now has: it would throw away what they made."""
+    head = load_head(_path(out))
+    if head is None:
+        return
+    planned = {"preprocess": head.get("chosen"), "source": head.get("source"), "shard_bytes": head.get("shard_bytes")}
+    if differs := list(describe_changes(planned, wanted.settings)):
+        more = f", and {len(differs) - 1:,} more" if len(differs) > 1 else ""
+        raise OptionError(
+            f"{out}: parts were planned with other settings ({differs[0]}{more}): give those of --plan-only to finish what the parts "
+            "began, or run --plan-only again with these",
+            differs=differs,
+        )
 
 
 def load_plan(out: Path) -> Plan:

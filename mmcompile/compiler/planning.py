@@ -35,7 +35,7 @@ from mmcompile.compiler.versions import versions_changed
 from mmcompile.errors import EngineError, FormatError, OptionError
 from mmcompile.format.canonical import canonical
 from mmcompile.format.catalog import list_folder
-from mmcompile.format.index import INDEX_LIMIT, Field, load_classes
+from mmcompile.format.index import INDEX_LIMIT, Field, load_classes, read_generation
 from mmcompile.format.npy import file_bytes, hash_bytes
 from mmcompile.format.rejects import load_rejects
 from mmcompile.format.samples import hash_pair, pair_hash, sample_dtype
@@ -202,6 +202,7 @@ class Planned:
         if [part.files for part in parts if part.rows] != self.previous.shards:
             return False
         try:
+            read_generation(self._out, str(self.previous.generation))
             lines = [line.to_json() for line in load_rejects(self._out, before)]
             return lines == [part.rejects[i] for part in parts for i in sorted(part.rejects)] and load_classes(self._out, before) == scan.classes
         except (FormatError, FileNotFoundError):

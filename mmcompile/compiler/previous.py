@@ -25,8 +25,8 @@ from mmcompile.compiler.sources.keys import Keys
 from mmcompile.compiler.task import remembered_as
 from mmcompile.errors import FormatError
 from mmcompile.format.canonical import as_bytes, canonical, name_from_json
-from mmcompile.format.catalog import digest_file, load_table
-from mmcompile.format.index import Field, Index, load_index
+from mmcompile.format.catalog import digest_file, kept_files, load_table
+from mmcompile.format.index import Field, Index, load_index, read_generation
 from mmcompile.format.npy import file_bytes, file_name, header, open_array
 from mmcompile.format.rejects import load_rejects
 from mmcompile.format.samples import flag_counts, hash_pair, pair_hash, shard_sums
@@ -96,17 +96,19 @@ class Previous:
 
     def load(self) -> None:
         """Look at the generations that are kept and at the seals.  Raises FormatError when the current generation cannot be read."""
+        kept = kept_files(self.root)[0]
         if (self.root / "index.json").exists():
             self.index, current = load_index(self.root)
             self.generation = current
             self.settings = {**self.index.settings, "versions": self.index.versions}
-            names = [p.stem for p in sorted((self.root / "generations").glob("*.json"))] if (self.root / "generations").is_dir() else []
-            for name in [current, *(n for n in names if n != current)]:
-                try:
-                    self._add_generation(self.index if name == current else load_index(self.root, name)[0])
-                except (FormatError, FileNotFoundError):
-                    continue
-        else:
+            self._add_generation(self.index)
+            kept.pop(current, None)
+        for name in sorted(kept):
+            try:
+                self._add_generation(read_generation(self.root, name))
+            except (FormatError, FileNotFoundError):
+                continue
+        if self.index is None:
             try:
                 found = json.loads((self.root / ".build" / "settings.json").read_bytes())
             except (OSError, ValueError):

@@ -21,6 +21,7 @@ __all__ = ["versions_changed"]
 #: What can be installed by its own name; all else comes inside Pillow.
 _PACKAGES = frozenset({"pillow", "simplejpeg", "torch"})
 _REVISION = "pixel revision"
+_NONE = "none"
 
 
 def versions_changed(out: Path, preprocess: Preprocess, now: dict[str, str], stale: list[Stale], place: npt.NDArray[Any]) -> BuildError:
@@ -30,11 +31,11 @@ def versions_changed(out: Path, preprocess: Preprocess, now: dict[str, str], sta
         old = stale[int(number)]
         formats = np.unique(old.shard.samples()["format"][place["row"][place["shard"] == number]])
         names = sorted({name for f in formats for name in versions_of(preprocess, f.decode("ascii"))})
-        found = [(n, old.versions.get(n, "none"), now.get(n, "none")) for n in names]
+        found = [(n, old.versions.get(n, _NONE), now.get(n, _NONE)) for n in names]
         found.append((_REVISION, str(old.revision), str(PIXEL_REVISION)))
         said[tuple(entry for entry in found if entry[1] != entry[2])] += int(count)
     differs = said.most_common(1)[0][0]
-    pins = [f"{name}=={before}" for name, before, _ in differs if name in _PACKAGES]
+    pins = [f"{name}=={before}" for name, before, _ in differs if name in _PACKAGES and before != _NONE]
     if pins:
         remedy = f"`pip install {' '.join(pins)}` keeps their rows"
     elif any(name == _REVISION for name, *_ in differs):

@@ -29,8 +29,16 @@ def install(temporary: str | Path, final: str | Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-    os.replace(temporary, final)
+    _replace(temporary, final)
     sync_folder(Path(final).parent)
+
+
+def _replace(temporary: str | Path, final: str | Path) -> None:
+    """An error names the file that was to be, not the temporary one."""
+    try:
+        os.replace(temporary, final)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(final)) from error
 
 
 def write_atomic(path: str | Path, data: bytes | Iterable[bytes | memoryview], *, durable: bool = True) -> None:
@@ -47,7 +55,7 @@ def write_atomic(path: str | Path, data: bytes | Iterable[bytes | memoryview], *
             file.flush()
             if durable:
                 os.fsync(file.fileno())
-        os.replace(temporary, path)
+        _replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

@@ -34,6 +34,7 @@ __all__ = [
     "not_a_dataset",
     "publish",
     "read_blob",
+    "read_generation",
 ]
 
 VERSION = 1
@@ -335,9 +336,8 @@ def load_index(root: Path, generation: str | None = None) -> tuple[Index, str]:
         return Index.from_bytes(data, path), found
     if not HASH.match(generation):
         raise GenerationError(f"{root}: generation {generation!r:.50} is not 32 hex digits; see `mmcompile info {root}`", path=str(root))
-    path = root / "generations" / f"{generation}.json"
     try:
-        data = read_limited(path, INDEX_LIMIT)
+        return read_generation(root, generation), generation
     except (FileNotFoundError, NotADirectoryError):
         raise GenerationError(
             f"{root}: generation {generation} is gone (pruned?), the current one is {found}; open the dataset anew",
@@ -345,9 +345,15 @@ def load_index(root: Path, generation: str | None = None) -> tuple[Index, str]:
             expected=generation,
             found=found,
         ) from None
-    if hash_bytes(data) != generation:
+
+
+def read_generation(root: Path, name: str) -> Index:
+    """The index of a generation by its own file, held against its name.  Raises FileNotFoundError, VersionError or FormatError."""
+    path = root / "generations" / f"{name}.json"
+    data = read_limited(path, INDEX_LIMIT)
+    if hash_bytes(data) != name:
         raise FormatError(f"{path}: its content does not match its name; run `mmcompile verify {root}`", path=str(path))
-    return Index.from_bytes(data, path), generation
+    return Index.from_bytes(data, path)
 
 
 def not_a_dataset(root: Path) -> str:

@@ -8,6 +8,7 @@ where the store's own tools look for them: the environment and fsspec's configur
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import re
 import secrets
@@ -22,11 +23,14 @@ from mmcompile.errors import RemoteError
 __all__ = ["Entry", "Store", "entry_of", "is_url", "time_of"]
 
 _T = TypeVar("_T")
+_log = logging.getLogger(__name__)
 
 #: A scheme of two letters at least: one letter is a drive of another system.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 #: Seconds before each further try: half a minute in all, as long as a store that shifts its load or restarts a node may take.
 WAITS_S = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+#: A wait of so many seconds is told to the log, which prints warnings unless it was told otherwise.
+_SAID_FROM_S = 2.0
 #: What another try does not change.
 _FINAL = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError, NotImplementedError, TypeError, AttributeError)
 #: The same among what the stores' own packages raise, by name: they are not imported here.
@@ -259,6 +263,8 @@ class Store:
                 if wait_s is None:
                     tries = len(WAITS_S) + 1
                     raise RemoteError(f"{self.where(name)}: failed {tries} times ({_said(error)})", path=self.where(name)) from error
+                if wait_s >= _SAID_FROM_S:
+                    _log.warning("%s: %s; tried again in %g s", self.where(name), _said(error), wait_s)
                 time.sleep(wait_s)
         raise AssertionError("the last wait is None")
 

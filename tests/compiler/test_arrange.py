@@ -30,7 +30,7 @@ def test_items_stand_by_class_by_folder_by_name_and_keep_their_stat() -> None:
     assert scan.labels.dtype == np.int64
     assert scan.labels.tolist() == [0, 0, 0, 1, 2, 2]
     assert scan.stat["size"].tolist() == [1, 0, 0, 0, 1, 0]
-    assert scan.counts == {"folders": 5}
+    assert scan.counts == {"folders": 4}
 
 
 def test_a_class_is_there_as_soon_as_a_folder_below_it_is() -> None:
@@ -57,7 +57,7 @@ def test_what_was_left_out_is_added_up() -> None:
     b.left_out, b.counts = Counter(hidden=3), Counter({"links to files": 2})
     scan = arrange("raw", [a, b, folder(b"", b"stray")], ANY)
     assert scan.left_out == {"directly in RAW beside class folders": 1, "excluded": 2, "hidden": 4}
-    assert scan.counts == {"folders": 3, "links to files": 3}
+    assert scan.counts == {"folders": 2, "links to files": 3}
 
 
 def test_nothing_and_splits_are_refused_by_the_name_of_the_root() -> None:

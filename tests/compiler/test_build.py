@@ -877,7 +877,7 @@ def test_a_dry_run_says_what_would_be_built_and_writes_nothing(raw: Path, out: P
     assert snapshot(tmp_path) == before
     n = 13 if published else 12
     assert (report.samples, report.classes, report.dry_run, report.generation) == (n, ("cat", "dog"), True, None)
-    assert report.bytes == n * builds.ROW_BYTES
+    assert report.bytes >= n * builds.ROW_BYTES
     assert report.free_bytes is not None
     assert report.free_bytes > 0
     assert report.estimate_s is not None

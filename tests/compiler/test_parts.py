@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -273,3 +274,16 @@ def test_the_commands_that_are_printed_do_it_also_after_a_kill(tmp_path: Path) -
     plain = command(raw, tmp_path / "fresh2", *settings)
     plain.communicate()
     assert dataset(out) == dataset(tmp_path / "fresh2")
+
+
+def test_a_plain_build_with_other_settings_than_the_plan_is_refused(tmp_path: Path) -> None:
+    raw, out = make_raw(tmp_path / "raw", per_class=6), tmp_path / "out"
+    plan(raw, out)
+    part(raw, out, "0/1")
+    before = snapshot(out)
+    with pytest.raises(OptionError, match=r"planned with other settings \(crop: 8 -> 6\): give those of --plan-only"):
+        run(raw, out, replace(SMALL, crop=6))
+    assert [v for k, v in snapshot(out).items() if "/seals/" in k] == [v for k, v in before.items() if "/seals/" in k]
+    assert len(list(read_seals(out / ".build" / "seals"))) > 0
+    plan(raw, out, preprocess=replace(SMALL, crop=6))
+    assert run(raw, out, replace(SMALL, crop=6)).decoded == 12

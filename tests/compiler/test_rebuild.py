@@ -23,7 +23,7 @@ from mmcompile.compiler.outcome import Progress
 from mmcompile.compiler.plan import cuts
 from mmcompile.compiler.preprocess import IMAGENET, Normalize, Preprocess
 from mmcompile.compiler.sources.folder import FolderSource
-from mmcompile.errors import BuildError, DecodeError, ResumeError
+from mmcompile.errors import BuildError, DecodeError, FormatError, ResumeError
 from mmcompile.format.prune import prune
 from mmcompile.format.reader import Reader
 from tests.compiler.builds import BROKEN, SMALL, dataset, inline, make_raw, picture, run, shard_stats, snapshot, write
@@ -490,6 +490,10 @@ def test_a_dry_run_predicts_counts_and_bytes_and_writes_nothing(
     assert foreseen.samples - (not known) == report.samples
     if known:
         assert foreseen.write_bytes == sum((out / "shards" / name).stat().st_size for name in sealed)
+        reader = Reader(out)
+        paths = [reader.path(kind, shard) for kind in ("image", "label", "samples", "keys") for shard in range(len(reader.table))]
+        least, most = (sum(path.stat().st_size for path in found) for found in (set(paths), paths))  # shards may share a file of labels
+        assert least <= foreseen.bytes <= most
 
 
 # ---------------------------------------------------------------- damage, other runs
@@ -579,3 +583,48 @@ def test_one_file_among_many_writes_one_or_two_shards_in_most_cases_and_never_mo
     assert min(insertions) == 1
     assert sum(n <= 2 for n in insertions) > 500
     assert max(insertions) <= 5
+
+
+def test_an_unchanged_dataset_without_its_generation_file_is_published_anew(raw: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statcache, "_YOUNG_NS", 0)
+    run(raw, out)
+    before = dataset(out)
+    generation = next((out / "generations").iterdir())
+    generation.write_bytes(b"?" + generation.read_bytes()[1:])
+    assert run(raw, out).kept == 12
+    assert dataset(out) == before
+    shutil.rmtree(out / "generations")
+    assert run(raw, out).kept == 12
+    assert dataset(out) == before
+
+
+@pytest.mark.parametrize("kind", ["table", "rejects"])
+def test_a_damaged_table_of_the_published_dataset_stops_a_build_before_it_decodes(raw: Path, out: Path, kind: str) -> None:
+    write(raw, {"dog/broken.png": BROKEN})
+    run(raw, out, max_rejects=1)
+    before = dataset(out)
+    victim = next((out / "shards").glob(f"{kind}-*"))
+    good = victim.read_bytes()
+    victim.write_bytes(good[:-2] + b"?\n")
+    write(raw, {"dog/new.png": picture(99)})
+    with pytest.raises(FormatError, match="verify"):
+        run(raw, out, max_rejects=1)
+    victim.write_bytes(good)
+    assert dataset(out) == before
+    report = run(raw, out, max_rejects=1)
+    assert (report.decoded, report.decoded + report.copied + report.kept) == (1, 13)
+
+
+def test_a_dataset_without_its_index_gives_its_rows(raw: Path, out: Path) -> None:
+    run(raw, out)
+    before = dataset(out)
+    (out / "index.json").unlink()
+    assert run(raw, out).decoded == 0
+    assert dataset(out) == before
+
+
+def test_checksum_of_unchanged_files_writes_nothing(raw: Path, out: Path) -> None:
+    run(raw, out)
+    before = snapshot(out)
+    assert run(raw, out, options={"checksum": True}).kept == 12
+    assert snapshot(out) == before

@@ -94,7 +94,7 @@ def arrange(root: str, folders: Iterable[Folder], choice: Choice) -> Scan:
             fresh, waiting = [], 0
         left_out.update(folder.left_out)
         counts.update(folder.counts)
-        counts["folders"] += 1
+        counts["folders"] += bool(folder.text)
         (classes.setdefault(folder.text.split("/", 1)[0], []) if folder.text else direct).append(folder)
     names = tuple(sorted(classes))
     filled = [any(len(folder.keys) for folder in classes[name]) for name in names]
@@ -120,7 +120,9 @@ def arrange(root: str, folders: Iterable[Folder], choice: Choice) -> Scan:
     if again:
         counts["files reached again"] = again
     warnings += choice.warnings()
-    return Scan(keys, labels, stat, names if any(filled) else None, _reasons(left_out), tuple(warnings), {k: counts[k] for k in sorted(counts)})
+    return Scan(
+        keys, labels, stat, names if any(filled) else None, _reasons(left_out), tuple(warnings), {k: counts[k] for k in sorted(counts) if counts[k]}
+    )
 
 
 def _pack(folders: list[Folder]) -> None:
@@ -235,7 +237,7 @@ def _reasons(left_out: Counter[str]) -> dict[str, int]:
 
 def _describe(left_out: dict[str, int], folders: int) -> str:
     if not left_out:
-        return "the folder is empty" if folders <= 1 else f"{folders - 1} folders in it, and no file"
+        return f"{folders:,} folder{'s'[: folders - 1]} in it, and no file" if folders else "the folder is empty"
     largest = sorted(left_out, key=lambda reason: (-left_out[reason], reason))
     text = ", ".join(f"{left_out[reason]:,} {reason}" for reason in largest[:5])
     return f"left out were {text}" + (", …" if len(largest) > 5 else "")
