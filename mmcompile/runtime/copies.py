@@ -2,7 +2,11 @@
 
 A file being brought has another name, which is also its lock (`flock`): whoever holds it brings the file, others wait and then find it; the kernel
 drops the lock of a dead process, and what it left is brought anew or removed.  A copy that somebody holds open is locked too, and stays.  Nothing is
-ever removed but regular files with names of our form, in the two folders that lie beside our mark.
+ever removed but regular files with names of our form, in the folders that lie beside our mark.
+
+What was not hashed here is never given.  Beside each copy lies a note of what its file was when its hash was right: a file that was written, put in
+its place or brought from elsewhere since does not fit its note, and is hashed again, and kept or brought anew.  Only what a disk loses by itself, or
+what is written while a reader has the copy open already, stays unseen.  The time of the note, and not of the copy, says when it was last used.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import fcntl
 import os
 import re
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -25,8 +30,11 @@ __all__ = ["Copies", "Origin"]
 
 #: What a copy is called: what it holds and its hash, or for an index the hash alone; `.part` while it is being brought.
 _FORM = re.compile(r"(?:[a-z][a-z0-9_]{0,63}-)?([0-9a-f]{32})\.(?:npy|json|jsonl)(\.part)?\Z")
+_PART = ".part"
 #: The folders of copies, as in a dataset.
 _FOLDERS = ("shards", "generations")
+#: The folder of notes, each named as its copy.
+_NOTES = "hashed"
 #: Marks a folder as a cache for tools that make backups (https://bford.info/cachedir/), and as ours.
 _MARK = "CACHEDIR.TAG"
 _MARK_TEXT = (
@@ -89,13 +97,20 @@ class Copies:
 
     def touch(self, name: str) -> bool:
         """Is it here?  Then it is the youngest now."""
+        with contextlib.suppress(OSError):  # not hashed yet, or another user's
+            os.utime(self._note(name), follow_symlinks=False)
+        return self.here(name)
+
+    def size(self, name: str) -> int | None:
+        """The bytes of a copy that is here and whole; None where there is none."""
         try:
-            os.utime(self.folder / name, follow_symlinks=False)
+            fd = _open(self.folder / name, os.O_RDONLY)
         except FileNotFoundError:
-            return False
-        except OSError:
-            pass
-        return True
+            return None
+        try:
+            return os.fstat(fd).st_size if self._is_noted(fd, name) else None
+        finally:
+            _close(fd)
 
     @contextlib.contextmanager
     def held(self, name: str, nbytes: int, origin: Origin) -> Iterator[Path]:
@@ -133,8 +148,10 @@ class Copies:
             if not _is_same(fd, path):
                 return False
             os.unlink(path)
+            if not name.endswith(_PART):
+                os.unlink(self._note(name))
         except OSError:
-            return False
+            return not os.path.lexists(path)
         finally:
             _close(fd)
         return True
@@ -142,7 +159,7 @@ class Copies:
     # ------------------------------------------------------------------
 
     def _open(self, name: str, nbytes: int) -> int | None:
-        """A descriptor of a copy, locked as in use; None where it is not here, or not as large as it must be."""
+        """A descriptor of a copy, locked as in use; None where it is not here, not as large as it must be, or not what was hashed."""
         path = self.folder / name
         try:
             fd = _open(path, os.O_RDONLY)
@@ -150,20 +167,59 @@ class Copies:
             return None
         fcntl.flock(fd, fcntl.LOCK_SH)  # who removes it holds it for an instant
         status = os.fstat(fd)
-        if status.st_nlink and status.st_size == nbytes:
-            with contextlib.suppress(OSError):  # another user's
-                os.utime(fd)
+        if status.st_nlink and status.st_size == nbytes and self._is_noted(fd, name):
+            self.touch(name)
             return fd
-        fcntl.flock(fd, fcntl.LOCK_UN)
         _close(fd)
-        if status.st_nlink:
-            self.drop(name, used=True)
         return None
+
+    def _hashed(self, name: str, nbytes: int) -> int | None:
+        """As `_open`, of a copy that nothing is known of: hashed now, and noted."""
+        try:
+            fd = _open(self.folder / name, os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH)
+            _set_back(fd)
+            status = os.fstat(fd)
+            if status.st_nlink and status.st_size == nbytes and hash_file(fd) == _digest(name):
+                self._make_note(fd, name)
+                taken, fd = fd, -1
+                return taken
+        finally:
+            if fd >= 0:
+                _close(fd)
+        return None
+
+    def _note(self, name: str) -> Path:
+        return self.folder / _NOTES / os.path.basename(name)
+
+    def _is_noted(self, fd: int, name: str) -> bool:
+        try:
+            note = _open(self._note(name), os.O_RDONLY)
+        except OSError:
+            return False
+        try:
+            return os.read(note, 256) == _stamp(fd)
+        except OSError:
+            return False
+        finally:
+            _close(note)
+
+    def _make_note(self, fd: int, name: str) -> None:
+        """A note that is cut or mixed up fits no copy, and one that cannot be written is only missed."""
+        with contextlib.suppress(OSError):
+            note = _open(self._note(name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            try:
+                os.write(note, _stamp(fd))
+            finally:
+                _close(note)
 
     def _bring(self, name: str, nbytes: int, origin: Origin, *, wait: bool) -> int | None:
         """A descriptor of a copy that was brought, locked as in use; None where somebody else is at it (with `wait`: was, as far as known)."""
         final = self.folder / name
-        part = final.with_name(final.name + ".part")
+        part = final.with_name(final.name + _PART)
         try:
             fd = _open(part, os.O_RDWR | os.O_CREAT)
         except FileNotFoundError:  # the folder was removed
@@ -179,12 +235,16 @@ class Copies:
             if not _is_same(fd, part):
                 return None
             try:
-                if os.path.lexists(final):
+                found = self._hashed(name, nbytes)
+                if found is not None:
                     os.unlink(part)
-                    return None
+                    return found
+                if os.path.lexists(final):
+                    os.unlink(final)
                 self._make_room(fd, nbytes)
                 self._fill(fd, name, nbytes, origin)
                 install(part, final)
+                self._make_note(fd, name)
             except BaseException as error:
                 with contextlib.suppress(OSError):
                     os.unlink(part)
@@ -200,9 +260,7 @@ class Copies:
 
     def _fill(self, fd: int, name: str, nbytes: int, origin: Origin) -> None:
         """Write the file and hold it against the hash in its name; once more where it does not match."""
-        match = _FORM.search(os.path.basename(name))
-        assert match is not None
-        found, at = "", 0
+        wanted_hash, found, at = _digest(name), "", 0
         for _ in range(2):
             at = 0
             while at < nbytes:
@@ -215,14 +273,15 @@ class Copies:
                 if short:
                     break
             os.ftruncate(fd, at)
+            _set_back(fd)
             found = hash_file(fd)
-            if found == match[1]:
+            if found == wanted_hash:
                 return
         where = origin.where(name)
         raise CorruptShardError(
-            f"{where}: damaged, twice: expected {nbytes:,} bytes of hash {match[1]}, found {at:,} of hash {found}; run `mmcompile verify` there",
+            f"{where}: damaged, twice: expected {nbytes:,} bytes of hash {wanted_hash}, found {at:,} of hash {found}; run `mmcompile verify` there",
             path=where,
-            expected=match[1],
+            expected=wanted_hash,
             found=found,
         )
 
@@ -251,23 +310,28 @@ class Copies:
                 nbytes -= copy.nbytes
 
     def _clean(self) -> list[_Copy]:
-        """All copies; parts that nobody is at are removed."""
+        """All copies; parts that nobody is at are removed, and notes of no copy."""
         self._check()
+        notes = {name: status.st_mtime_ns for name, status in self._files(_NOTES)}
         found = []
         for folder in _FOLDERS:
-            with os.scandir(self.folder / folder) as entries:
-                for entry in entries:
-                    match = _FORM.match(entry.name)
-                    if match is None or not entry.is_file(follow_symlinks=False):
-                        continue
-                    try:
-                        status = entry.stat(follow_symlinks=False)
-                    except FileNotFoundError:
-                        continue
-                    path = f"{folder}/{entry.name}"
-                    if not match[2] or not self.drop(path):
-                        found.append(_Copy(status.st_mtime_ns, status.st_size, path, bool(match[2])))
+            for name, status in self._files(folder):
+                path, part = f"{folder}/{name}", name.endswith(_PART)
+                if not part or not self.drop(path):
+                    found.append(_Copy(notes.pop(name, 0), status.st_size, path, part))
+        for name in notes:
+            if not any(self.here(f"{folder}/{name}") for folder in _FOLDERS):
+                with contextlib.suppress(OSError):
+                    os.unlink(self.folder / _NOTES / name)
         return found
+
+    def _files(self, folder: str) -> Iterator[tuple[str, os.stat_result]]:
+        """The regular files there with names of our form."""
+        with os.scandir(self.folder / folder) as entries:
+            for entry in entries:
+                if _FORM.match(entry.name) and entry.is_file(follow_symlinks=False):
+                    with contextlib.suppress(FileNotFoundError):
+                        yield entry.name, entry.stat(follow_symlinks=False)
 
     def _prepare(self) -> None:
         try:
@@ -280,7 +344,7 @@ class Copies:
                 )
             if not self._is_marked():
                 write_atomic(self.folder / _MARK, _MARK_TEXT)
-            for name in _FOLDERS:
+            for name in (*_FOLDERS, _NOTES):
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(self.folder / name)
         except OSError as error:
@@ -291,7 +355,7 @@ class Copies:
 
     def _check(self) -> None:
         """Raises FormatError where the folders are not ours: nothing is removed behind a link."""
-        for folder in (self.folder, *(self.folder / name for name in _FOLDERS)):
+        for folder in (self.folder, *(self.folder / name for name in (*_FOLDERS, _NOTES))):
             if not stat.S_ISDIR(os.lstat(folder).st_mode):
                 raise FormatError(f"{folder}: not a folder, or a link to one; remove it, or give another folder", path=str(folder))
         if not self._is_marked():
@@ -299,6 +363,26 @@ class Copies:
 
     def _is_marked(self) -> bool:
         return os.path.isfile(self.folder / _MARK)
+
+
+def _digest(name: str) -> str:
+    """The hash that a file's name says."""
+    match = _FORM.match(os.path.basename(name))
+    assert match is not None
+    return match[1]
+
+
+def _set_back(fd: int) -> None:
+    """Make the file a second older: whoever writes to it from now on changes its time, even within one tick of the clock."""
+    now = time.time_ns()
+    with contextlib.suppress(OSError):  # another user's
+        os.utime(fd, ns=(now, now - 10**9))
+
+
+def _stamp(fd: int) -> bytes:
+    """What no longer is the same once a file was written, put in place of another, or moved to another disk."""
+    status = os.fstat(fd)
+    return b"%d %d %d %d\n" % (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def _read(origin: Origin, name: str, start: int, stop: int, nbytes: int) -> bytes:

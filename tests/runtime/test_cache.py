@@ -253,6 +253,22 @@ def test_a_damaged_copy_is_brought_anew(url: str, tmp_path: Path, s3_proxy: Prox
     assert len(MMapShardDataset(url, "all", cache=Cache(tmp_path / "cache"))) == 60
 
 
+def test_a_copy_of_the_right_size_and_other_content_is_never_served(local: Path, tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "cache")
+    ds = MMapShardDataset(local, "all", cache=cache)
+    for path in (local / "shards").glob("image-*"):
+        data = path.read_bytes()
+        (tmp_path / "cache" / "mmcompile-cache" / "shards" / path.name).write_bytes(data[:4096] + bytes(len(data) - 4096))
+    assert (ds[0][0].numpy() == IMAGES[0]).all()
+    assert torch.equal(ds.to_device("cpu")[10:][0], torch.from_numpy(IMAGES[10:]))
+    del ds
+    for path in copies(tmp_path / "cache"):
+        with path.open("r+b") as file:
+            file.seek(5000)
+            file.write(b"\xff" * 100)
+    assert (MMapShardDataset(local, "all", cache=cache)[:][0].numpy() == IMAGES).all()
+
+
 def test_a_cache_too_small_for_a_shard_or_a_window_says_what_it_needs(url: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"has a shard of 48,080 bytes, more than the 40,000"):
         MMapShardDataset(url, "all", cache=Cache(tmp_path / "cache", max_bytes=40_000))

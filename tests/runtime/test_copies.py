@@ -52,7 +52,7 @@ def far() -> Memory:
 def bring(copies: Copies, far: Memory, k: int) -> None:
     with copies.held(far.names[k], 1000, far) as path:
         assert path.read_bytes() == far.files[far.names[k]]
-    os.utime(copies.folder / far.names[k], ns=(len(far.asked), len(far.asked) * 10**9 + k))
+    os.utime(copies.folder / "hashed" / os.path.basename(far.names[k]), ns=(len(far.asked), len(far.asked) * 10**9 + k))
 
 
 def there(copies: Copies, far: Memory) -> list[int]:
@@ -68,6 +68,48 @@ def test_over_the_limit_the_oldest_go(tmp_path: Path, far: Memory) -> None:
     assert there(copies, far) == [0, 2, 3]
     bring(copies, far, 2)
     assert len(far.asked) == 4  # it was here
+
+
+def test_what_was_not_hashed_here_is_never_given(tmp_path: Path, far: Memory) -> None:
+    copies, name = Copies(str(tmp_path), None), far.names[0]
+    path, good = copies.folder / name, far.files[name]
+
+    def asked() -> int:
+        before = len(far.asked)
+        with copies.held(name, 1000, far) as held:
+            assert held.read_bytes() == good
+        return len(far.asked) - before
+
+    path.write_bytes(b"x" * 1000)  # planted
+    assert [asked(), asked()] == [1, 0]
+    with path.open("r+b") as file:  # within the tick of the clock in which it was brought
+        file.write(b"x")
+    assert [asked(), asked()] == [1, 0]
+    status = path.stat()
+    path.write_bytes(b"y" * 1000)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert copies.size(name) is None
+    assert [asked(), asked()] == [1, 0]
+    other = tmp_path / "other"
+    other.write_bytes(good)
+    os.replace(other, path)
+    assert [asked(), asked()] == [0, 0]  # hashed, and right
+    assert copies.size(name) == 1000
+    note = copies.folder / "hashed" / path.name
+    note.write_bytes(note.read_bytes()[:-3])
+    assert [asked(), asked()] == [0, 0]
+    path.write_bytes(b"z" * 2000)
+    assert [asked(), asked()] == [1, 0]
+    assert copies.drop(name)
+    assert not note.exists()
+
+
+def test_notes_of_no_copy_go(tmp_path: Path, far: Memory) -> None:
+    copies = Copies(str(tmp_path), None)
+    bring(copies, far, 0)
+    (copies.folder / far.names[0]).unlink()
+    bring(copies, far, 1)
+    assert [path.name for path in (copies.folder / "hashed").iterdir()] == [os.path.basename(far.names[1])]
 
 
 def test_what_is_in_use_stays(tmp_path: Path, far: Memory) -> None:
