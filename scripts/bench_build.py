@@ -59,7 +59,8 @@ def target(width: int, height: int) -> tuple[int, int]:
 
 
 def plain(paths: list[Path], out: int) -> int:
-    """What people write by hand: torchvision's Resize and CenterCrop on PIL images, each row written to a file."""
+    """What people write by hand: torchvision's Resize and CenterCrop on PIL images, each row written to a new file."""
+    os.ftruncate(out, 0)
     for i, path in enumerate(paths):
         image = Image.open(path).convert("RGB")
         image = image.resize(target(*image.size), Image.Resampling.BILINEAR)

@@ -1,7 +1,8 @@
 """Hides how shards get done by workers on other machines, over any `concurrent.futures.Executor`: which calls are out, and which were lost.
 
 A call builds and seals one shard, and what it finds wrong comes back as its result.  So an exception of a future is the engine's own: the worker
-died, its machine went away.  Such a call is made again, elsewhere; one that takes too long gets a second one beside it, and the first to end counts.
+died, its machine went away.  Such a call is made again, elsewhere, and so is one that gave the result of another; one that takes too long gets a
+second one beside it, and the first to end counts.
 An engine that takes no more calls ends the run; all that was sealed is found by the next one, whatever its engine.
 """
 
@@ -140,15 +141,18 @@ class Cluster:
         data = pickle.dumps((build_shard, (self._job, shard.work, shard.look), {}), pickle.HIGHEST_PROTOCOL)
         try:
             future = self._executor.submit(run_pickled, data)
-        except RuntimeError as error:  # BrokenExecutor, and after a shutdown
+        except Exception as error:  # BrokenExecutor; RuntimeError after a shutdown; whatever somebody else's engine has
             raise EngineError(
                 f"the engine is gone ({_said(error)}); the same command goes on when it is back, also with another engine", said=_said(error)
             ) from error
+        if future in self._calls:
+            raise EngineError(f"the engine ({type(self._executor).__name__}) gave one Future for two calls; each submit must return a new one")
         self._calls[future] = shard
         shard.calls[future] = time.monotonic()
 
     def _turn(self) -> None:
         done, _ = wait(self._calls, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
+        done |= {future for future in self._calls if future.cancelled()}  # not done for wait() until the engine has taken note
         for future in done:
             shard = self._calls.pop(future, None)
             if shard is None:  # another call for it was faster
@@ -158,6 +162,9 @@ class Cluster:
                 ok, value = pickle.loads(future.result())
             except Exception as error:
                 self._lost(shard, _said(error))
+                continue
+            if ok and not (isinstance(value, ShardDone) and value.is_of(shard.work)):
+                self._lost(shard, "it gave the result of another call")
                 continue
             self._came = True
             if ok:

@@ -51,7 +51,7 @@ from mmcompile.compiler.staging import Staging
 from mmcompile.compiler.statcache import StatCache
 from mmcompile.compiler.task import Job, warm_up
 from mmcompile.compiler.verdict import listed_rejects, too_many, unsettled
-from mmcompile.errors import BuildError, MMCompileError, OptionError, RemoteError, SourceError
+from mmcompile.errors import BuildError, EngineError, MMCompileError, OptionError, RemoteError, SourceError
 from mmcompile.format.canonical import canonical
 from mmcompile.format.commit import sync_folder, write_atomic
 from mmcompile.format.lock import Lock
@@ -382,8 +382,10 @@ class Build:
             elif seal is not None:
                 lines = seal.rejects
                 parts.append(Part(seal.files, seal.rows, seal.sums or [], seal.flags or {}))
-            else:
+            elif self.runner.failures:
                 lines = {}  # a shard all of whose items failed
+            else:
+                raise EngineError(f"{self.out}: shard {task.number} is neither there nor made; nothing is published: run the same command again")
             rejects += [lines[i] for i in sorted(lines)]
         if not lock.still_held():
             self._raise_removed()

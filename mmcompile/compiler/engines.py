@@ -191,7 +191,7 @@ class LocalExecutor(Executor):
                 self._feeding -= 1
                 last = not self._feeding
             if last:
-                self._template.close()
+                self._template.kill()
 
 
 def _call(worker: WorkerProcess, data: bytes) -> tuple[bool, Any]:

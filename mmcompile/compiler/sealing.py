@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 from dataclasses import dataclass
@@ -16,15 +17,16 @@ from mmcompile.compiler.staging import send_shard
 from mmcompile.errors import FormatError
 from mmcompile.format.catalog import digest_file
 from mmcompile.format.commit import install
-from mmcompile.format.npy import ALIGN, file_name, hash_file, header, save_array
+from mmcompile.format.npy import ALIGN, file_name, hash_file, header, libc, save_array
 from mmcompile.format.samples import shard_sums
 
 if TYPE_CHECKING:
     from mmcompile.compiler.task import Job
 
-__all__ = ["Rows", "rows_path", "seal_shard", "write_all"]
+__all__ = ["Rows", "begin_writing", "rows_path", "seal_shard", "write_all"]
 
 _COPY = 8 << 20
+_SYNC_FILE_RANGE_WRITE = 2
 
 
 @dataclass
@@ -47,6 +49,13 @@ def write_all(fd: int, view: memoryview, offset: int) -> None:
     while view:
         count = os.pwrite(fd, view, offset)
         view, offset = view[count:], offset + count
+
+
+def begin_writing(fd: int) -> None:
+    """Let the kernel begin to bring to the disk what was written so far, so that little is left for the sync that seals the shard.  Advice only."""
+    start = getattr(libc(), "sync_file_range", None)
+    if start is not None:
+        start(fd, ctypes.c_int64(0), ctypes.c_int64(0), _SYNC_FILE_RANGE_WRITE)
 
 
 def seal_shard(job: Job, seal: Seal, rows: Rows, folder: Path) -> Seal:

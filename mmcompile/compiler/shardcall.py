@@ -24,6 +24,7 @@ from mmcompile.compiler.away import at_home
 from mmcompile.compiler.engines import LocalExecutor
 from mmcompile.compiler.hand import TURNS
 from mmcompile.compiler.marks import versions_of
+from mmcompile.compiler.plan import task_id
 from mmcompile.compiler.preprocess import PIXEL_REVISION, Preprocess
 from mmcompile.compiler.run import Counts, Runner, ShardWork
 from mmcompile.compiler.seals import Seal
@@ -50,6 +51,19 @@ class ShardDone:
     known: npt.NDArray[np.bool_]
     counts: Counts
     failures: list[tuple[bytes, str]]
+
+    def is_of(self, work: ShardWork) -> bool:
+        """Is this what came of that shard, and not of another one?"""
+        n, failed = len(work.keys), {key for key, _ in self.failures}
+        keep = [i for i, key in enumerate(work.keys) if key not in failed]
+        if self.hashes.shape != (n, 2) or self.known.shape != (n,) or len(keep) + len(failed) != n:
+            return False
+        if self.seal is None or not keep:
+            return self.seal is None and not keep
+        if not failed:
+            return self.seal.task == work.task.id
+        labels = None if work.labels is None else work.labels[keep]
+        return self.seal.task == task_id([work.keys[i] for i in keep], labels, work.seal.pixel, work.seal.store)
 
 
 def build_shard(job: Job, work: ShardWork, look: bool = True) -> ShardDone:

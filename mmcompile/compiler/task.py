@@ -27,7 +27,7 @@ from mmcompile.compiler.formats import belongs, may_be_tga
 from mmcompile.compiler.hand import Hand, OwnFault, hand_path
 from mmcompile.compiler.preprocess import Preprocess, channel_sums, store
 from mmcompile.compiler.reuse import RowTable
-from mmcompile.compiler.sealing import rows_path, write_all
+from mmcompile.compiler.sealing import begin_writing, rows_path, write_all
 from mmcompile.compiler.sources import Source
 from mmcompile.compiler.staging import Fetched
 from mmcompile.errors import DecodeError, MMCompileError
@@ -204,6 +204,7 @@ def run_piece(job: Job, piece: Piece) -> PieceResult:
                     _write(target, row, ALIGN + piece.positions[i] * image.row_bytes)
             result.hashes[i], result.hashed[i] = hash_pair(digest), True
             result.changed[i] = data is not None and _stat(job.source, key) != piece.stats[i]
+        begin_writing(target)
     hand_path(job.scratch, piece.serial).unlink(missing_ok=True)
     return result
 

@@ -2,7 +2,8 @@
 
 The template has one thread and runs no work, so nothing is locked or half done in what it forks.  It is started as `python -c`: the caller's script
 needs no `__main__` guard, and no lock or descriptor of the caller is inherited.  It ends when its parent does, its workers when it does.  A worker
-stays a zombie until its end has been asked for here, so its number never means another process.
+stays a zombie until its end has been asked for here, so its number never means another process.  Nobody waits for ever for a template that is stopped
+or hangs: it is ended, and calls in hand fail as when their worker died.
 """
 
 from __future__ import annotations
@@ -44,6 +45,15 @@ _ENVIRONMENT = {
 }
 #: Seconds between two looks at a process that is about to end: what follows the end of its pipe.
 _REAP_S = 0.002
+#: Seconds for the first reply of a template, which comes when all is loaded (a second or two; from a slow file system a minute), and for any later
+#: one, which takes milliseconds (a fork on a machine that swaps: seconds).  One that takes longer is ended.
+_LOAD_S, _REPLY_S = 120.0, 30.0
+#: Templates that may end before a worker is forked, and how many of them because they did not answer: each costs its whole limit.
+_TRIES, _SILENT = 5, 2
+#: Seconds that an order to end a worker waits for a question about it, before the template that does not answer it is ended instead.
+_PATIENCE_S = 1.0
+#: Seconds for a killed template to be gone: one that reads from a disk which hangs goes only when that answers.
+_END_S = 5.0
 #: Bytes of what a process said last that are looked at for its last line.
 _SAID_BYTES = 2000
 
@@ -56,6 +66,7 @@ class Template:
         self._prepare: bytes = b""
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
+        self._limit_s = _LOAD_S
         self._closed = False
 
     def prepare(self, fn: Callable[[], Any]) -> None:
@@ -76,12 +87,7 @@ class Template:
             raise EngineError(f"cannot start a worker process: {error.strerror}") from error
         try:
             with theirs:
-                pid = self._request(_FORK, 0, [theirs.fileno(), log.fileno()])
-                if pid is None:  # it was killed while it loaded, or by what it loaded: once more, and without that
-                    self._prepare = b""
-                    pid = self._request(_FORK, 0, [theirs.fileno(), log.fileno()])
-            if pid is None or pid < 0:
-                raise EngineError("cannot start a worker process: " + (os.strerror(-pid) if pid else "its template ended"))
+                pid = self._fork([theirs.fileno(), log.fileno()])
         except BaseException:
             ours.close()
             log.close()
@@ -90,17 +96,25 @@ class Template:
 
     def reap(self, pid: int) -> int | None:
         """The exit code of a worker (negative: the signal), once; None while it lives."""
-        code = self._request(_REAP, pid, [], again=False)
+        try:
+            code = self._request(_REAP, pid, [], again=False)
+        except TimeoutError:
+            code = None
         if code is None:
             return -signal.SIGKILL  # the template is gone, and its workers with it
         return None if code == _LIVES else code
 
     def interrupt(self) -> None:
         """End this template, and with it its workers; the next fork starts another."""
-        process = self._process
+        process, control = self._process, self._socket
         if process is not None:
             process.kill()
-            process.wait()
+        if control is not None:
+            with contextlib.suppress(OSError):
+                control.shutdown(socket.SHUT_RDWR)  # who waits for a reply is told now, even if it cannot die yet
+        if process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_END_S)
 
     def kill(self) -> None:
         """End the template now, and with it all workers, for good."""
@@ -109,27 +123,47 @@ class Template:
         with self._mutex:
             self._drop()
 
-    def close(self) -> None:
-        """End the template when no worker is needed any more."""
-        self._closed = True
-        with self._mutex:
-            self._drop()
+    def _fork(self, fds: list[int]) -> int:
+        """The number of a new process.  Raises EngineError."""
+        silent = 0
+        for _ in range(_TRIES):
+            try:
+                pid = self._request(_FORK, 0, fds)
+            except TimeoutError:
+                pid, silent = None, silent + 1
+                if silent == _SILENT:
+                    raise EngineError(
+                        f"cannot start a worker process: its template did not answer, {_SILENT} times (nothing for {_LOAD_S:.0f} s); see what holds "
+                        "up this machine, then run the same command again"
+                    ) from None
+            if pid is not None and pid < 0:
+                raise EngineError(f"cannot start a worker process: {os.strerror(-pid)}")
+            if pid is not None:
+                return pid
+            self._prepare = b""  # it was killed while it loaded, or by what it loaded: again, and without that
+        raise EngineError(f"cannot start a worker process: its template ended {_TRIES} times; see what kills processes here (out of memory?)")
 
     def _request(self, letter: bytes, pid: int, fds: list[int], again: bool = True) -> int | None:
-        """The reply; None where the template has ended."""
+        """The reply; None where the template has ended.  TimeoutError where it did not answer, and was ended for that."""
         with self._mutex:
             if again:
                 self._start()
             if self._socket is None:
                 return None
+            self._socket.settimeout(self._limit_s)
             try:
                 socket.send_fds(self._socket, [_REQUEST.pack(letter, pid)], fds)
                 reply = self._socket.recv(_REPLY.size, socket.MSG_WAITALL)
+            except TimeoutError:
+                self.interrupt()
+                self._drop()
+                raise
             except OSError:
                 reply = b""
             if len(reply) < _REPLY.size:
                 self._drop()
                 return None
+            self._limit_s = _REPLY_S
             return int(_REPLY.unpack(reply)[0])
 
     def _drop(self) -> None:
@@ -177,7 +211,7 @@ class Template:
             failed.append(error)
             begun.set()
             return
-        self._process, self._socket = process, ours
+        self._process, self._socket, self._limit_s = process, ours, _LOAD_S
         if self._closed:
             process.kill()
         begun.set()
@@ -206,11 +240,16 @@ class WorkerProcess:
         return code
 
     def kill(self) -> None:
-        """End it now."""
-        with self._lock:
+        """End it now; with all others of its template where that is asked about it and does not answer."""
+        if not self._lock.acquire(timeout=_PATIENCE_S):
+            self._template.interrupt()
+            return
+        try:
             if self._code is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self.pid, signal.SIGKILL)
+        finally:
+            self._lock.release()
 
     def said(self) -> str:
         """The last line that it wrote to its output."""

@@ -16,11 +16,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mmcompile.compiler import cluster, shardcall
+from mmcompile.compiler.plan import ShardTask, task_id
 from mmcompile.compiler.run import Counts, ShardWork
-from mmcompile.compiler.seals import read_seals
+from mmcompile.compiler.seals import Seal, read_seals
+from mmcompile.compiler.shardcall import ShardDone
+from mmcompile.compiler.sources import STAT_DTYPE
 from mmcompile.compiler.sources.folder import FolderSource
 from mmcompile.compiler.task import Job
 from mmcompile.errors import BuildError, DecodeError, EngineError, SourceError
@@ -236,6 +240,96 @@ def test_workers_without_work_do_again_what_is_slow_elsewhere(tmp_path: Path, mo
     executor = Hanging(lambda call: TimeoutError() if call == 2 else None)
     over(executor, raw, tmp_path / "out")
     assert dataset(tmp_path / "out") == local(raw, tmp_path / "local")
+
+
+# ---------------------------------------------------------------- executors that do not keep their word
+
+
+class Odd(Losing):
+    """Two threads; `change(number, submit)` says what a call gives instead, None for nothing special."""
+
+    def __init__(self, change: Callable[[int, Callable[..., Future[Any]]], Future[Any] | None]) -> None:
+        super().__init__(lambda _: None)
+        self._change = change
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        found = self._change(self.calls + 1, self._threads.submit)
+        if found is not None:
+            self.calls += 1
+            return found
+        self.last = super().submit(fn, *args, **kwargs)
+        return self.last
+
+
+def test_the_result_of_another_call_is_no_result(tmp_path: Path) -> None:
+    raw = make_raw(tmp_path / "raw")
+    executor = Odd(lambda call, submit: submit(executor.last.result) if call in (2, 4) else None)
+    report = over(executor, raw, tmp_path / "out")
+    assert (report.samples, executor.calls) == (12, report.shards + 2)
+    assert dataset(tmp_path / "out") == local(raw, tmp_path / "local")
+
+
+def test_the_result_of_another_call_each_time_ends_the_run(tmp_path: Path) -> None:
+    raw = make_raw(tmp_path / "raw")
+    executor = Odd(lambda call, submit: submit(executor.last.result) if call > 1 else None)
+    with pytest.raises(EngineError, match=r"4 times \(it gave the result of another call\); all that is finished is kept"):
+        over(executor, raw, tmp_path / "out")
+
+
+@pytest.mark.parametrize("labels", [None, np.arange(3)])
+def test_a_result_is_held_against_its_shard(labels: Any) -> None:
+    keys = [b"a", b"b", b"c"]
+
+    def task(keep: list[int]) -> str:
+        return task_id([keys[i] for i in keep], None if labels is None else labels[keep], "p", "s")
+
+    def done(seal: str | None, n: int = 3, failures: Any = ()) -> bool:
+        made = None if seal is None else replace(blank, task=seal)
+        return ShardDone(made, np.zeros((n, 2), np.uint64), np.zeros(n, bool), Counts(), [(key, "gone") for key in failures]).is_of(work)
+
+    stat = np.zeros(3, STAT_DTYPE)
+    blank = Seal(task([0, 1, 2]), "p", "s", {}, None, stat, np.zeros((3, 2), np.uint64), {}, {})
+    work = ShardWork(ShardTask(0, 0, 3, blank.task), keys, labels, stat, np.zeros((3, 2), np.uint64), np.zeros(3, bool), blank)
+    assert done(blank.task)
+    assert done(task([0, 2]), failures=[b"b"])
+    assert done(None, failures=keys)
+    assert not done(None)
+    assert not done(None, failures=[b"b"])
+    assert not done(blank.task, n=2)
+    assert not done(task([0, 2]))
+    assert not done(blank.task, failures=[b"b"])
+    assert not done(blank.task, failures=keys)
+    assert not done(blank.task, failures=[b"x"])
+
+
+def test_one_future_for_two_calls_is_an_engine_error(tmp_path: Path) -> None:
+    executor = Odd(lambda call, _: executor.last if call == 2 else None)
+    with pytest.raises(EngineError, match=r"the engine \(Odd\) gave one Future for two calls; each submit must return a new one"):
+        over(executor, make_raw(tmp_path / "raw"), tmp_path / "out")
+
+
+@pytest.mark.parametrize("error", [ValueError("no\nmore"), OSError(12, "no more")])
+def test_whatever_an_engine_raises_instead_of_taking_a_call_is_an_engine_error(tmp_path: Path, error: Exception) -> None:
+    def refuse(call: int) -> None:
+        if call == 3:
+            raise error
+
+    with pytest.raises(EngineError, match=rf"the engine is gone \({type(error).__name__}: .*no.*\); the same command goes on"):
+        over(Losing(refuse), make_raw(tmp_path / "raw"), tmp_path / "out")
+
+
+def test_a_future_that_was_cancelled_without_a_word_is_a_lost_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_BEGIN_S", "_ITEM_S"):
+        monkeypatch.setattr(cluster, name, 0.0)
+    monkeypatch.setattr(cluster, "_GROWTH", 1)
+
+    def cancelled(*_: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.cancel()
+        return future
+
+    with pytest.raises(EngineError, match=r"the engine lost all of its first \d+ calls \(CancelledError\)"):
+        over(Odd(cancelled), make_raw(tmp_path / "raw"), tmp_path / "out", options={"decode_timeout_s": 1.0})
 
 
 def test_calls_follow_the_number_of_workers(tmp_path: Path) -> None:

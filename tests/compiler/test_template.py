@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from mmcompile.compiler import template as templates
 from mmcompile.compiler.engines import LocalExecutor, result_within
 from mmcompile.errors import EngineError
 from tests.compiler.test_engines import add, alive, pid, wait_until_gone
@@ -182,3 +183,116 @@ def test_an_executor_that_nobody_asks_starts_nothing(tmp_path: Path) -> None:
     made = LocalExecutor(3)
     made.shutdown()
     assert made._template._process is None
+
+
+# ---------------------------------------------------------------- templates that are stopped, or killed again and again
+
+
+@pytest.fixture
+def alone() -> Any:
+    made = LocalExecutor(1)
+    yield made
+    made.kill()
+
+
+def template_of(executor: LocalExecutor) -> int:
+    process = executor._template._process
+    assert process is not None
+    return process.pid
+
+
+def stopped_with_a_question(executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch, limit_s: float) -> Any:
+    """A call whose worker was killed while its template, which has `limit_s` seconds for a reply, is stopped."""
+    with monkeypatch.context() as patch:
+        patch.setattr(templates, "_REPLY_S", limit_s)
+        worker = executor.submit(pid).result()
+    running = executor.submit(time.sleep, 3600)
+    while not running.running():
+        time.sleep(0.01)
+    os.kill(template_of(executor), signal.SIGSTOP)
+    os.kill(worker, signal.SIGKILL)
+    return running
+
+
+def test_a_template_that_is_stopped_before_the_first_fork_is_replaced_by_one_that_loads_nothing(
+    alone: LocalExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(templates, "_LOAD_S", 0.2)
+        alone.prepare(load)
+    first = template_of(alone)
+    os.kill(first, signal.SIGSTOP)
+    assert alone.submit(where_loaded).result(60) == []
+    assert not wait_until_gone([first])
+
+
+def test_a_stopped_template_is_ended_when_a_worker_dies_and_the_next_call_has_another(alone: LocalExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = stopped_with_a_question(alone, monkeypatch, 1.0)
+    first = template_of(alone)
+    with pytest.raises(EngineError) as caught:
+        running.result(60)
+    assert caught.value.details["exitcode"] == -signal.SIGKILL
+    assert not wait_until_gone([first])
+    assert alone.submit(parent).result(60) != first
+
+
+@pytest.mark.parametrize("end", [lambda executor, _: executor.kill(), LocalExecutor.kill_call])
+def test_to_end_a_call_does_not_wait_for_a_stopped_template(alone: LocalExecutor, monkeypatch: pytest.MonkeyPatch, end: Any) -> None:
+    running = stopped_with_a_question(alone, monkeypatch, 3600.0)
+    first = template_of(alone)
+    while not alone._template._mutex.locked():
+        time.sleep(0.01)
+    end(alone, running)
+    assert running.exception(60).details["exitcode"] == -signal.SIGKILL
+    assert not wait_until_gone([first])
+
+
+def test_kill_does_not_wait_for_a_template_that_cannot_even_be_killed(alone: LocalExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "_END_S", 0.1)
+    running = stopped_with_a_question(alone, monkeypatch, 3600.0)
+    process: Any = alone._template._process
+    while not alone._template._mutex.locked():
+        time.sleep(0.01)
+    with monkeypatch.context() as patch:
+        patch.setattr(process, "kill", lambda: None)  # as where it reads from a disk that hangs
+        alone.kill()
+    assert isinstance(running.exception(0), EngineError)
+    process.kill()
+    assert not wait_until_gone([process.pid])
+
+
+def test_shutdown_ends_a_stopped_template() -> None:
+    done = LocalExecutor(1)
+    done.prepare(load)
+    os.kill(template_of(done), signal.SIGSTOP)
+    done.shutdown()
+    assert not wait_until_gone([template_of(done)])
+
+
+def python_that(folder: Path, first: str, times: int) -> tuple[str, Path]:
+    """A python that does something else (in sh) the first `times` times that it is started, and the file that has a line for each start."""
+    path, starts = folder / "python", folder / "starts"
+    path.write_text(f'#!/bin/sh\necho >> "{starts}"\n[ "$(wc -l < "{starts}")" -gt {times} ] && exec "{sys.executable}" "$@"\n{first}\n')
+    path.chmod(0o755)
+    return str(path), starts
+
+
+def test_templates_that_are_all_stopped_end_in_an_engine_error(alone: LocalExecutor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path, starts = python_that(tmp_path, "kill -STOP $$", 9)
+    monkeypatch.setattr(sys, "executable", path)
+    monkeypatch.setattr(templates, "_LOAD_S", 0.5)
+    with pytest.raises(EngineError, match="its template did not answer, 2 times"):
+        alone.submit(add, 1, 2).result(60)
+    assert starts.read_text() == "\n\n"
+
+
+@pytest.mark.parametrize("times", [4, 9])
+def test_a_template_may_be_killed_a_few_times(alone: LocalExecutor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, times: int) -> None:
+    path, _ = python_that(tmp_path, "kill -KILL $$", times)
+    monkeypatch.setattr(sys, "executable", path)
+    future = alone.submit(add, 1, 2)
+    if times == 4:
+        assert future.result(60) == 3
+    else:
+        with pytest.raises(EngineError, match="its template ended 5 times"):
+            future.result(60)
