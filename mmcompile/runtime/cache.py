@@ -41,7 +41,7 @@ class Cache:
 
     dir: a folder, made if only the last part of its path is missing.  Everything lies in its sub-folder `mmcompile-cache`, and nothing else there is
         touched.  May be shared by processes, ranks, datasets and generations, and by jobs one after the other.
-    max_bytes: what all files there may take; over it the ones not used for longest go, but those that somebody has open: a process holds at most a
+    max_bytes: what all copies there may take; over it the ones not used for longest go, but those that somebody has open: a process holds at most a
         quarter of it open.  None: what the disk has.  Best is room for all shards that a node reads, else for twice `block_shards` of them.
     """
 

@@ -17,7 +17,8 @@ from mmcompile.errors import FormatError
 
 __all__ = ["close", "is_same", "lock", "open_file", "share", "wait_for"]
 
-#: Seconds after which whoever has a lock and writes nothing is taken to be stopped: longer than the tries of a store for one piece take.
+#: Seconds after which whoever has a lock and writes nothing is taken to be stopped: twice what a store waits between its tries for one piece.  Where
+#: that is too short a file is only brought twice.
 _STUCK = 60.0
 #: Seconds between two looks at a lock: at first, and at most.
 _PAUSES = 0.001, 0.1
