@@ -9,6 +9,7 @@ import errno
 import fcntl
 import os
 import resource
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,7 +23,7 @@ from mmcompile.format.index import Index
 from mmcompile.format.npy import file_bytes, file_name, map_file, open_array, read_array, read_hashed
 from mmcompile.format.samples import pair_hash
 
-__all__ = ["File", "Opened", "keep"]
+__all__ = ["File", "Opened", "Views", "keep"]
 
 Array = npt.NDArray[Any]
 _T = TypeVar("_T")
@@ -31,6 +32,11 @@ _T = TypeVar("_T")
 _MAPS = 16_000
 #: The part of a limit on the room of copies that one process holds open: as long as it does, nobody can let go of them, and it is not alone.
 _PART = 4
+#: Times that a copy may be removed by others between its being brought and its being opened.
+_REMOVED = 3
+#: Descriptors, and room on the disk of copies: what is let go here gives some back.
+_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class File:
@@ -43,6 +49,10 @@ class File:
         os.close(self.fd)
 
 
+class Views(dict[int, Any]):
+    """What somebody made of the maps of shards, by shard: let go of with them."""
+
+
 class Opened:
     """The shard table of one generation, and the files that it names.  Raises GenerationError or CorruptShardError, as all its methods do."""
 
@@ -51,6 +61,7 @@ class Opened:
         self._fields = {f.name: f for f in index.fields}
         self.maps: dict[tuple[str, int, bool], Array] = {}
         self.files: dict[tuple[str, int], File] = {}
+        self._views: weakref.WeakValueDictionary[int, Views] = weakref.WeakValueDictionary()
         self.most_maps = _MAPS
         self.most_files = max(16, min(512, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
         # every other file is found through it, so it alone is hashed when opened
@@ -60,9 +71,10 @@ class Opened:
         #: Shards that are held open at once.
         self.most_shards = self.most_maps
         if files.most_bytes is not None:
-            largest = int(self.table["rows"].max(initial=1)) * index.row_bytes
+            rows = int(self.table["rows"].max(initial=1))
+            largest = sum(file_bytes(f.stored, (rows, *f.shape)) for f in index.fields)
             if largest > files.most_bytes:
-                said = f"has a shard of {largest:,} bytes, more than the {files.most_bytes:,} that the cache may hold"
+                said = f"has a shard whose files take {largest:,} bytes, more than the {files.most_bytes:,} that the cache may hold"
                 raise ValueError(f"{files.root}: {said}; give Cache a max_bytes= with room for several")
             self.most_shards = max(1, files.most_bytes // _PART // largest)
             self.most_maps = min(self.most_maps, self.most_shards * len(self._fields))
@@ -128,45 +140,66 @@ class Opened:
     def use(self, name: str, nbytes: int | None, action: Callable[[Path], _T]) -> _T:
         """What `action` makes of a file of shards/.  GenerationError or CorruptShardError where it is missing.
 
-        Where descriptors run out those held here are let go, and it is tried once more: then an OSError with the remedy.
+        Where descriptors run out those held here are let go, and it is tried once more: then an OSError with the remedy.  So are maps that nobody
+        else has a view of where copies have no room left.
         """
         try:
             return self._not_missing(name, nbytes, action)
         except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE):
+            if error.errno in _DESCRIPTORS:
+                self.files.clear()
+            elif error.errno in _ROOM and self._files.far:
+                self.clear()
+            else:
                 raise
-        self.files.clear()
         try:
             return self._not_missing(name, nbytes, action)
         except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE):
+            if error.errno not in _DESCRIPTORS:
                 raise
             said = f"{error.strerror}: no more files can be opened; raise the limit (`ulimit -n`), or close some"
             raise OSError(error.errno, said, str(self._files.shards / name)) from None
 
+    def views(self) -> Views:
+        """A place for views of maps."""
+        made = Views()
+        self._views[id(made)] = made
+        return made
+
     def clear(self) -> None:
         """Let go of all; what others still hold stays valid."""
+        for views in list(self._views.values()):
+            views.clear()
         self.maps.clear()
         self.files.clear()
 
     def _not_missing(self, name: str, nbytes: int | None, action: Callable[[Path], _T]) -> _T:
-        try:
+        where, damaged, removed = f"{self._files.root}/shards/{name}", False, 0
+        while True:
+            found = False
             try:
                 with self._files.held(name, nbytes) as path:
+                    found = self._files.far
                     return action(path)
             except CorruptShardError:
-                if not self._files.replaced(name):
+                if damaged or not self._files.replaced(name):
                     raise
-            with self._files.held(name, nbytes) as path:
-                return action(path)
-        except FileNotFoundError:
-            pass
-        where = f"{self._files.root}/shards/{name}"
+                damaged = True
+            except FileNotFoundError:
+                if not found:
+                    break
+                removed += 1
+                if removed == _REMOVED:
+                    said = f"the copy of {where} was removed {removed} times while it was being opened"
+                    raise OSError(errno.ESTALE, said, str(self._files.shards.parent)) from None
+        root = self._files.root
         if not self._files.kept(self._generation):
             raise GenerationError(
                 f"{where}: gone, as generation {self._generation} was pruned or removed; open the dataset anew", path=where, expected=self._generation
             )
-        raise CorruptShardError(f"{where}: missing; run `mmcompile verify {self._files.root} --repair RAW`", path=where)
+        remedy = f"run `mmcompile verify {root}`"
+        remedy = f"{remedy}; to repair it, copy the dataset to a disk" if isinstance(root, str) else f"{remedy[:-1]} --repair RAW`"
+        raise CorruptShardError(f"{where}: missing; {remedy}", path=where)
 
 
 def keep(held: dict[Any, _T], key: Any, value: _T, limit: int) -> _T:

@@ -23,7 +23,7 @@ from mmcompile.format.canonical import as_text
 from mmcompile.format.files import Files, LocalFiles, is_remote
 from mmcompile.format.index import Index, load_classes
 from mmcompile.format.npy import ALIGN, file_name, read_into
-from mmcompile.format.opened import Opened
+from mmcompile.format.opened import Opened, Views
 from mmcompile.format.region import Region, is_resident, lock, page_runs, will_need
 from mmcompile.format.samples import KEY_LIMIT, check_stops, key_hash, keys_of, sample_dtype
 
@@ -301,6 +301,10 @@ class Reader:
     def far(self) -> bool:
         """Do its files have to be brought here first?"""
         return self._files.far
+
+    def views(self) -> Views:
+        """A place for views of shards, by shard, which is emptied where they are in the way."""
+        return self._opened.views()
 
     @property
     def most_shards(self) -> int:

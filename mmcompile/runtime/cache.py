@@ -36,9 +36,12 @@ _THREADS = 8
 class Cache:
     """A place on a local disk for the shards of a dataset that lies far away.
 
+    What was not hashed on this disk is never read, and a copy that was written to since is hashed again when it is next opened.  What a disk loses
+    by itself is not seen: `mmcompile verify` reads whole datasets, and an empty cache is filled anew.
+
     dir: a folder, made if only the last part of its path is missing.  Everything lies in its sub-folder `mmcompile-cache`, and nothing else there is
         touched.  May be shared by processes, ranks, datasets and generations, and by jobs one after the other.
-    max_bytes: what all files there may take; over it the ones not used for longest go, but those that somebody has open: a process holds at most a
+    max_bytes: what all copies there may take; over it the ones not used for longest go, but those that somebody has open: a process holds at most a
         quarter of it open.  None: what the disk has.  Best is room for all shards that a node reads, else for twice `block_shards` of them.
     """
 
@@ -162,9 +165,9 @@ class Staged:
 
     def _size(self, name: str) -> int:
         """The size of a file that nothing says: of the copy, else of the original."""
-        with suppress(FileNotFoundError):
-            return os.lstat(self._copies.folder / name).st_size
-        size = self._origin.size(name)
+        size = self._copies.size(name)
+        if size is None:
+            size = self._origin.size(name)
         if size is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self._origin.where(name))
         return size

@@ -66,7 +66,7 @@ class ImageColumn:
         self.shape = (channels, height, width)
         #: Bytes of a stored row after the centre crop.
         self.row_bytes = math.prod(self.shape) * self.stored.itemsize
-        self._held: dict[int, Tensor] = {}
+        self._held: dict[int, Tensor] = reader.views()
         self._mapped = reader.engine == "mmap"
 
     def sample(self, row: int, shard: int, local: int) -> Tensor:
@@ -207,7 +207,7 @@ class ClassColumn:
 
     def __init__(self, reader: Reader, field: Field) -> None:
         self._reader, self.name = reader, field.name
-        self._held: dict[int, npt.NDArray[Any]] = {}
+        self._held: dict[int, npt.NDArray[Any]] = reader.views()
         self._mapped = reader.engine == "mmap"
 
     def sample(self, row: int, shard: int, local: int) -> int:

@@ -2,7 +2,11 @@
 
 A file being brought has another name, which is also its lock (`flock`): whoever holds it brings the file, others wait and then find it; the kernel
 drops the lock of a dead process, and what it left is brought anew or removed.  A copy that somebody holds open is locked too, and stays.  Nothing is
-ever removed but regular files with names of our form, in the two folders that lie beside our mark.
+ever removed but regular files with names of our form, in the folders that lie beside our mark.
+
+What was not hashed here is never given.  Beside each copy lies a note of what its file was when its hash was right: a file that was written, put in
+its place or brought from elsewhere since does not fit its note, and is hashed again, and kept or brought anew.  Only what a disk loses by itself, or
+what is written while a reader has the copy open already, stays unseen.  The time of the note, and not of the copy, says when it was last used.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import fcntl
 import os
 import re
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -20,13 +25,17 @@ from typing import Any, NamedTuple, Protocol
 from mmcompile.errors import CorruptShardError, FormatError, RemoteError
 from mmcompile.format.commit import install, write_atomic
 from mmcompile.format.npy import hash_file
+from mmcompile.runtime.locked import close, is_same, lock, open_file, share, wait_for
 
 __all__ = ["Copies", "Origin"]
 
 #: What a copy is called: what it holds and its hash, or for an index the hash alone; `.part` while it is being brought.
-_FORM = re.compile(r"(?:[a-z][a-z0-9_]{0,63}-)?([0-9a-f]{32})\.(?:npy|json|jsonl)(\.part)?\Z")
+_FORM = re.compile(r"(?:[a-z][a-z0-9_]{0,63}-)?([0-9a-f]{32})\.(?:npy|json|jsonl)((?:\.\d{1,6})?\.part)?\Z")
+_PART = ".part"
 #: The folders of copies, as in a dataset.
 _FOLDERS = ("shards", "generations")
+#: The folder of notes, each named as its copy.
+_NOTES = "hashed"
 #: Marks a folder as a cache for tools that make backups (https://bford.info/cachedir/), and as ours.
 _MARK = "CACHEDIR.TAG"
 _MARK_TEXT = (
@@ -36,19 +45,8 @@ _MARK_TEXT = (
 _CHUNK = 8 << 20
 #: No room, or none for this user.
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-
-#: Descriptors that hold a lock which a forked child must not inherit: its parent may die and the child live on.
-_locked: set[int] = set()
-
-
-def _forget() -> None:
-    for fd in list(_locked):
-        with contextlib.suppress(OSError):
-            os.close(fd)
-    _locked.clear()
-
-
-os.register_at_fork(after_in_child=_forget)
+#: Nothing can be written, but what is there can be read.
+_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 class Origin(Protocol):
@@ -67,6 +65,10 @@ class Origin(Protocol):
         """What lies in a folder."""
 
 
+class _Missing(FileNotFoundError):
+    """The original is not there: other than a part of the cache folder."""
+
+
 class _Copy(NamedTuple):
     age: int
     nbytes: int
@@ -82,127 +84,218 @@ class Copies:
 
     def __init__(self, folder: str, max_bytes: int | None) -> None:
         self.folder, self._max_bytes = Path(folder) / "mmcompile-cache", max_bytes
-        self._prepare()
+        try:
+            self._prepare()
+        except OSError as error:
+            raise OSError(error.errno, f"the cache folder cannot be used ({error.strerror})", folder) from error
 
     def here(self, name: str) -> bool:
         return os.path.exists(self.folder / name)
 
     def touch(self, name: str) -> bool:
         """Is it here?  Then it is the youngest now."""
+        with contextlib.suppress(OSError):  # not hashed yet, or another user's
+            os.utime(self._note(name), follow_symlinks=False)
+        return self.here(name)
+
+    def size(self, name: str) -> int | None:
+        """The bytes of a copy that is here and whole; None where there is none."""
         try:
-            os.utime(self.folder / name, follow_symlinks=False)
-        except FileNotFoundError:
-            return False
+            fd = open_file(self.folder / name, os.O_RDONLY)
         except OSError:
-            pass
-        return True
+            return None
+        try:
+            return os.fstat(fd).st_size if self._is_noted(fd, name) else None
+        finally:
+            close(fd)
 
     @contextlib.contextmanager
     def held(self, name: str, nbytes: int, origin: Origin) -> Iterator[Path]:
         """A file of so many bytes, brought here if it is not yet; not removed as long as this lasts.
 
-        Raises FileNotFoundError, RemoteError or CorruptShardError of the origin, OSError where there is no room.
+        Raises FileNotFoundError, RemoteError or CorruptShardError of the origin; FormatError for what lies in the way of a copy, and an OSError that
+        is no FileNotFoundError, naming the cache folder, where that cannot be used or has no room.
         """
-        fd = None
-        while fd is None:
-            fd = self._open(name, nbytes)
-            if fd is None:
-                fd = self._bring(name, nbytes, origin, wait=True)
+        fd = self._take(name, nbytes, origin, wait=True)
         try:
             yield self.folder / name
         finally:
-            _close(fd)
+            if fd is not None:
+                close(fd)
 
     def bring(self, name: str, nbytes: int, origin: Origin) -> None:
         """Bring a file here, unless it is, or somebody is at it.  Raises as `held`."""
         if not self.here(name):
-            fd = self._bring(name, nbytes, origin, wait=False)
+            fd = self._take(name, nbytes, origin, wait=False)
             if fd is not None:
-                _close(fd)
+                close(fd)
 
     def drop(self, name: str, *, used: bool = False) -> bool:
         """Remove a copy that nobody uses (or `used`: whoever has it open keeps what is in it).  False where it was not removed."""
         path = self.folder / name
         try:
-            fd = _open(path, os.O_RDONLY)
-        except OSError:
+            fd = open_file(path, os.O_RDONLY)
+        except (OSError, FormatError):
             return False
         try:
             if not used:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not _is_same(fd, path):
+            if not is_same(fd, path):
                 return False
             os.unlink(path)
+            if not name.endswith(_PART):
+                os.unlink(self._note(name))
         except OSError:
-            return False
+            return not os.path.lexists(path)
         finally:
-            _close(fd)
+            close(fd)
         return True
 
     # ------------------------------------------------------------------
 
+    def _take(self, name: str, nbytes: int, origin: Origin, *, wait: bool) -> int | None:
+        """A descriptor of a copy, locked as in use; None where somebody else is at it, which does not happen with `wait`."""
+        try:
+            try:
+                return self._find(name, nbytes, origin, wait=wait)
+            except FileNotFoundError as error:
+                if isinstance(error, _Missing):
+                    raise
+                self._prepare()  # the folder was removed
+                return self._find(name, nbytes, origin, wait=wait)
+        except (RemoteError, _Missing):
+            raise
+        except OSError as error:
+            if error.errno in _FULL:
+                raise OSError(error.errno, f"no room for {nbytes:,} bytes of {origin.where(name)}; free some", str(self.folder)) from error
+            code = errno.ESTALE if error.errno == errno.ENOENT else error.errno  # the original is there
+            raise OSError(code, f"the cache folder cannot be used ({error.strerror})", str(self.folder.parent)) from error
+
+    def _find(self, name: str, nbytes: int, origin: Origin, *, wait: bool) -> int | None:
+        """As `_take`.  Names that end in .part, .1.part, ... are tried: the next one where whoever has the one before no longer gets on."""
+        final, stuck = self.folder / name, 0
+        while True:
+            fd = self._open(name, nbytes)
+            if fd is not None:
+                return fd
+            part = final.with_name(f"{final.name}.{stuck}{_PART}" if stuck else final.name + _PART)
+            try:
+                fd = open_file(part, os.O_RDWR | os.O_CREAT)
+            except OSError as error:
+                if error.errno in _READ_ONLY and (fd := self._hashed(name, nbytes)) is not None:
+                    return fd
+                raise
+            try:
+                if not lock(fd):
+                    if not wait:
+                        return None
+                    stuck += not wait_for(fd, part)
+                elif is_same(fd, part):
+                    taken = self._bring(fd, part, name, nbytes, origin)
+                    if taken is not None:
+                        fd = -1 if taken == fd else fd
+                        return taken
+            finally:
+                if fd >= 0:
+                    close(fd)
+
     def _open(self, name: str, nbytes: int) -> int | None:
-        """A descriptor of a copy, locked as in use; None where it is not here, or not as large as it must be."""
+        """A descriptor of a copy, locked as in use; None where it is not here, not as large as it must be, or not what was hashed."""
         path = self.folder / name
         try:
-            fd = _open(path, os.O_RDONLY)
+            fd = open_file(path, os.O_RDONLY)
         except FileNotFoundError:
             return None
-        fcntl.flock(fd, fcntl.LOCK_SH)  # who removes it holds it for an instant
-        status = os.fstat(fd)
-        if status.st_nlink and status.st_size == nbytes:
-            with contextlib.suppress(OSError):  # another user's
-                os.utime(fd)
-            return fd
-        fcntl.flock(fd, fcntl.LOCK_UN)
-        _close(fd)
-        if status.st_nlink:
-            self.drop(name, used=True)
+        if share(fd):
+            status = os.fstat(fd)
+            if status.st_nlink and status.st_size == nbytes and self._is_noted(fd, name):
+                self.touch(name)
+                return fd
+        close(fd)
         return None
 
-    def _bring(self, name: str, nbytes: int, origin: Origin, *, wait: bool) -> int | None:
-        """A descriptor of a copy that was brought, locked as in use; None where somebody else is at it (with `wait`: was, as far as known)."""
-        final = self.folder / name
-        part = final.with_name(final.name + ".part")
+    def _hashed(self, name: str, nbytes: int) -> int | None:
+        """As `_open`, of a copy that nothing is known of: hashed now, and noted."""
         try:
-            fd = _open(part, os.O_RDWR | os.O_CREAT)
-        except FileNotFoundError:  # the folder was removed
-            self._prepare()
-            fd = _open(part, os.O_RDWR | os.O_CREAT)
+            fd = open_file(self.folder / name, os.O_RDONLY)
+        except FileNotFoundError:
+            return None
         try:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if wait:  # shared: under its final name it is locked so for as long as somebody uses it
-                    fcntl.flock(fd, fcntl.LOCK_SH)
-                return None
-            if not _is_same(fd, part):
-                return None
-            try:
-                if os.path.lexists(final):
-                    os.unlink(part)
-                    return None
-                self._make_room(fd, nbytes)
-                self._fill(fd, name, nbytes, origin)
-                install(part, final)
-            except BaseException as error:
-                with contextlib.suppress(OSError):
-                    os.unlink(part)
-                if isinstance(error, OSError) and error.errno in _FULL:
-                    raise OSError(error.errno, f"no room for {nbytes:,} bytes of {origin.where(name)}; free some", str(self.folder)) from error
-                raise
-            fcntl.flock(fd, fcntl.LOCK_SH)
-            taken, fd = fd, -1
-            return taken
+            if share(fd) and os.fstat(fd).st_size == nbytes:
+                _set_back(fd)
+                with contextlib.suppress(OSError):  # the disk lost it
+                    if hash_file(fd) == _digest(name) and is_same(fd, self.folder / name):
+                        self._make_note(fd, name)
+                        taken, fd = fd, -1
+                        return taken
         finally:
             if fd >= 0:
-                _close(fd)
+                close(fd)
+        return None
+
+    def _note(self, name: str) -> Path:
+        return self.folder / _NOTES / os.path.basename(name)
+
+    def _is_noted(self, fd: int, name: str) -> bool:
+        try:
+            note = open_file(self._note(name), os.O_RDONLY)
+        except OSError:
+            return False
+        try:
+            return os.read(note, 256) == _stamp(fd)
+        except OSError:
+            return False
+        finally:
+            close(note)
+
+    def _make_note(self, fd: int, name: str) -> None:
+        """A note that is cut or mixed up fits no copy, and one that cannot be written is only missed."""
+        with contextlib.suppress(OSError):
+            note = open_file(self._note(name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            try:
+                os.write(note, _stamp(fd))
+            finally:
+                close(note)
+
+    def _bring(self, fd: int, part: Path, name: str, nbytes: int, origin: Origin) -> int | None:
+        """A descriptor of a copy, locked as in use: of one that lies there and turns out to be right, else `fd`, of the part that was brought.
+
+        None where somebody else has it by now, FileNotFoundError where the folder was removed meanwhile.
+        """
+        final = self.folder / name
+        try:
+            found = self._hashed(name, nbytes)
+            if found is not None:
+                os.unlink(part)
+                return found
+            try:
+                os.unlink(final)
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                said = f"{final}: not the file of that name, and cannot be removed ({error.strerror}); remove it"
+                raise FormatError(said, path=str(final)) from error
+            self._make_room(fd, nbytes)
+            self._fill(fd, name, nbytes, origin)
+            if not share(fd):
+                return None
+            self._must_be(fd, part)
+            install(part, final)
+            self._must_be(fd, final)
+            self._make_note(fd, name)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(part)
+            raise
+        return fd
+
+    def _must_be(self, fd: int, path: Path) -> None:
+        if not is_same(fd, path):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
 
     def _fill(self, fd: int, name: str, nbytes: int, origin: Origin) -> None:
         """Write the file and hold it against the hash in its name; once more where it does not match."""
-        match = _FORM.search(os.path.basename(name))
-        assert match is not None
-        found, at = "", 0
+        wanted_hash, found, at = _digest(name), "", 0
         for _ in range(2):
             at = 0
             while at < nbytes:
@@ -215,22 +308,25 @@ class Copies:
                 if short:
                     break
             os.ftruncate(fd, at)
+            _set_back(fd)
             found = hash_file(fd)
-            if found == match[1]:
+            if found == wanted_hash:
                 return
         where = origin.where(name)
         raise CorruptShardError(
-            f"{where}: damaged, twice: expected {nbytes:,} bytes of hash {match[1]}, found {at:,} of hash {found}; run `mmcompile verify` there",
+            f"{where}: damaged, twice: expected {nbytes:,} bytes of hash {wanted_hash}, found {at:,} of hash {found}; run `mmcompile verify` there",
             path=where,
-            expected=match[1],
+            expected=wanted_hash,
             found=found,
         )
 
     def _make_room(self, fd: int, nbytes: int) -> None:
         """Let the oldest copies go until these bytes fit below the limit and on the disk, and take their room for `fd`."""
-        lock = _open(self.folder / "lock", os.O_RDWR | os.O_CREAT)
+        path = self.folder / "lock"
+        counting = open_file(path, os.O_RDWR | os.O_CREAT)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            while not lock(counting) and is_same(counting, path) and wait_for(counting, path):
+                pass  # without it, where its holder no longer gets on, room is counted less well
             copies = self._clean()
             if self._max_bytes is not None:
                 self._let_go(copies, sum(copy.nbytes for copy in copies) + nbytes - self._max_bytes)
@@ -239,7 +335,7 @@ class Copies:
                 if not _reserve(fd, nbytes):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
-            _close(lock)
+            close(counting)
 
     def _let_go(self, copies: list[_Copy], nbytes: int) -> None:
         """Remove the oldest copies, so many bytes of those that nobody uses."""
@@ -251,47 +347,51 @@ class Copies:
                 nbytes -= copy.nbytes
 
     def _clean(self) -> list[_Copy]:
-        """All copies; parts that nobody is at are removed."""
+        """All copies; parts that nobody is at are removed, and notes of no copy."""
         self._check()
+        notes, now = {}, time.time_ns()
+        for name, status in self._files(_NOTES):
+            notes[name] = min(status.st_mtime_ns, now)
+            if status.st_mtime_ns > now:  # a clock went back: it ages from now on
+                self.touch(f"{_FOLDERS[0]}/{name}")
         found = []
         for folder in _FOLDERS:
-            with os.scandir(self.folder / folder) as entries:
-                for entry in entries:
-                    match = _FORM.match(entry.name)
-                    if match is None or not entry.is_file(follow_symlinks=False):
-                        continue
-                    try:
-                        status = entry.stat(follow_symlinks=False)
-                    except FileNotFoundError:
-                        continue
-                    path = f"{folder}/{entry.name}"
-                    if not match[2] or not self.drop(path):
-                        found.append(_Copy(status.st_mtime_ns, status.st_size, path, bool(match[2])))
+            for name, status in self._files(folder):
+                path, part = f"{folder}/{name}", name.endswith(_PART)
+                if not part or not self.drop(path):
+                    found.append(_Copy(notes.pop(name, 0), status.st_size, path, part))
+        for name in notes:
+            if not any(self.here(f"{folder}/{name}") for folder in _FOLDERS):
+                with contextlib.suppress(OSError):
+                    os.unlink(self.folder / _NOTES / name)
         return found
 
+    def _files(self, folder: str) -> Iterator[tuple[str, os.stat_result]]:
+        """The regular files there with names of our form."""
+        with os.scandir(self.folder / folder) as entries:
+            for entry in entries:
+                if _FORM.match(entry.name) and entry.is_file(follow_symlinks=False):
+                    with contextlib.suppress(FileNotFoundError):
+                        yield entry.name, entry.stat(follow_symlinks=False)
+
     def _prepare(self) -> None:
-        try:
-            for folder in (self.folder.parent, self.folder):
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(folder)
-            if not self._is_marked() and any(not name.startswith(f".{_MARK}.") for name in os.listdir(self.folder)) and not self._is_marked():
-                raise FormatError(
-                    f"{self.folder}: not empty, and not made by Cache (no {_MARK}); remove it, or give another folder", path=str(self.folder)
-                )
-            if not self._is_marked():
-                write_atomic(self.folder / _MARK, _MARK_TEXT)
-            for name in _FOLDERS:
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(self.folder / name)
-        except OSError as error:
-            if isinstance(error, FormatError):
-                raise
-            raise OSError(error.errno, f"the cache folder cannot be used ({error.strerror})", str(self.folder.parent)) from error
+        for folder in (self.folder.parent, self.folder):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(folder)
+        if not self._is_marked() and any(not name.startswith(f".{_MARK}.") for name in os.listdir(self.folder)) and not self._is_marked():
+            raise FormatError(
+                f"{self.folder}: not empty, and not made by Cache (no {_MARK}); remove it, or give another folder", path=str(self.folder)
+            )
+        if not self._is_marked():
+            write_atomic(self.folder / _MARK, _MARK_TEXT)
+        for name in (*_FOLDERS, _NOTES):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(self.folder / name)
         self._check()
 
     def _check(self) -> None:
         """Raises FormatError where the folders are not ours: nothing is removed behind a link."""
-        for folder in (self.folder, *(self.folder / name for name in _FOLDERS)):
+        for folder in (self.folder, *(self.folder / name for name in (*_FOLDERS, _NOTES))):
             if not stat.S_ISDIR(os.lstat(folder).st_mode):
                 raise FormatError(f"{folder}: not a folder, or a link to one; remove it, or give another folder", path=str(folder))
         if not self._is_marked():
@@ -301,43 +401,36 @@ class Copies:
         return os.path.isfile(self.folder / _MARK)
 
 
+def _digest(name: str) -> str:
+    """The hash that a file's name says."""
+    match = _FORM.match(os.path.basename(name))
+    assert match is not None
+    return match[1]
+
+
+def _set_back(fd: int) -> None:
+    """Make the file a second older: whoever writes to it from now on changes its time, even within one tick of the clock."""
+    now = time.time_ns()
+    with contextlib.suppress(OSError):  # another user's
+        os.utime(fd, ns=(now, now - 10**9))
+
+
+def _stamp(fd: int) -> bytes:
+    """What no longer is the same once a file was written, put in place of another, or moved to another disk."""
+    status = os.fstat(fd)
+    return b"%d %d %d %d\n" % (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
 def _read(origin: Origin, name: str, start: int, stop: int, nbytes: int) -> bytes:
     try:
         return origin.read(name, start, stop)
+    except FileNotFoundError as error:
+        raise _Missing(errno.ENOENT, os.strerror(errno.ENOENT), origin.where(name)) from error
     except RemoteError:
         size = origin.size(name) if start else None
         if size is None or size >= nbytes:
             raise
         return b""  # it ends here: many stores refuse to read from the end on
-
-
-def _open(path: Path, flags: int) -> int:
-    """A descriptor that closes in a forked child.  Raises FormatError for a link."""
-    try:
-        fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise FormatError(f"{path}: a link; remove it", path=str(path)) from None
-        raise
-    _locked.add(fd)
-    return fd
-
-
-def _close(fd: int) -> None:
-    with contextlib.suppress(OSError):
-        fcntl.flock(fd, fcntl.LOCK_UN)  # a child forked meanwhile may still have it open
-    _locked.discard(fd)
-    os.close(fd)
-
-
-def _is_same(fd: int, path: Path) -> bool:
-    """Is the path (still) this open file?"""
-    try:
-        there = os.lstat(path)
-    except FileNotFoundError:
-        return False
-    mine = os.fstat(fd)
-    return stat.S_ISREG(mine.st_mode) and (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino)
 
 
 def _reserve(fd: int, nbytes: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import random
@@ -11,6 +12,8 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,7 @@ from torch.utils.data import DataLoader
 
 from mmcompile.errors import CorruptShardError, FormatError, GenerationError, NotADatasetError, RemoteError
 from mmcompile.runtime.augment import Augment
-from mmcompile.runtime.cache import Cache, _Folder
+from mmcompile.runtime.cache import Cache, Staged, _Folder
 from mmcompile.runtime.dataset import MMapShardDataset
 from mmcompile.runtime.loader import ShardLoader
 from mmcompile.runtime.sampler import ShardSampler
@@ -149,7 +152,8 @@ def test_a_pickle_opens_its_generation_without_a_request(local: Path, url: str, 
         _ = again[15]
     with pytest.raises(GenerationError, match="is gone"):
         MMapShardDataset(url, "val", generation=old.generation, cache=Cache(tmp_path / "third"))
-    with pytest.raises(CorruptShardError, match=rf"{url}/shards/image-[0-9a-f]*.npy: missing"):
+    remedy = rf"run `mmcompile verify {url}`; to repair it, copy the dataset to a disk"
+    with pytest.raises(CorruptShardError, match=rf"{url}/shards/image-[0-9a-f]*.npy: missing; {remedy}"):
         _ = new[15]
 
 
@@ -254,9 +258,27 @@ def test_a_damaged_copy_is_brought_anew(url: str, tmp_path: Path, s3_proxy: Prox
     assert len(MMapShardDataset(url, "all", cache=Cache(tmp_path / "cache"))) == 60
 
 
+def test_a_copy_of_the_right_size_and_other_content_is_never_served(local: Path, tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "cache")
+    ds = MMapShardDataset(local, "all", cache=cache)
+    for path in (local / "shards").glob("image-*"):
+        data = path.read_bytes()
+        (tmp_path / "cache" / "mmcompile-cache" / "shards" / path.name).write_bytes(data[:4096] + bytes(len(data) - 4096))
+    assert (ds[0][0].numpy() == IMAGES[0]).all()
+    assert torch.equal(ds.to_device("cpu")[10:][0], torch.from_numpy(IMAGES[10:]))
+    del ds
+    for path in copies(tmp_path / "cache"):
+        with path.open("r+b") as file:
+            file.seek(5000)
+            file.write(b"\xff" * 100)
+    assert (MMapShardDataset(local, "all", cache=cache)[:][0].numpy() == IMAGES).all()
+
+
 def test_a_cache_too_small_for_a_shard_or_a_window_says_what_it_needs(url: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"has a shard of 48,080 bytes, more than the 40,000"):
-        MMapShardDataset(url, "all", cache=Cache(tmp_path / "cache", max_bytes=40_000))
+    for most in (40_000, 50_000, SHARD + 4096 + 79):  # less than the rows, and more than these but less than their files
+        with pytest.raises(ValueError, match=rf"has a shard whose files take 56,272 bytes, more than the {most:,} that the cache may hold"):
+            MMapShardDataset(url, "all", cache=Cache(tmp_path / "cache", max_bytes=most))
+    assert MMapShardDataset(url, "all", cache=Cache(tmp_path / "cache", max_bytes=56_272))[0][1] == 0
     small = MMapShardDataset(url, "all", fields=["image"], cache=Cache(tmp_path / "cache", max_bytes=3 * SHARD))
     for make in (ShardLoader, ShardSampler):
         with pytest.raises(ValueError, match=rf"reads 6 shards at a time, up to {6 * SHARD:,} bytes.*max_bytes={12 * SHARD} .*block_shards=1"):
@@ -264,6 +286,66 @@ def test_a_cache_too_small_for_a_shard_or_a_window_says_what_it_needs(url: str, 
     rows = np.random.default_rng(0).permutation(60)
     assert (small[rows].numpy() == IMAGES[rows]).all()  # slow, but what was asked for
     assert sum(path.stat().st_size for path in copies(tmp_path / "cache")) <= 3 * SHARD
+
+
+def test_on_a_full_disk_what_no_view_uses_is_let_go(local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "cache" / "mmcompile-cache" / "shards"
+
+    def full(fd: int, offset: int, length: int) -> None:
+        if sum(path.stat().st_size for path in folder.iterdir()) + length > 4 * SHARD:
+            raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    for engine in ("mmap", "pread"):
+        ds = MMapShardDataset(local, "all", engine=engine, cache=Cache(tmp_path / "cache"))
+        first = ds[0][0]
+        assert all((ds[i][0].numpy() == IMAGES[i]).all() for i in range(60))
+        rows = np.random.default_rng(0).permutation(60)
+        assert (ds[rows][0].numpy() == IMAGES[rows]).all()
+        assert (first.numpy() == IMAGES[0]).all()
+        views = [ds[i][0] for i in (0, 10, 20)]  # more than these do not fit beside the next one
+        monkeypatch.setattr(os, "posix_fallocate", lambda fd, offset, length: full(fd, offset, 2 * length))
+        if engine == "mmap":
+            with pytest.raises(OSError, match=rf"no room for 52,096 bytes of {local}/shards/image-.*; free some: '{folder.parent}'"):
+                _ = ds[30]
+        monkeypatch.setattr(os, "posix_fallocate", full)
+        del views
+
+
+def test_readers_that_meet_damaged_copies_at_once_read_right(local: Path, tmp_path: Path) -> None:
+    for _ in range(3):
+        datasets = [MMapShardDataset(local, "all", cache=Cache(tmp_path / "cache")) for _ in range(6)]
+        for path in (local / "shards").glob("image-*"):
+            (tmp_path / "cache" / "mmcompile-cache" / "shards" / path.name).write_bytes(bytes(path.stat().st_size))
+        right = []
+
+        def read(k: int, datasets: list[MMapShardDataset] = datasets, right: list[bool] = right) -> None:
+            right.append(all((datasets[k][i][0].numpy() == IMAGES[i]).all() for i in range(0, 60, 10)))
+
+        in_threads(read, 6)
+        assert right == [True] * 6
+
+
+def test_a_copy_that_others_remove_before_it_is_opened_is_not_called_missing(local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held, removals = Staged.held, []
+
+    @contextmanager
+    def removed(self: Staged, name: str, nbytes: int | None) -> Iterator[Path]:
+        with held(self, name, nbytes) as path:
+            if "image" in name and len(removals) < most:
+                removals.append(name)
+                path.unlink()
+            yield path
+
+    ds = MMapShardDataset(local, "all", cache=Cache(tmp_path / "cache"))
+    monkeypatch.setattr(Staged, "held", removed)
+    most = 2
+    assert (ds[0][0].numpy() == IMAGES[0]).all()
+    assert len(removals) == 2
+    most = 9
+    with pytest.raises(OSError, match=rf"the copy of {local}/shards/image-.* was removed 3 times .*'{tmp_path}/cache/mmcompile-cache'") as error:
+        _ = ds[10]
+    assert not isinstance(error.value, FormatError | FileNotFoundError)
 
 
 # -- ahead

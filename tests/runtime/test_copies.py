@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +55,7 @@ def far() -> Memory:
 def bring(copies: Copies, far: Memory, k: int) -> None:
     with copies.held(far.names[k], 1000, far) as path:
         assert path.read_bytes() == far.files[far.names[k]]
-    os.utime(copies.folder / far.names[k], ns=(len(far.asked), len(far.asked) * 10**9 + k))
+    os.utime(copies.folder / "hashed" / os.path.basename(far.names[k]), ns=(len(far.asked), len(far.asked) * 10**9 + k))
 
 
 def there(copies: Copies, far: Memory) -> list[int]:
@@ -68,6 +71,48 @@ def test_over_the_limit_the_oldest_go(tmp_path: Path, far: Memory) -> None:
     assert there(copies, far) == [0, 2, 3]
     bring(copies, far, 2)
     assert len(far.asked) == 4  # it was here
+
+
+def test_what_was_not_hashed_here_is_never_given(tmp_path: Path, far: Memory) -> None:
+    copies, name = Copies(str(tmp_path), None), far.names[0]
+    path, good = copies.folder / name, far.files[name]
+
+    def asked() -> int:
+        before = len(far.asked)
+        with copies.held(name, 1000, far) as held:
+            assert held.read_bytes() == good
+        return len(far.asked) - before
+
+    path.write_bytes(b"x" * 1000)  # planted
+    assert [asked(), asked()] == [1, 0]
+    with path.open("r+b") as file:  # within the tick of the clock in which it was brought
+        file.write(b"x")
+    assert [asked(), asked()] == [1, 0]
+    status = path.stat()
+    path.write_bytes(b"y" * 1000)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert copies.size(name) is None
+    assert [asked(), asked()] == [1, 0]
+    other = tmp_path / "other"
+    other.write_bytes(good)
+    os.replace(other, path)
+    assert [asked(), asked()] == [0, 0]  # hashed, and right
+    assert copies.size(name) == 1000
+    note = copies.folder / "hashed" / path.name
+    note.write_bytes(note.read_bytes()[:-3])
+    assert [asked(), asked()] == [0, 0]
+    path.write_bytes(b"z" * 2000)
+    assert [asked(), asked()] == [1, 0]
+    assert copies.drop(name)
+    assert not note.exists()
+
+
+def test_notes_of_no_copy_go(tmp_path: Path, far: Memory) -> None:
+    copies = Copies(str(tmp_path), None)
+    bring(copies, far, 0)
+    (copies.folder / far.names[0]).unlink()
+    bring(copies, far, 1)
+    assert [path.name for path in (copies.folder / "hashed").iterdir()] == [os.path.basename(far.names[1])]
 
 
 def test_what_is_in_use_stays(tmp_path: Path, far: Memory) -> None:
@@ -183,6 +228,137 @@ def test_what_a_dead_process_left_is_removed_and_what_a_living_one_holds_is_not(
     assert not part.exists()
     bring(copies, far, 1)
     assert there(copies, far) == [0, 1, 2]
+
+
+def test_what_is_no_file_or_cannot_be_removed_is_an_error_that_names_it(tmp_path: Path, far: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    copies = Copies(str(tmp_path), None)
+    for k, (suffix, make) in enumerate([("", os.mkdir), ("", os.mkfifo), (".part", os.mkdir), (".part", os.mkfifo)]):
+        make(copies.folder / (far.names[k] + suffix))
+        with pytest.raises(FormatError, match=rf"{far.names[k]}{suffix}: not a regular file; remove it"):
+            bring(copies, far, k)
+    (copies.folder / far.names[4]).write_bytes(b"short")
+    unlink = os.unlink
+
+    def refuse(path: Any) -> None:
+        if str(path).endswith(far.names[4]):
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        unlink(path)
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    with pytest.raises(FormatError, match=rf"{far.names[4]}: not the file of that name, .* \(Operation not permitted\); remove it"):
+        bring(copies, far, 4)
+    assert not far.asked
+    bring(copies, far, 5)
+    os.mkfifo(copies.folder / far.names[4].replace("shards", "hashed"))
+    monkeypatch.undo()
+    with pytest.raises(FormatError, match=r"hashed/.*: not a regular file; remove it"):
+        bring(copies, far, 4)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Another process that has the lock of this file, and does nothing."""
+    code = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        yield
+        holder.kill()
+
+
+def test_who_is_stopped_while_he_brings_a_file_is_not_waited_for(tmp_path: Path, far: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmcompile.runtime.locked._STUCK", 0.2)
+    copies = Copies(str(tmp_path), None)
+    part = copies.folder / (far.names[0] + ".part")
+    with locked(part), locked(part.with_name(part.name.replace(".part", ".1.part"))), locked(copies.folder / "lock"):
+        copies.bring(far.names[0], 1000, far)
+        assert not far.asked  # somebody is at it, and nobody waits
+        bring(copies, far, 0)
+        bring(copies, far, 1)
+        assert part.exists()
+    bring(copies, far, 2)
+    assert sorted(path.name for path in (copies.folder / "shards").iterdir()) == sorted(os.path.basename(name) for name in far.names[:3])
+    assert len(far.asked) == 3
+
+
+def test_who_brings_a_file_is_waited_for_as_long_as_he_writes(tmp_path: Path, far: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmcompile.runtime.locked._STUCK", 0.3)
+    copies = Copies(str(tmp_path), None)
+    part = copies.folder / (far.names[0] + ".part")
+    with locked(part):
+        looks = []
+
+        def write(seconds: float) -> None:
+            looks.append(seconds)
+            if len(looks) <= 12:
+                os.utime(part)
+            sleep(seconds)
+
+        sleep = time.sleep
+        monkeypatch.setattr(time, "sleep", write)
+        bring(copies, far, 0)
+    assert len(looks) > 12
+    assert max(looks) == 0.1
+    assert len(far.asked) == 1
+
+
+def test_only_the_origin_says_that_a_file_is_missing(tmp_path: Path, far: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    copies = Copies(str(tmp_path), None)
+    read, removed = far.read, []
+
+    def remove(name: str, start: int = 0, stop: int | None = None) -> bytes:
+        if len(removed) < removals:
+            removed.append(name)
+            shutil.rmtree(copies.folder)
+        return read(name, start, stop)
+
+    monkeypatch.setattr(far, "read", remove)
+    removals = 1
+    bring(copies, far, 0)
+    removals = 3
+    with pytest.raises(OSError, match=rf"the cache folder cannot be used \(No such file.*'{tmp_path}'") as error:
+        bring(copies, far, 1)
+    assert not isinstance(error.value, FileNotFoundError)
+    bring(copies, far, 1)
+    del far.files[far.names[2]]
+    with pytest.raises(FileNotFoundError, match=f"far/{far.names[2]}"):
+        bring(copies, far, 2)
+    shutil.rmtree(copies.folder)
+    copies.folder.touch()
+    with pytest.raises(OSError, match=rf"the cache folder cannot be used \(Not a directory.*'{tmp_path}'"):
+        bring(copies, far, 3)
+
+
+def test_a_folder_that_cannot_be_written_gives_what_is_there(tmp_path: Path, far: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    copies = Copies(str(tmp_path), None)
+    bring(copies, far, 0)
+    (copies.folder / far.names[1]).write_bytes(far.files[far.names[1]])
+    (copies.folder / far.names[2]).write_bytes(b"x" * 1000)
+    opened = os.open
+
+    def read_only(path: Any, flags: int, mode: int = 0o777) -> int:
+        if flags & (os.O_RDWR | os.O_WRONLY | os.O_CREAT):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+        return opened(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", read_only)
+    for k in (0, 1):
+        with copies.held(far.names[k], 1000, far) as path:
+            assert path.read_bytes() == far.files[far.names[k]]
+    for k in (2, 3):
+        with pytest.raises(OSError, match=rf"the cache folder cannot be used \(Read-only file system\): '{tmp_path}'"):
+            bring(copies, far, k)
+
+
+def test_a_time_in_the_future_does_not_keep_a_copy(tmp_path: Path, far: Memory) -> None:
+    copies = Copies(str(tmp_path), 3000)
+    for k in (0, 1, 2):
+        bring(copies, far, k)
+    os.utime(copies.folder / far.names[0].replace("shards", "hashed"), (4e9, 4e9))
+    for k in (3, 4, 5):
+        with copies.held(far.names[k], 1000, far):
+            pass
+    assert there(copies, far) == [3, 4, 5]
 
 
 def test_a_forked_child_holds_no_lock(tmp_path: Path, far: Memory) -> None:
