@@ -29,6 +29,8 @@ _log = logging.getLogger(__name__)
 
 #: A scheme of two letters at least: one letter is a drive of another system.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+#: The same with a slash too few, which would be a folder below the current one.
+_ONE_SLASH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
 #: Seconds before each further try: half a minute in all, as long as a store that shifts its load or restarts a node may take.
 WAITS_S = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 #: A wait of so many seconds is told to the log, which prints warnings unless it was told otherwise.
@@ -92,9 +94,22 @@ def is_url(place: object) -> bool:
 
 
 def on_disk(place: _P) -> _P | str:
-    """A `file://` URL as the path that it is; any other place as it came."""
-    if isinstance(place, str) and place.startswith(("file://", "local://")):
-        return place.partition("://")[2] or "/"
+    """A `file://` URL as the path that it is; any other place as it came.
+
+    Raises OptionError for what was meant to be a URL and is none: `s3:/bucket`, `s3://`, `file://folder`.
+    """
+    if not isinstance(place, str):
+        return place
+    scheme, _, rest = place.partition("://")
+    if _ONE_SLASH.match(place):
+        raise OptionError(f"{place}: a URL has two slashes, as in {place.replace(':/', '://', 1)}; a folder of that name is ./{place}", path=place)
+    if scheme in ("file", "local"):
+        path = rest.removeprefix("localhost")
+        if not path.startswith("/"):
+            raise OptionError(f"{place}: a {scheme} URL has three slashes and a whole path, as in {scheme}:///data/out", path=place)
+        return path
+    if is_url(place) and scheme != "memory" and not rest.strip("/"):
+        raise OptionError(f"{place}: names no bucket", path=place)
     return place
 
 

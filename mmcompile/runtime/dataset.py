@@ -20,7 +20,7 @@ from mmcompile.format.canonical import as_bytes, as_text
 from mmcompile.format.files import Files, LocalFiles
 from mmcompile.format.reader import Reader
 from mmcompile.format.samples import pooled_statistics
-from mmcompile.format.store import is_url
+from mmcompile.format.store import is_url, on_disk
 from mmcompile.runtime.buffers import Pool
 from mmcompile.runtime.column import ClassColumn, ImageColumn
 from mmcompile.runtime.gathered import gathered, in_worker, shared_memory
@@ -442,7 +442,7 @@ class MMapShardDataset(Dataset[Any]):
 
 def _files(root: str | os.PathLike[str], cache: Any) -> Files:
     """Where the files come from."""
-    place = os.fspath(root)
+    place = on_disk(os.fspath(root))
     if cache is None:
         if is_url(place):
             raise ValueError(f"{place}: shards behind a URL are read from a local disk; say where: cache=mmcompile.Cache(dir, max_bytes=...)")

@@ -245,3 +245,17 @@ def test_what_is_no_fault_of_a_store_is_raised_at_once(s3_bucket: Bucket, monkey
 def test_what_lies_in_the_memory_of_a_process_is_not_for_others() -> None:
     with pytest.raises(OptionError, match="memory of one process"):
         pickle.dumps(Store("memory://x"))
+
+
+@pytest.mark.parametrize("place", ["s3:/bucket/out", "file:/data/out", "s3://", "gs:///", "file://data/out", "file://"])
+def test_what_was_meant_to_be_a_url_is_no_folder(place: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        store_module.on_disk(place)
+    assert str(caught.value).startswith(f"{place}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_url_is_its_path() -> None:
+    assert store_module.on_disk("file:///data/out") == store_module.on_disk("file://localhost/data/out") == "/data/out"
+    for place in ("s3://bucket/out", "data/a:b/c", "./s3:/x", "C:/data", "memory://"):
+        assert store_module.on_disk(place) == place
