@@ -26,6 +26,9 @@ from mmcompile.format.lock import Lock
 
 __all__ = ["PartNumber", "Plan", "load_plan", "locked", "plan_exists", "refuse_other", "remove_plan", "save_plan", "scratch_of"]
 
+#: Settings that an error names.
+_NAMED = 4
+
 
 @dataclass(frozen=True)
 class PartNumber:
@@ -79,8 +82,7 @@ class Plan:
             planned["shard_bytes"], given["shard_bytes"] = self.shard_bytes, options.shard_bytes
         if differs := list(describe_changes(planned, given)):
             raise OptionError(
-                f"a part is built as it was planned, but {differs[0]}{f' and {len(differs) - 1:,} more' if len(differs) > 1 else ''} was given; "
-                "leave the settings out, or run --plan-only again with these",
+                f"a part is built as it was planned, but {_some(differs)} was given; leave the settings out, or run --plan-only again with these",
                 differs=differs,
             )
 
@@ -88,6 +90,11 @@ class Plan:
         """What the plan is to make."""
         made = Wanted.of(self.asked, self.chosen, self.why, source, self.scan.labels is not None, options)
         return replace(made, settings={**made.settings, "source": self.source})
+
+
+def _some(differs: list[str]) -> str:
+    """The first few settings that differ, and how many more there are."""
+    return "; ".join(differs[:_NAMED]) + (f"; and {len(differs) - _NAMED:,} more" if len(differs) > _NAMED else "")
 
 
 def _path(out: Path) -> Path:
@@ -120,9 +127,8 @@ def refuse_other(out: Path, wanted: Wanted) -> None:
         return
     planned = {"preprocess": head.get("chosen"), "source": head.get("source"), "shard_bytes": head.get("shard_bytes")}
     if differs := list(describe_changes(planned, wanted.settings)):
-        more = f", and {len(differs) - 1:,} more" if len(differs) > 1 else ""
         raise OptionError(
-            f"{out}: parts were planned with other settings ({differs[0]}{more}): give those of --plan-only to finish what the parts "
+            f"{out}: parts were planned with other settings ({_some(differs)}): give those of --plan-only to finish what the parts "
             "began, or run --plan-only again with these",
             differs=differs,
         )
