@@ -223,10 +223,9 @@ class Copies:
         try:
             if share(fd) and os.fstat(fd).st_size == nbytes:
                 _set_back(fd)
-                stamp = _stamp(fd)
                 with contextlib.suppress(OSError):  # the disk lost it
-                    if hash_file(fd) == _digest(name) and _stamp(fd) == stamp and is_same(fd, self.folder / name):
-                        self._make_note(stamp, name)
+                    if hash_file(fd) == _digest(name) and is_same(fd, self.folder / name):
+                        self._make_note(fd, name)
                         taken, fd = fd, -1
                         return taken
         finally:
@@ -249,15 +248,12 @@ class Copies:
         finally:
             close(note)
 
-    def _make_note(self, stamp: bytes, name: str) -> None:
-        """Note what a copy was when it was hashed: the stamp was taken before, so a write meanwhile does not fit it.
-
-        A note that is cut or mixed up fits no copy, and one that cannot be written is only missed.
-        """
+    def _make_note(self, fd: int, name: str) -> None:
+        """A note that is cut or mixed up fits no copy, and one that cannot be written is only missed."""
         with contextlib.suppress(OSError):
             note = open_file(self._note(name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             try:
-                os.write(note, stamp)
+                os.write(note, _stamp(fd))
             finally:
                 close(note)
 
@@ -280,17 +276,13 @@ class Copies:
                 said = f"{final}: not the file of that name, and cannot be removed ({error.strerror}); remove it"
                 raise FormatError(said, path=str(final)) from error
             self._make_room(fd, nbytes)
-            hashed = self._fill(fd, name, nbytes, origin)
+            self._fill(fd, name, nbytes, origin)
             if not share(fd):
                 return None
             self._must_be(fd, part)
             install(part, final)
             self._must_be(fd, final)
-            stamp = _stamp(fd)
-            if not _is_as(stamp, hashed):
-                os.unlink(final)
-                raise FileNotFoundError(errno.ESTALE, os.strerror(errno.ESTALE), str(final))
-            self._make_note(stamp, name)
+            self._make_note(fd, name)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(part)
@@ -301,8 +293,8 @@ class Copies:
         if not is_same(fd, path):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
 
-    def _fill(self, fd: int, name: str, nbytes: int, origin: Origin) -> bytes:
-        """Write the file and hold it against the hash in its name, once more where it does not match; what it was when it was hashed."""
+    def _fill(self, fd: int, name: str, nbytes: int, origin: Origin) -> None:
+        """Write the file and hold it against the hash in its name; once more where it does not match."""
         wanted_hash, found, at = _digest(name), "", 0
         for _ in range(2):
             at = 0
@@ -317,10 +309,9 @@ class Copies:
                     break
             os.ftruncate(fd, at)
             _set_back(fd)
-            stamp = _stamp(fd)
             found = hash_file(fd)
             if found == wanted_hash:
-                return stamp
+                return
         where = origin.where(name)
         raise CorruptShardError(
             f"{where}: damaged, twice: expected {nbytes:,} bytes of hash {wanted_hash}, found {at:,} of hash {found}; run `mmcompile verify` there",
@@ -428,11 +419,6 @@ def _stamp(fd: int) -> bytes:
     """What no longer is the same once a file was written, put in place of another, or moved to another disk."""
     status = os.fstat(fd)
     return b"%d %d %d %d\n" % (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-
-
-def _is_as(stamp: bytes, before: bytes) -> bool:
-    """Is a renamed file still what it was?  A rename changes its ctime, a write its mtime."""
-    return stamp.split()[:3] == before.split()[:3]
 
 
 def _read(origin: Origin, name: str, start: int, stop: int, nbytes: int) -> bytes:

@@ -17,7 +17,6 @@ import pytest
 
 from mmcompile.errors import CorruptShardError, FormatError
 from mmcompile.format.npy import hash_bytes
-from mmcompile.runtime import copies
 from mmcompile.runtime.copies import Copies
 
 
@@ -106,30 +105,6 @@ def test_what_was_not_hashed_here_is_never_given(tmp_path: Path, far: Memory) ->
     assert [asked(), asked()] == [1, 0]
     assert copies.drop(name)
     assert not note.exists()
-
-
-@pytest.mark.parametrize("there_already", [False, True])
-def test_what_is_written_to_while_it_is_hashed_is_not_given(
-    tmp_path: Path, far: Memory, monkeypatch: pytest.MonkeyPatch, there_already: bool
-) -> None:
-    cache, name = Copies(str(tmp_path), None), far.names[0]
-    if there_already:
-        (cache.folder / name).write_bytes(far.files[name])
-    real, wrote = copies.hash_file, []
-
-    def hash_and_write(fd: int) -> str:
-        found = real(fd)
-        if not wrote:
-            wrote.append(fd)
-            with open(f"/proc/self/fd/{fd}", "r+b") as file:
-                file.write(b"x")
-        return found
-
-    monkeypatch.setattr(copies, "hash_file", hash_and_write)
-    for _ in range(2):
-        with cache.held(name, 1000, far) as path:
-            assert path.read_bytes() == far.files[name]
-    assert wrote
 
 
 def test_notes_of_no_copy_go(tmp_path: Path, far: Memory) -> None:
