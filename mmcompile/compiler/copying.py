@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -54,40 +54,38 @@ class Copier:
         """(shard, row) of every row of a source."""
         return self._table.places(pair)
 
-    def copy(self, shard: int, row: int, labels: npt.NDArray[np.int64] | None, n: int) -> tuple[Array, Array, npt.NDArray[np.bool_]]:
-        """(rows (n, *shape), records (n,), which of them are right (n,)) of the rows from `row` on, with `labels` (n,) as their class numbers.
+    def copy(self, shard: int, row: int, values: npt.NDArray[np.void]) -> tuple[Array, Array, npt.NDArray[np.bool_]]:
+        """(rows (n, *shape), records (n,), which of them are right (n,)) of the rows from `row` on, with `values` (n,) beside their images.
 
         A row is not right where it is damaged, or cannot be stored as it is wanted.  The rows are valid until the next call.
         """
+        n = len(values)
         out = self._space[:n]
         try:
-            return out, *self._copied(self._table.shelf(shard), row, labels, out)
+            return out, *self._copied(self._table.shelf(shard), row, values, out)
         except (FormatError, FileNotFoundError):
             return out, np.zeros(n, self._dtype), np.zeros(n, bool)
 
-    def _copied(self, shelf: Shelf, row: int, labels: npt.NDArray[np.int64] | None, out: Array) -> tuple[Array, npt.NDArray[np.bool_]]:
+    def _copied(self, shelf: Shelf, row: int, values: npt.NDArray[np.void], out: Array) -> tuple[Array, npt.NDArray[np.bool_]]:
         n, old = len(out), shelf.shard.fields[0]
         found = shelf.samples[row : row + n]
         made = shelf.shard.made
         raw = out if made is None else np.empty((n, *old.shape), old.stored)
         shelf.read(row, raw)
-        before = None if shelf.labels is None else shelf.labels[row : row + n].astype("<i8")
-        after = None if labels is None else labels.astype("<i8")
-        same = made is None and (before is None) == (after is None) and (before is None or np.array_equal(before, cast(Array, after)))
+        before, after = _records(shelf.values[row : row + n]), _records(values)
+        same = made is None and before == after
         right, hashes = np.zeros(n, bool), np.array(found["row_hash"])
         wants, flat = found["row_hash"].tolist(), _bytes(raw)
         for i in range(n):
             state = xxhash.xxh3_64(flat[i])
             fresh = None if same or made is not None else state.copy()
-            if before is not None:
-                state.update(before[i : i + 1])  # type: ignore[arg-type]
+            state.update(before[i])
             right[i] = state.intdigest() == wants[i]
             if right[i] and made is not None:
                 right[i] = self._convert(made, raw[i], out[i])
                 fresh = xxhash.xxh3_64(_bytes(out[i : i + 1])[0])
             if fresh is not None:
-                if after is not None:
-                    fresh.update(after[i : i + 1])  # type: ignore[arg-type]
+                fresh.update(after[i])
                 hashes[i] = fresh.intdigest()
         records = np.zeros(n, self._dtype)
         for name in self._dtype.names or ():
@@ -109,3 +107,9 @@ class Copier:
 
 def _bytes(rows: Array) -> Any:
     return rows.reshape(len(rows), -1).view(np.uint8)
+
+
+def _records(values: npt.NDArray[np.void]) -> list[bytes]:
+    """The bytes of each record."""
+    blob, width = values.tobytes(), values.dtype.itemsize
+    return [blob[at * width : (at + 1) * width] for at in range(len(values))]

@@ -288,7 +288,7 @@ class Build:
         return asked.needs_size() or (asked.mode == "keep" and asked.kept_mode is None)
 
     def _want(self, chosen: Preprocess, why: str) -> None:
-        self.wanted = Wanted.of(self.asked, chosen, why, self.source, self.scan.labels is not None, self.options)
+        self.wanted = Wanted.of(self.asked, chosen, why, self.source, self.scan, self.options)
 
     def _plan(self) -> None:
         """Cut shards, and see which of them are there already."""
@@ -401,6 +401,8 @@ class Build:
             parts,
             rejects,
             self.wanted.fields,
+            self.planned.stored_splits([self.planned.whole.get(t.number) or self.sealed.get(t.number) for t in self.planned.tasks]),
+            self.wanted.lists,
             self.scan.classes,
             self.wanted.preprocess,
             self.wanted.settings,

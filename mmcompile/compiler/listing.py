@@ -18,6 +18,7 @@ from mmcompile.compiler.sources.keys import Keys
 from mmcompile.errors import FormatError
 from mmcompile.format.canonical import canonical, name_from_json, name_to_json, parse
 from mmcompile.format.commit import write_atomic
+from mmcompile.format.index import Field, Names, Split, row_dtype
 
 __all__ = ["load_head", "load_listing", "save_listing"]
 
@@ -35,7 +36,8 @@ def save_listing(path: Path, scan: Scan, at_ns: int, head: dict[str, Any]) -> No
         "head": head,
         "items": len(scan.keys),
         "key_bytes": len(scan.keys.blob),
-        "labelled": scan.labels is not None,
+        "fields": [[f.name, f.dtype, f.shape, f.meaning, f.unit, *(_listed(names) for names in (f.columns, f.categories))] for f in scan.fields],
+        "splits": [[split.name, split.start, split.stop] for split in scan.splits],
         "classes": None if scan.classes is None else [name_to_json(name) for name in scan.classes],
         "left_out": scan.left_out,
         "warnings": scan.warnings,
@@ -68,7 +70,7 @@ def load_head(path: Path) -> dict[str, Any] | None:
 def _parts(head: bytes, scan: Scan) -> Iterator[bytes | memoryview]:
     state = xxhash.xxh3_128()
     lengths = np.diff(scan.keys.stops, prepend=0).astype("<u4")
-    columns = [lengths, scan.keys.blob, scan.stat] + ([] if scan.labels is None else [scan.labels.astype("<i4")])
+    columns = [lengths, scan.keys.blob, scan.stat] + [scan.values] * bool(scan.values.nbytes)
     for data in (_MAGIC, len(head).to_bytes(8, "little"), head):
         state.update(data)
         yield data
@@ -78,6 +80,18 @@ def _parts(head: bytes, scan: Scan) -> Iterator[bytes | memoryview]:
             state.update(view[at : at + _PART])
             yield view[at : at + _PART]
     yield state.digest()
+
+
+def _listed(names: Names | None) -> Any:
+    return None if names is None else [name_to_json(name) for name in names.listed]
+
+
+def _names(value: Any) -> Names | None:
+    return None if value is None else Names(tuple(name_from_json(name) for name in value))
+
+
+def _field(name: str, dtype: str, shape: list[int], meaning: str, unit: str | None, columns: Any, categories: Any) -> Field:
+    return Field(name, dtype, tuple(shape), meaning, unit=unit, columns=_names(columns), categories=_names(categories))
 
 
 def _load(file: IO[bytes], path: Path) -> tuple[Scan, int, dict[str, Any]]:
@@ -103,25 +117,28 @@ def _load(file: IO[bytes], path: Path) -> tuple[Scan, int, dict[str, Any]]:
         raise ValueError("no listing")
     document = parse(take(length), path)
     n, size = int(document["items"]), int(document["key_bytes"])
-    rest = n * (4 + STAT_DTYPE.itemsize + 4 * bool(document["labelled"])) + size + 16
+    fields = tuple(_field(*entry) for entry in document["fields"])
+    rest = n * (4 + STAT_DTYPE.itemsize + row_dtype(fields).itemsize) + size + 16
     at = file.tell()
     if min(n, size) < 0 or file.seek(0, 2) - at != rest:
         raise ValueError("another length")
     file.seek(at)
     lengths, blob, stat = column("<u4", n), column(np.uint8, size), column(STAT_DTYPE, n)
-    labels = column("<i4", n).astype(np.int64) if document["labelled"] else None
+    values = column(row_dtype(fields), n) if fields and n else np.zeros(n, row_dtype(fields))
     if state.digest() != file.read():
         raise ValueError("damaged")
     stops = np.cumsum(lengths, dtype=np.int64)
     classes = document["classes"]
     scan = Scan(
         Keys(blob, stops),
-        labels,
+        fields,
+        values,
         stat,
         None if classes is None else tuple(name_from_json(name) for name in classes),
         dict(document["left_out"]),
         tuple(document["warnings"]),
         dict(document["counts"]),
+        tuple(Split(*split) for split in document["splits"]),
     )
     if (stops[-1] if n else 0) != size:
         raise ValueError("lengths of keys do not add up")

@@ -70,6 +70,8 @@ class Contents:
     parts: list[Part]
     rejects: list[dict[str, Any]]
     fields: tuple[Field, ...]
+    splits: tuple[Split, ...]
+    lists: dict[str, bytes]
     classes: tuple[str, ...] | None
     preprocess: Preprocess
     settings: dict[str, Any]
@@ -197,9 +199,10 @@ def publish_shards(out: Path, scratch: Path, contents: Contents) -> Published:
     """Write the shard table, lists and index of what is sealed and kept, and make it the current generation."""
     shards, parts, rejects = out / "shards", [part for part in contents.parts if part.rows], contents.rejects
     samples = sum(part.rows for part in parts)
-    statistics = combine_statistics([part.sums for part in parts], contents.preprocess.scale == "unit")
+    found = _statistics(contents, parts)
     fields, classes = contents.fields, contents.classes
     if contents.preprocess.normalize == "auto":
+        statistics = found.get("train", found["all"])
         if statistics is None or min(statistics["std"]) <= 0:
             raise BuildError(f"{out}: --normalize auto needs channels that vary; a standard deviation is 0 or unknown: give --mean and --std")
         fields = (replace(fields[0], normalize=(tuple(statistics["mean"]), tuple(statistics["std"]))), *fields[1:])
@@ -207,10 +210,13 @@ def publish_shards(out: Path, scratch: Path, contents: Contents) -> Published:
     if classes is not None and len(classes) > LIST_LIMIT:
         classes_file = save_blob(shards, "classes", [canonical([name_to_json(c) for c in classes])], scratch, ".json")
         classes = None
+    for digest, data in contents.lists.items():
+        if save_blob(shards, "classes", [data], scratch, ".json") != digest:
+            raise BuildError(f"{out}: a list of names changed while it was written")
     rejects_file = save_blob(shards, "rejects", [canonical(line) for line in rejects], scratch, ".jsonl") if rejects else None
     index = Index(
         fields=fields,
-        splits=(Split("all", 0, samples),),
+        splits=contents.splits,
         samples=samples,
         shards=len(parts),
         table="0" * 32,
@@ -218,7 +224,7 @@ def publish_shards(out: Path, scratch: Path, contents: Contents) -> Published:
         classes_file=classes_file,
         settings=contents.settings,
         versions=contents.versions,
-        statistics={} if statistics is None else {"all": {"image": statistics}},
+        statistics={s.name: {"image": found[s.name]} for s in contents.splits if found[s.name] is not None},
         rejects=len(rejects),
         rejects_file=rejects_file,
     )
@@ -230,6 +236,16 @@ def publish_shards(out: Path, scratch: Path, contents: Contents) -> Published:
     index = replace(index, table=save_array(shards, "table", table, scratch))
     _check_files(out, fields, parts)
     return describe_published(out, index, publish(out, index), parts)
+
+
+def _statistics(contents: Contents, parts: list[Part]) -> dict[str, dict[str, Any] | None]:
+    """Mean, standard deviation and sums of the images of each split, and of "all"; None where they are not defined."""
+    stops, unit = np.cumsum([part.rows for part in parts]), contents.preprocess.scale == "unit"
+    out = {}
+    for split in (Split("all", 0, sum(part.rows for part in parts)), *contents.splits):
+        first, last = np.searchsorted(stops, [split.start, split.stop], side="right").tolist()
+        out[split.name] = combine_statistics([part.sums for part in parts[first:last]], unit)
+    return out
 
 
 def _check_files(out: Path, fields: tuple[Field, ...], parts: list[Part]) -> None:

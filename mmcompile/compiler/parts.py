@@ -88,7 +88,7 @@ class Plan:
 
     def wanted(self, source: Source, options: BuildOptions) -> Wanted:
         """What the plan is to make."""
-        made = Wanted.of(self.asked, self.chosen, self.why, source, self.scan.labels is not None, options)
+        made = Wanted.of(self.asked, self.chosen, self.why, source, self.scan, options)
         return replace(made, settings={**made.settings, "source": self.source})
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from mmcompile.compiler.sources import Scan
 from mmcompile.compiler.sources.keys import Keys
 from mmcompile.format.canonical import canonical
 from mmcompile.format.npy import hash_bytes
@@ -68,26 +69,22 @@ def fingerprint(settings: dict[str, Any], versions: dict[str, str], revision: in
     return hash_bytes(canonical({"settings": settings, "versions": versions, "revision": revision}))
 
 
-def task_id(keys: Sequence[bytes], labels: npt.NDArray[np.int64] | None, pixel: str, store: str) -> str:
-    """What a shard is made of, as 32 hex digits: its ordered keys and labels and both fingerprints.  Not the content of the sources."""
-    state = xxhash.xxh3_128(f"{pixel} {store} {len(keys)} ".encode())
+def task_id(keys: Sequence[bytes], values: npt.NDArray[np.void], pixel: str, store: str) -> str:
+    """What a shard is made of, as 32 hex digits: its ordered keys and values and both fingerprints.  Not the content of the sources."""
+    state = xxhash.xxh3_128(f"{pixel} {store} {len(keys)} {values.dtype.descr}".encode())
     columns = Keys.of(keys)
     state.update(np.diff(columns.stops, prepend=0).astype("<u4").tobytes())
     state.update(columns.blob.tobytes())
-    if labels is not None:
-        state.update(np.ascontiguousarray(labels, "<i8").tobytes())
+    state.update(values.tobytes())
     return state.hexdigest()
 
 
-def make_tasks(
-    keys: Sequence[bytes], labels: npt.NDArray[np.int64] | None, hashes: npt.NDArray[np.uint64], rows: int, fingerprints: tuple[str, str]
-) -> list[ShardTask]:
-    """The shards of one split, in order; `fingerprints` are (pixel, store)."""
-    bounds = cuts(hashes, rows)
-    keys = Keys.of(keys)
-    out = []
-    for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
-        if stop > start:
-            part = None if labels is None else labels[start:stop]
-            out.append(ShardTask(number, start, stop, task_id(keys[start:stop], part, *fingerprints)))
+def make_tasks(scan: Scan, hashes: npt.NDArray[np.uint64], rows: int, fingerprints: tuple[str, str]) -> list[ShardTask]:
+    """The shards of all items, in order, each within one split; `hashes` (N,) are those of the keys, `fingerprints` (pixel, store)."""
+    keys = Keys.of(scan.keys)
+    out: list[ShardTask] = []
+    for split in scan.ranges:
+        for start, stop in itertools.pairwise(split.start + at for at in cuts(hashes[split.start : split.stop], rows)):
+            if stop > start:
+                out.append(ShardTask(len(out), start, stop, task_id(keys[start:stop], scan.values[start:stop], *fingerprints)))
     return out

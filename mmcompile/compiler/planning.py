@@ -6,9 +6,9 @@ import contextlib
 import itertools
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,9 @@ from mmcompile.compiler.statcache import StatCache, old_enough
 from mmcompile.compiler.task import Job, hash_items, remembered_as
 from mmcompile.compiler.versions import versions_changed
 from mmcompile.errors import EngineError, FormatError, OptionError
-from mmcompile.format.canonical import canonical
+from mmcompile.format.canonical import canonical, name_to_json
 from mmcompile.format.catalog import list_folder
-from mmcompile.format.index import INDEX_LIMIT, Field, load_classes, read_generation
+from mmcompile.format.index import INDEX_LIMIT, LIST_LIMIT, Field, Names, Split, load_classes, read_generation
 from mmcompile.format.npy import file_bytes, hash_bytes
 from mmcompile.format.rejects import load_rejects
 from mmcompile.format.samples import hash_pair, pair_hash, sample_dtype
@@ -104,9 +104,11 @@ class Wanted:
     versions: dict[str, str]
     marks: Fingerprints
     settings: dict[str, Any]
+    #: Lists of names that are too long for an index, by their hash.
+    lists: dict[str, bytes] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, asked: Preprocess, chosen: Preprocess, why: str, source: Source, labelled: bool, options: BuildOptions) -> Wanted:
+    def of(cls, asked: Preprocess, chosen: Preprocess, why: str, source: Source, scan: Scan, options: BuildOptions) -> Wanted:
         """Raises OptionError where the settings are too long for an index."""
         preprocess = chosen.resolved()
         normalize = preprocess.read_normalize()
@@ -119,14 +121,15 @@ class Wanted:
             preprocess.read_scale(),
             None if normalize is None else (normalize.mean, normalize.std),
         )
-        fields = (image, Field("label", "int64", (), "class")) if labelled else (image,)
+        lists: dict[str, bytes] = {}
+        fields = (image, *(_named(spec, lists) for spec in scan.fields))
         versions = versions_of(preprocess)
         settings = {"preprocess": preprocess.settings(), "source": source.identity(), "shard_bytes": options.shard_bytes}
         if (length := len(canonical(settings))) > INDEX_LIMIT // 2:
             raise OptionError(
                 f"the settings are {length:,} bytes, at most {INDEX_LIMIT // 2:,} fit: give patterns to --include and --exclude, not single files"
             )
-        return cls(asked, preprocess, why, fields, versions, marks_of(preprocess, versions, PIXEL_REVISION), settings)
+        return cls(asked, preprocess, why, fields, versions, marks_of(preprocess, versions, PIXEL_REVISION), settings, lists)
 
     @property
     def compared(self) -> dict[str, Any]:
@@ -162,7 +165,7 @@ class Planned:
         self._out, self._job, self._wanted, self._listed, self._options, self._executor = out, job, wanted, listed, options, executor
         scan = listed.scan
         rows = rows_per_shard(wanted.row_bytes, options.shard_bytes)
-        self.tasks: list[ShardTask] = make_tasks(listed.keys, scan.labels, listed.hashes64, rows, (wanted.marks.pixel, wanted.marks.store))
+        self.tasks: list[ShardTask] = make_tasks(scan, listed.hashes64, rows, (wanted.marks.pixel, wanted.marks.store))
         self._seen = _state(out)
         self.previous = Previous(out, wanted.fields, wanted.preprocess, wanted.versions, wanted.marks, stubs=job.store is not None)
         self.previous.load()
@@ -204,9 +207,23 @@ class Planned:
         try:
             read_generation(self._out, str(self.previous.generation))
             lines = [line.to_json() for line in load_rejects(self._out, before)]
+            if self.stored_splits(list(parts)) != before.splits:
+                return False
             return lines == [part.rejects[i] for part in parts for i in sorted(part.rejects)] and load_classes(self._out, before) == scan.classes
         except (FormatError, FileNotFoundError):
             return False
+
+    def stored_splits(self, parts: Sequence[Whole | Seal | None]) -> tuple[Split, ...]:
+        """The splits as ranges of stored rows, from what became of each task (None: nothing is stored of it)."""
+        out: list[Split] = []
+        stops = np.cumsum([0, *(0 if part is None else part.rows for part in parts)])
+        ends = np.array([task.stop for task in self.tasks])
+        at = 0
+        for split in self._listed.scan.ranges:
+            stop = int(stops[np.searchsorted(ends, split.stop, side="right")])
+            out.append(Split(split.name, at, stop))
+            at = stop
+        return tuple(out)
 
     def find_whole(self, progress: Callable[[Progress], None], *, read: bool = True) -> None:
         """See which shards stand already.
@@ -271,15 +288,15 @@ class Planned:
         """The shards that have to be made, each with what is known of its items."""
         scan, wanted, copies = self._listed.scan, self._wanted, self.copies
         made = {"preprocess": wanted.preprocess.settings(), "versions": wanted.versions, "revision": PIXEL_REVISION}
-        empty = Seal("", wanted.marks.pixel, wanted.marks.store, made, None, scan.stat[:0], np.empty((0, 2), np.uint64), {}, {})
+        none = scan.values[:0], scan.stat[:0], np.empty((0, 2), np.uint64)
+        empty = Seal("", wanted.marks.pixel, wanted.marks.store, made, wanted.fields[1:], *none, {}, {})
         for task in self.todo:
             part = slice(task.start, task.stop)
-            labels = None if scan.labels is None else scan.labels[part]
             stat = scan.stat[part].copy()
             stat[~old_enough(stat, self._listed.at_ns)] = (-1, -1, -1, -1)
             seal = replace(empty, task=task.id, stat=stat)
             hashes, known = self.hashes[part].copy(), self.known[part].copy()
-            yield ShardWork(task, self._listed.keys[part], labels, scan.stat[part], hashes, known, seal, copies=copies[part])
+            yield ShardWork(task, self._listed.keys[part], scan.values[part], scan.stat[part], hashes, known, seal, copies=copies[part])
 
     def learn(self, work: ShardWork) -> None:
         """Take over what became known while a shard was made."""
@@ -289,8 +306,8 @@ class Planned:
     # ------------------------------------------------------------------ small things
 
     def _candidates(self, task: ShardTask) -> Iterator[Whole]:
-        part, labels = slice(task.start, task.stop), self._listed.scan.labels
-        return self.previous.candidates(task, self._listed.keys[part], self._listed.hashes64[part], None if labels is None else labels[part])
+        part = slice(task.start, task.stop)
+        return self.previous.candidates(task, self._listed.keys[part], self._listed.hashes64[part], self._listed.scan.values[part])
 
     def _settle(self, task: ShardTask, whole: Whole) -> bool:
         part = slice(task.start, task.stop)
@@ -380,6 +397,19 @@ class Planned:
             return self._job.source.stat(self._listed.keys[item]) == tuple(scan.stat[item].tolist())
         except OSError:
             return False
+
+
+def _named(spec: Field, lists: dict[str, bytes]) -> Field:
+    """A field as the index has it: long lists of names become hashes, and their bytes are added to `lists`."""
+
+    def short(names: Names | None) -> Names | None:
+        if names is None or len(names.listed) <= LIST_LIMIT:
+            return names
+        data = canonical([name_to_json(name) for name in names.listed])
+        lists[hash_bytes(data)] = data
+        return Names(file=hash_bytes(data))
+
+    return replace(spec, columns=short(spec.columns), categories=short(spec.categories))
 
 
 def _state(out: Path) -> tuple[Any, ...]:

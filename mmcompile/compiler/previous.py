@@ -119,8 +119,7 @@ class Previous:
             marks, *_ = self._judge(seal.made)
             self._remember({as_bytes(name_from_json(line["key"])): line for line in seal.rejects.values() if self.marks.rejects(marks, line)})
             if seal.rows:
-                label = (Field("label", "int64", (), "class"),) if seal.labels is not None else ()
-                self._add_shard(seal.made, label, seal.files, seal.rows)
+                self._add_shard(seal.made, seal.fields, seal.files, seal.rows)
 
     def _judge(self, made: dict[str, Any]) -> tuple[Fingerprints, Preprocess | None, frozenset[str], frozenset[str]]:
         """(fingerprints, settings, kinds of rows that are right today, kinds that would be under their own versions) of what was made so."""
@@ -165,8 +164,8 @@ class Previous:
         right = {key: line for key, line in lines.items() if self.marks.rejects(marks, line)}
         self._remember(right)
         shards: dict[str, list[OldShard]] = {}
-        alike = tuple(f.name for f in index.fields) == tuple(f.name for f in self.fields)
-        if tuple((f.name, f.meaning) for f in index.fields) in ((("image", "image"),), (("image", "image"), ("label", "class"))):
+        alike = [(f.name, f.dtype, f.shape) for f in index.fields[1:]] == [(f.name, f.dtype, f.shape) for f in self.fields[1:]]
+        if index.keyed and [f.meaning for f in index.fields if f.meaning == "image"] == [index.fields[0].meaning]:
             table = load_table(self.root, index, "").table
             names = [n for n in table.dtype.names or () if n != "rows"]
             for rows, digests in zip(table["rows"].tolist(), zip(*(table[n].tolist() for n in names), strict=True), strict=True):
@@ -185,8 +184,8 @@ class Previous:
 
     # ------------------------------------------------------------------ whole shards
 
-    def candidates(self, task: ShardTask, keys: Keys, hashes: npt.NDArray[np.uint64], labels: npt.NDArray[np.int64] | None) -> Iterator[Whole]:
-        """The finished shards with this task's keys and labels under today's settings, and all their files; `hashes` (N,) are those of the keys."""
+    def candidates(self, task: ShardTask, keys: Keys, hashes: npt.NDArray[np.uint64], values: npt.NDArray[np.void]) -> Iterator[Whole]:
+        """The finished shards with this task's keys and values under today's settings, and all their files; `hashes` (N,) are those of the keys."""
         seal = read_seal(self.root / ".build" / "seals", task.id) if task.id in self.seals else None
         if seal is not None and len(seal.hashes) == len(keys):
             if seal.task not in self._sound:
@@ -203,7 +202,7 @@ class Previous:
                 continue
             blob, stops = _joined(keys, stored)
             for shard in generation.shards.get(_array_hash(blob), ()):
-                whole = self._kept(shard, stops, stored, rejects, labels)
+                whole = self._kept(shard, stops, stored, rejects, values)
                 if whole is not None:
                     yield whole
 
@@ -213,16 +212,17 @@ class Previous:
         stops: npt.NDArray[np.int64],
         stored: npt.NDArray[np.bool_],
         rejects: dict[int, dict[str, Any]],
-        labels: npt.NDArray[np.int64] | None,
+        values: npt.NDArray[np.void],
     ) -> Whole | None:
-        """A published shard, if its provenance and labels are sound and say the same, and its other files are there."""
+        """A published shard, if its provenance and values are sound and say the same, and its other files are there."""
         folder = self.root / "shards"
         try:
             samples = shard.samples()
             if not np.array_equal(samples["key_stop"], stops) or not of_kinds(samples, shard.formats).all():
                 return None
-            if labels is not None and not np.array_equal(shard.read("label", np.dtype("<i8"), (shard.rows,)), labels[stored]):
-                return None
+            for spec in self.fields[1:]:
+                if shard.read(spec.name, spec.stored, (shard.rows, *spec.shape)).tobytes() != values[spec.name][stored].tobytes():
+                    return None
             if digest_file(shard.path("keys")) != shard.files["keys"]:
                 return None
             self._look_at_images(shard.files, shard.rows, folder)

@@ -22,7 +22,7 @@ from mmcompile.compiler.marks import of_kinds
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.errors import FormatError
 from mmcompile.format.commit import write_atomic
-from mmcompile.format.index import Field
+from mmcompile.format.index import Field, row_dtype
 from mmcompile.format.npy import map_file, open_array, read_array, read_hashed, read_into, save_array
 from mmcompile.format.opened import keep
 from mmcompile.format.samples import keys_of, sample_dtype
@@ -171,10 +171,13 @@ class Shelf:
         return self.shard.samples()
 
     @cached_property
-    def labels(self) -> npt.NDArray[np.int64] | None:
-        """The class numbers, unchecked: each is part of its row's hash."""
-        spec = next((f for f in self.shard.fields if f.meaning == "class"), None)
-        return None if spec is None else read_array(self.shard.path(spec.name), spec.stored, (self.shard.rows,))
+    def values(self) -> npt.NDArray[np.void]:
+        """What stands beside the images, unchecked: each record is part of its row's hash."""
+        others = self.shard.fields[1:]
+        out: npt.NDArray[np.void] = np.zeros(self.shard.rows, row_dtype(others))
+        for spec in others:
+            out[spec.name] = read_array(self.shard.path(spec.name), spec.stored, (self.shard.rows, *spec.shape))
+        return out
 
     def read(self, row: int, out: npt.NDArray[Any]) -> None:
         """Fill `out` (n, *shape) with the images of the rows from `row` on, unchecked."""

@@ -85,7 +85,7 @@ class ShardWork:
 
     task: ShardTask
     keys: Sequence[bytes]
-    labels: npt.NDArray[np.int64] | None
+    values: npt.NDArray[np.void]
     stat: npt.NDArray[Any]
     hashes: npt.NDArray[np.uint64]
     known: npt.NDArray[np.bool_]
@@ -181,7 +181,7 @@ class Runner:
             self._serial,
             tuple(positions),
             tuple(work.keys[i] for i in positions),
-            None if work.labels is None else work.labels[positions],
+            work.values[positions],
             work.hashes[positions],
             work.known[positions],
             tuple(work.stat[i].item() for i in positions),
@@ -314,23 +314,22 @@ class Runner:
         if not len(keep):
             return
         place = {int(p): i for i, p in enumerate(keep)}
-        labels = None if work.labels is None else work.labels[keep]
         seal = replace(
             work.seal,
             stat=work.seal.stat[keep],
             hashes=work.hashes[keep],
-            labels=None if labels is None else labels.tolist(),
+            values=work.values[keep],
             rejects={place[p]: line for p, line in sorted(work.rejects.items())},
         )
         if len(keep) < len(work.keys):
-            seal = replace(seal, task=task_id([work.keys[i] for i in keep.tolist()], labels, seal.pixel, seal.store))
+            seal = replace(seal, task=task_id([work.keys[i] for i in keep.tolist()], seal.values, seal.pixel, seal.store))
         positions = np.flatnonzero((work.outcome == STORED) | (work.outcome == COPIED))
         rows = Rows(
             work.task.id,
             positions,
             work.records[positions],
             [work.keys[i] for i in positions.tolist()],
-            None if work.labels is None else work.labels[positions],
+            work.values[positions],
         )
         self._sealing[self._executor.submit(seal_shard, self._job, seal, rows, self._seals)] = (work, tries)
 

@@ -31,13 +31,13 @@ _SYNC_FILE_RANGE_WRITE = 2
 
 @dataclass
 class Rows:
-    """The rows of a shard in the unfinished file of `task`: where each stands in it, its record, key and class number."""
+    """The rows of a shard in the unfinished file of `task`: where each stands in it, its record, key and values beside the image."""
 
     task: str
     positions: npt.NDArray[np.int64]
     records: npt.NDArray[Any]
     keys: list[bytes]
-    labels: npt.NDArray[np.int64] | None
+    values: npt.NDArray[np.void]
 
 
 def rows_path(scratch: Path, task: str) -> Path:
@@ -70,8 +70,8 @@ def seal_shard(job: Job, seal: Seal, rows: Rows, folder: Path) -> Seal:
     written = rows_path(job.scratch, rows.task)
     if count:
         files[image.name] = _install_rows(job, written, rows.positions)
-        if rows.labels is not None:
-            files["label"] = save_array(job.shards, "label", rows.labels.astype("<i8"), job.scratch)
+        for spec in job.fields[1:]:
+            files[spec.name] = save_array(job.shards, spec.name, np.ascontiguousarray(rows.values[spec.name]), job.scratch)
         samples = rows.records
         samples["key_stop"] = np.cumsum([len(k) for k in rows.keys])
         files["samples"] = save_array(job.shards, "samples", samples, job.scratch)
@@ -100,7 +100,7 @@ def _install_rows(job: Job, written: Path, positions: npt.NDArray[np.int64]) -> 
         os.close(fd)
     note.write_text(digest, "ascii")
     final = job.shards / file_name(image.name, digest)
-    if _stands(final, digest):  # a published shard of the same rows, whose labels or keys are others now: not touched
+    if _stands(final, digest):  # a published shard of the same rows, whose other fields or keys are others now: not touched
         path.unlink()
     else:
         install(path, final)

@@ -21,6 +21,7 @@ from mmcompile.compiler.sources import STAT_DTYPE
 from mmcompile.errors import FormatError
 from mmcompile.format.canonical import HASH, canonical, parse
 from mmcompile.format.commit import write_atomic
+from mmcompile.format.index import Field, row_dtype
 from mmcompile.format.npy import file_name, hash_bytes
 from mmcompile.format.samples import flag_counts
 
@@ -39,14 +40,16 @@ class Seal:
     """What is known of a sealed shard.
 
     `pixel` and `store` are the fingerprints in its task's id; `made` says how its rows were made: "preprocess" (settings), "versions", "revision".
-    `stat` (STAT_DTYPE) and `hashes` (N, 2) stand for the task's items in order; `rejects` are lines by position.
+    `values` (N,) are records of `fields`, of which name, dtype and shape are kept; `stat` (STAT_DTYPE) and `hashes` (N, 2) stand for the task's
+    items in order; `rejects` are lines by position.
     """
 
     task: str
     pixel: str
     store: str
     made: dict[str, Any]
-    labels: list[int] | None
+    fields: tuple[Field, ...]
+    values: npt.NDArray[np.void]
     stat: npt.NDArray[Any]
     hashes: npt.NDArray[np.uint64]
     rejects: dict[int, dict[str, Any]]
@@ -61,7 +64,7 @@ class Seal:
 
     def outline(self) -> Seal:
         """What publishing needs of it: most of the memory is in what stands for each item."""
-        return replace(self, labels=None, stat=self.stat[:0].copy(), hashes=self.hashes[:0].copy())
+        return replace(self, values=self.values[:0].copy(), stat=self.stat[:0].copy(), hashes=self.hashes[:0].copy())
 
     def names(self) -> list[str]:
         """The files in shards/ that this seal stands for."""
@@ -76,7 +79,8 @@ def write_seal(folder: Path, seal: Seal) -> None:
         "pixel": seal.pixel,
         "store": seal.store,
         "made": seal.made,
-        "labels": None if seal.labels is None else _pack(np.array(seal.labels, "<i8")),
+        "fields": [[f.name, f.dtype, list(f.shape)] for f in seal.fields],
+        "values": _pack(seal.values),
         "stat": _pack(seal.stat),
         "hashes": _pack(seal.hashes),
         "rejects": {str(i): line for i, line in seal.rejects.items()},
@@ -121,15 +125,20 @@ def _parse(path: Path) -> Seal:
         files[kind] = digest
     stat = np.frombuffer(_unpack(found["stat"]), STAT_DTYPE)
     hashes = np.frombuffer(_unpack(found["hashes"]), "<u8").reshape(-1, 2)
-    if len(stat) != len(hashes):
+    fields = tuple(Field(name, dtype, tuple(shape), "value") for name, dtype, shape in found["fields"])
+    values: npt.NDArray[np.void] = np.zeros(len(stat), row_dtype(fields))
+    if len(stat) != len(hashes) or len(packed := _unpack(found["values"])) != values.nbytes:
         raise ValueError("lengths differ")
+    if packed:
+        values = np.frombuffer(packed, values.dtype)
     rejects = {int(i): dict(line) for i, line in found["rejects"].items()}
     return Seal(
         str(found["task"]),
         str(found["pixel"]),
         str(found["store"]),
         dict(found["made"]),
-        None if found["labels"] is None else np.frombuffer(_unpack(found["labels"]), "<i8").tolist(),
+        fields,
+        values,
         stat,
         hashes.astype(np.uint64),
         rejects,

@@ -62,8 +62,7 @@ class ShardDone:
             return self.seal is None and not keep
         if not failed:
             return self.seal.task == work.task.id
-        labels = None if work.labels is None else work.labels[keep]
-        return self.seal.task == task_id([work.keys[i] for i in keep], labels, work.seal.pixel, work.seal.store)
+        return self.seal.task == task_id([work.keys[i] for i in keep], work.values[keep], work.seal.pixel, work.seal.store)
 
 
 def build_shard(job: Job, work: ShardWork, look: bool = True) -> ShardDone:

@@ -84,13 +84,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Piece:
-    """Some items of one shard: their positions in it, keys, class numbers, and hashes (N, 2) where they are `known` (N,) without reading."""
+    """Some items of one shard: their positions, keys, values beside the image, and hashes (N, 2) where they are `known` (N,) without reading."""
 
     task: str
     serial: int
     positions: tuple[int, ...]
     keys: tuple[bytes, ...]
-    labels: npt.NDArray[np.int64] | None
+    values: npt.NDArray[np.void]
     hashes: npt.NDArray[np.uint64]
     known: npt.NDArray[np.bool_]
     stats: tuple[tuple[int, int, int, int], ...]
@@ -167,7 +167,7 @@ def run_piece(job: Job, piece: Piece) -> PieceResult:
         for at, i in enumerate(todo):
             key = piece.keys[i]
             hand.take(i)
-            label = None if piece.labels is None else piece.labels[i : i + 1]
+            values = piece.values[i : i + 1]
             data = None
             try:
                 if piece.known[i]:
@@ -176,7 +176,7 @@ def run_piece(job: Job, piece: Piece) -> PieceResult:
                     data = _read(ahead.read, at)
                     digest = hash_bytes(data)
                 outcome = COPIED
-                record = None if copier is None else _copy_one(copier, digest, key, label, row)
+                record = None if copier is None else _copy_one(copier, digest, key, values, row)
                 line = None if record is not None else remembered.get(remembered_as(digest, key))
                 if record is None and line is None:
                     if data is None:
@@ -184,7 +184,7 @@ def run_piece(job: Job, piece: Piece) -> PieceResult:
                         digest = hash_bytes(data)
                     outcome = STORED
                     record = _decode(job, data, key, digest, row, hand, result)
-                    record["row_hash"] = _row_hash(row, label)
+                    record["row_hash"] = _row_hash(row, values)
             except DecodeError as error:
                 result.outcome[i] = REJECTED
                 result.rejects[i] = _reject(key, data, digest, error)
@@ -238,7 +238,7 @@ def _copy_known(job: Job, piece: Piece, copier: Copier, target: int, hand: Hand,
     """Copy, in runs, the rows of items whose hashes are known; those that have none that is right are left as they are."""
     for items, shard, first in copier.runs(piece.hashes, np.flatnonzero(piece.known)):
         hand.take(int(items[0]))
-        rows, records, right = copier.copy(shard, first, None if piece.labels is None else piece.labels[items], len(items))
+        rows, records, right = copier.copy(shard, first, piece.values[items])
         right &= _renamed(records, [piece.keys[i] for i in items.tolist()])
         positions = np.array(piece.positions)[items]
         good = np.flatnonzero(right)
@@ -250,10 +250,10 @@ def _copy_known(job: Job, piece: Piece, copier: Copier, target: int, hand: Hand,
         result.hashes[done], result.hashed[done] = piece.hashes[done], True
 
 
-def _copy_one(copier: Copier, digest: str, key: bytes, label: npt.NDArray[np.int64] | None, row: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
+def _copy_one(copier: Copier, digest: str, key: bytes, values: npt.NDArray[np.void], row: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
     """A row of this source that is right, wherever there is one; None where there is none."""
     for shard, at in copier.places(hash_pair(digest)):
-        rows, records, right = copier.copy(shard, at, label, 1)
+        rows, records, right = copier.copy(shard, at, values)
         if right[0] and _renamed(records, [key])[0]:
             row[...] = rows
             return cast("npt.NDArray[Any]", records[0])
@@ -298,10 +298,9 @@ def _pixels_of(row: npt.NDArray[Any], pixels: npt.NDArray[Any], preprocess: Prep
     return row.transpose(1, 2, 0) if preprocess.layout == "chw" else row
 
 
-def _row_hash(row: npt.NDArray[Any], label: npt.NDArray[np.int64] | None) -> int:
+def _row_hash(row: npt.NDArray[Any], values: npt.NDArray[np.void]) -> int:
     state = xxhash.xxh3_64(cast(Any, row.reshape(-1).view(np.uint8)))
-    if label is not None:
-        state.update(label.astype("<i8").tobytes())
+    state.update(values.tobytes())
     return int(state.intdigest())
 
 

@@ -8,6 +8,7 @@ import math
 import os
 import re
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote_from_bytes, unquote_to_bytes
@@ -163,11 +164,11 @@ class Check:
     def fail(self, where: str, expected: str, found: Any) -> Any:
         raise FormatError(f"{self.path}: {where} must be {expected}, found {found!r:.120}", path=str(self.path), where=where)
 
-    def mapping(self, value: Any, where: str, keys: list[str] | None) -> dict[str, Any]:
+    def mapping(self, value: Any, where: str, keys: list[str] | None, optional: Sequence[str] = ()) -> dict[str, Any]:
         if not isinstance(value, dict):
             self.fail(where, "an object", value)
-        if keys is not None and set(value) != set(keys):
-            missing, extra = sorted(set(keys) - set(value)), sorted(set(value) - set(keys))
+        if keys is not None and set(value) - set(optional) != set(keys):
+            missing, extra = sorted(set(keys) - set(value)), sorted(set(value) - {*keys, *optional})
             self.fail(where, f"an object with the keys {sorted(keys)}", f"missing {missing}, unknown {extra}"[:110])
         return dict(value)
 

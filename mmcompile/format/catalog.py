@@ -25,7 +25,7 @@ __all__ = ["Generation", "digest_file", "digest_of", "kept_files", "list_folder"
 Array = npt.NDArray[Any]
 
 #: What a file of shards/ is called: what it holds, its hash, and how it ends.
-_NAME = re.compile(r"(?:(?:[a-z][a-z0-9_]{0,63})-([0-9a-f]{32})\.npy|classes-([0-9a-f]{32})\.json|rejects-([0-9a-f]{32})\.jsonl)\Z")
+_NAME = re.compile(r"(?:(?:[a-z][a-z0-9_]{0,63})-([0-9a-f]{32})\.npy|(?:classes|groups)-([0-9a-f]{32})\.json|rejects-([0-9a-f]{32})\.jsonl)\Z")
 _GENERATION = re.compile(r"([0-9a-f]{32})\.json\Z")
 
 
@@ -80,13 +80,19 @@ def load_table(root: Path, index: Index, name: str) -> Generation:
 
 
 def single_files(index: Index) -> list[tuple[str, str]]:
-    """(kind, file name) of the files that a generation has once: its table, and where it has them class names and rejects."""
+    """(kind, file name) of the files that a generation has once: its table, and where it has them class names, rejects, groups and other names.
+
+    A name may repeat: equal lists share a file.
+    """
     found = [("table", file_name("table", index.table))]
     if index.classes_file is not None:
         found.append(("classes", file_name("classes", index.classes_file, ".json")))
     if index.rejects_file is not None:
         found.append(("rejects", file_name("rejects", index.rejects_file, ".jsonl")))
-    return found
+    if index.groups_file is not None:
+        found.append(("groups", file_name("groups", index.groups_file, ".json")))
+    lists = [names for spec in index.fields for names in (spec.columns, spec.categories) if names is not None]
+    return found + [("classes", file_name("classes", names.file, ".json")) for names in lists if names.file is not None]
 
 
 def named_files(generation: Generation) -> Iterator[tuple[str, int, str]]:

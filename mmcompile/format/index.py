@@ -9,15 +9,17 @@ from __future__ import annotations
 import math
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from mmcompile.errors import CorruptShardError, FormatError, GenerationError, NotADatasetError, VersionError
 from mmcompile.format.canonical import HASH, Check, canonical, name_to_json, parse, read_limited
 from mmcompile.format.commit import write_atomic
+from mmcompile.format.fields import CHANNEL_LIMIT, DTYPES, LIST_LIMIT, UNITS, Field, Names, Split, row_dtype
 from mmcompile.format.npy import file_name, hash_bytes
 
 __all__ = [
@@ -25,16 +27,21 @@ __all__ = [
     "DTYPES",
     "INDEX_LIMIT",
     "LIST_LIMIT",
+    "UNITS",
     "VERSION",
     "Field",
     "Index",
+    "Names",
     "Split",
     "load_classes",
+    "load_groups",
     "load_index",
+    "load_names",
     "not_a_dataset",
     "publish",
     "read_blob",
     "read_generation",
+    "row_dtype",
 ]
 
 VERSION = 1
@@ -42,82 +49,22 @@ VERSION = 1
 INDEX_LIMIT = 1 << 20
 #: Read limit of the files that hold what would not fit the index: class names, rejects.
 BLOB_LIMIT = 256 << 20
-#: A list longer than this lies in a file of its own.
-LIST_LIMIT = 256
-
-#: dtype in the index -> dtype in the file.  bfloat16 has no numpy type: its bits lie there as uint16.
-DTYPES: dict[str, np.dtype[Any]] = {
-    **{name: np.dtype(name).newbyteorder("<") for name in ("int16", "int32", "int64", "uint16", "uint32", "uint64", "float16", "float32", "float64")},
-    **{name: np.dtype(name) for name in ("bool", "int8", "uint8")},
-    "bfloat16": np.dtype("<u2"),
-}
 _FIELD_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}\Z")
 _RESERVED = frozenset({"table", "samples", "keys", "hashes", "rejects", "classes", "rows"})
-_MEANINGS = ("image", "class")
-#: More than any camera has; keeps the record of a sample (two sums a channel) small.
-_CHANNEL_LIMIT = 4096
+_MEANINGS = ("image", "class", "value")
 _TOP = ["classes", "fields", "format", "pixel_revision", "rejects", "samples", "settings", "shards", "splits", "statistics", "table", "version"]
 _TOP += ["versions"]
-
-
-@dataclass(frozen=True)
-class Field:
-    """A named array over all samples.
-
-    `shape` is one row as it lies on disk: (C, H, W) with layout "chw", (H, W, C) with "hwc", () for a number.  `scale` is what a
-    stored value is divided by to become a float; `normalize` is (means, stds) that a reader then still has to apply, or None.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    meaning: str
-    layout: str | None = None
-    scale: float = 1.0
-    normalize: tuple[tuple[float, ...], tuple[float, ...]] | None = None
-
-    @property
-    def stored(self) -> np.dtype[Any]:
-        """The numpy dtype of the file."""
-        return DTYPES[self.dtype]
-
-    @property
-    def row_bytes(self) -> int:
-        return self.stored.itemsize * math.prod(self.shape)
-
-    @property
-    def sample_shape(self) -> tuple[int, ...]:
-        """The shape of a sample: (C, H, W) for an image, whatever its layout on disk."""
-        return (self.shape[2], *self.shape[:2]) if self.layout == "hwc" else self.shape
-
-    @property
-    def channels(self) -> int:
-        return self.sample_shape[0] if self.meaning == "image" else 0
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "dtype": self.dtype,
-            "shape": list(self.shape),
-            "meaning": self.meaning,
-            "layout": self.layout,
-            "scale": self.scale,
-            "normalize": None if self.normalize is None else {"mean": list(self.normalize[0]), "std": list(self.normalize[1])},
-        }
-
-
-@dataclass(frozen=True)
-class Split:
-    """A named range of rows, half-open."""
-
-    name: str
-    start: int
-    stop: int
+#: Keys that stand in an index, or a field of it, only where they say something.
+_TOP_OPTIONAL, _FIELD_OPTIONAL = ("groups", "keys"), ("categories", "columns", "unit")
 
 
 @dataclass(frozen=True)
 class Index:
-    """What `index.json` says.  `table`, `classes_file`, `rejects_file` are hashes of files in shards/."""
+    """What `index.json` says.  `table`, `classes_file`, `rejects_file`, `groups_file` are hashes of files in shards/.
+
+    `keyed`: each row has a source of its own, with a key, and its shard a file of samples and one of keys.  Else (rows of arrays and tables) each
+    shard has a file of hashes, and `groups`, a number of ranges of rows with names, tell where rows come from and what belongs together.
+    """
 
     fields: tuple[Field, ...]
     splits: tuple[Split, ...]
@@ -132,6 +79,9 @@ class Index:
     statistics: dict[str, Any] = field(default_factory=dict)
     rejects: int = 0
     rejects_file: str | None = None
+    keyed: bool = True
+    groups: int = 0
+    groups_file: str | None = None
 
     @property
     def row_bytes(self) -> int:
@@ -140,7 +90,8 @@ class Index:
 
     def table_dtype(self) -> np.dtype[Any]:
         """The shard table's record: rows, then the hash of each file of the shard as two uint64 (high half first)."""
-        return np.dtype([("rows", "<u8"), *((f.name, "<u8", (2,)) for f in self.fields), ("samples", "<u8", (2,)), ("keys", "<u8", (2,))])
+        beside = ("samples", "keys") if self.keyed else ("hashes",)
+        return np.dtype([("rows", "<u8"), *((name, "<u8", (2,)) for name in (*(f.name for f in self.fields), *beside))])
 
     def to_bytes(self) -> bytes:
         """Canonical JSON; the generation's name is its xxh3-128."""
@@ -149,6 +100,8 @@ class Index:
             classes = {"file": self.classes_file}
         data = canonical(
             {
+                **({} if self.keyed else {"keys": False}),
+                **({} if self.groups_file is None else {"groups": {"count": self.groups, "file": self.groups_file}}),
                 "format": "mmcompile",
                 "version": VERSION,
                 "fields": [f.to_json() for f in self.fields],
@@ -183,7 +136,7 @@ class Index:
                 found=version,
                 expected=VERSION,
             )
-        check.mapping(top, "the document", _TOP)
+        check.mapping(top, "the document", _TOP, _TOP_OPTIONAL)
         fields = tuple(check.field(f, i) for i, f in enumerate(check.sequence(top["fields"], "fields", most=LIST_LIMIT, least=1)))
         if len({f.name for f in fields}) != len(fields):
             check.fail("fields", "names that differ", [f.name for f in fields])
@@ -198,6 +151,9 @@ class Index:
         if (rejects["file"] is None) != (check.count(rejects["count"], "rejects.count") == 0):
             check.fail("rejects", "a file exactly where the count is above 0", rejects)
         splits = check.splits(top["splits"], samples)
+        if top.get("keys", False) is not False:
+            check.fail("keys", "false, or no such key", top["keys"])
+        groups = check.mapping(top.get("groups", {"count": 0, "file": None}), "groups", ["count", "file"])
         return cls(
             fields=fields,
             splits=splits,
@@ -212,6 +168,9 @@ class Index:
             statistics=check.statistics(top["statistics"], splits, fields),
             rejects=int(rejects["count"]),
             rejects_file=None if rejects["file"] is None else check.digest(rejects["file"], "rejects.file"),
+            keyed="keys" not in top,
+            groups=check.count(groups["count"], "groups.count", least=int("groups" in top), most=max(samples, 1)),
+            groups_file=check.digest(groups["file"], "groups.file") if "groups" in top else None,
         )
 
 
@@ -220,7 +179,7 @@ class _IndexCheck(Check):
 
     def field(self, value: Any, i: int) -> Field:
         where = f"fields[{i}]"
-        entry = self.mapping(value, where, ["name", "dtype", "shape", "meaning", "layout", "scale", "normalize"])
+        entry = self.mapping(value, where, ["name", "dtype", "shape", "meaning", "layout", "scale", "normalize"], _FIELD_OPTIONAL)
         name = entry["name"]
         if not isinstance(name, str) or not _FIELD_NAME.match(name) or name in _RESERVED:
             self.fail(f"{where}.name", "lower-case letters, digits and _ (at most 64), and no reserved word", name)
@@ -236,12 +195,14 @@ class _IndexCheck(Check):
             self.fail(where, "of 3 axes with layout 'chw' or 'hwc' for an image", value)
         if meaning == "class" and (shape or layout is not None or entry["dtype"] != "int64"):
             self.fail(where, "one int64 without layout for a class", value)
-        if meaning == "image" and shape[0 if layout == "chw" else 2] > _CHANNEL_LIMIT:
-            self.fail(f"{where}.shape", f"of at most {_CHANNEL_LIMIT} channels", list(shape))
+        if meaning == "value" and layout is not None:
+            self.fail(f"{where}.layout", "null for a value", layout)
+        if meaning == "image" and shape[0 if layout == "chw" else 2] > CHANNEL_LIMIT:
+            self.fail(f"{where}.shape", f"of at most {CHANNEL_LIMIT} channels", list(shape))
         scale = self.number(entry["scale"], f"{where}.scale")
         if not scale > 0:
             self.fail(f"{where}.scale", "above 0", scale)
-        built = Field(name, entry["dtype"], shape, meaning, layout, scale)
+        built = Field(name, entry["dtype"], shape, meaning, layout, scale, **self.names_of(entry, where, shape))
         if entry["normalize"] is None:
             return built
         both = self.mapping(entry["normalize"], f"{where}.normalize", ["mean", "std"])
@@ -251,8 +212,28 @@ class _IndexCheck(Check):
             for k in ("mean", "std")
         )
         if not n or not all(v > 0 for v in std):
-            self.fail(f"{where}.normalize", "of an image, its std above 0", entry["normalize"])
-        return Field(name, entry["dtype"], shape, meaning, layout, scale, (mean, std))
+            self.fail(f"{where}.normalize", "of an image or of numbers, its std above 0", entry["normalize"])
+        return replace(built, normalize=(mean, std))
+
+    def names_of(self, entry: dict[str, Any], where: str, shape: tuple[int, ...]) -> dict[str, Any]:
+        """The optional parts of a field, which only a value has."""
+        found: dict[str, Any] = {}
+        for key in ("columns", "categories"):
+            if key in entry:
+                value = entry[key]
+                if isinstance(value, dict):
+                    found[key] = Names(file=self.digest(self.mapping(value, f"{where}.{key}", ["file"])["file"], f"{where}.{key}.file"))
+                else:
+                    found[key] = Names(self.class_names(value, LIST_LIMIT, f"{where}.{key}"))
+        if "columns" in found and (len(shape) != 1 or len(found["columns"].listed) != (0 if found["columns"].file else shape[0])):
+            self.fail(f"{where}.columns", f"a name for each number of one axis, the shape is {list(shape)}", entry["columns"])
+        if "unit" in entry:
+            found["unit"] = entry["unit"]
+            if entry["unit"] not in UNITS:
+                self.fail(f"{where}.unit", f"one of {UNITS}", entry["unit"])
+        if found and (entry["meaning"] != "value" or (set(found) != {"columns"} and not entry["dtype"].startswith(("int", "uint")))):
+            self.fail(where, "a value for columns, an integer one for categories and unit", entry)
+        return found
 
     def splits(self, value: Any, samples: int) -> tuple[Split, ...]:
         out: list[Split] = []
@@ -306,11 +287,22 @@ class _IndexCheck(Check):
             return None, self.digest(self.mapping(value, "classes", ["file"])["file"], "classes.file")
         return self.class_names(value, LIST_LIMIT), None
 
-    def class_names(self, value: Any, most: int) -> tuple[str, ...]:
-        names = tuple(self.name(v, f"classes[{i}]") for i, v in enumerate(self.sequence(value, "classes", most=most)))
+    def class_names(self, value: Any, most: int, where: str = "classes") -> tuple[str, ...]:
+        names = tuple(self.name(v, f"{where}[{i}]") for i, v in enumerate(self.sequence(value, where, most=most)))
         if len(set(names)) != len(names):
-            self.fail("classes", "names that differ", list(names))
+            self.fail(where, "names that differ", list(names))
         return names
+
+    def groups(self, value: Any, count: int, samples: int) -> tuple[tuple[str, ...], list[int]]:
+        """(names, where each ends) of the groups, which cover all samples."""
+        names, stops = [], [0]
+        for i, item in enumerate(self.sequence(value, "groups", most=count, least=count)):
+            pair = self.sequence(item, f"groups[{i}]", most=2, least=2)
+            names.append(self.name(pair[0], f"groups[{i}]"))
+            stops.append(self.count(pair[1], f"groups[{i}]", least=stops[-1] + 1, most=samples))
+        if stops[-1] != samples:
+            self.fail("groups", f"ranges that end at {samples}", stops[-1])
+        return tuple(names), stops[1:]
 
 
 def load_index(root: Path, generation: str | None = None) -> tuple[Index, str]:
@@ -381,10 +373,30 @@ def read_blob(root: Path, kind: str, digest: str, suffix: str) -> tuple[Path, by
 
 def load_classes(root: Path, index: Index) -> tuple[str, ...] | None:
     """The class names, from the index or from the file that it names."""
-    if index.classes_file is None:
-        return index.classes
-    path, data = read_blob(root, "classes", index.classes_file, ".json")
-    return _IndexCheck(path).class_names(parse(data, path), 1 << 31)
+    return index.classes if index.classes_file is None else load_names(root, Names(file=index.classes_file))
+
+
+def load_names(root: Path, names: Names, expected: int | None = None) -> tuple[str, ...]:
+    """The names of a list, `expected` in number.  Raises CorruptShardError or FormatError."""
+    if names.file is None:
+        return names.listed
+    path, data = read_blob(root, "classes", names.file, ".json")
+    found = _IndexCheck(path).class_names(parse(data, path), 1 << 31)
+    if expected is not None and len(found) != expected:
+        raise CorruptShardError(f"{path}: {len(found):,} names, the index says {expected:,}", path=str(path))
+    return found
+
+
+def load_groups(root: Path, index: Index) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
+    """(names, the first row of each group and the number of samples: int64 (G + 1,)); one group without a name where the index has none.
+
+    Raises CorruptShardError or FormatError.
+    """
+    if index.groups_file is None:
+        return ("",), np.array([0, index.samples])
+    path, data = read_blob(root, "groups", index.groups_file, ".json")
+    names, stops = _IndexCheck(path).groups(parse(data, path), index.groups, index.samples)
+    return names, np.array([0, *stops], np.int64)
 
 
 def publish(root: Path, index: Index) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from mmcompile.format.canonical import as_text, read_limited
 from mmcompile.format.catalog import Generation, digest_of, kept_files, list_folder, load_table, named_files, open_regular, single_files
 from mmcompile.format.damage import damaged_rows, key_stops, sources_of
 from mmcompile.format.findings import ROWS_LISTED, Problem, VerifyReport
-from mmcompile.format.index import BLOB_LIMIT, INDEX_LIMIT, Index, load_classes, not_a_dataset
+from mmcompile.format.index import BLOB_LIMIT, INDEX_LIMIT, Index, Names, load_classes, load_groups, load_names, not_a_dataset
 from mmcompile.format.mirror import Mirror, mirrored
 from mmcompile.format.npy import file_bytes, file_name, hash_bytes, hash_file, header, open_array
 from mmcompile.format.rejects import load_rejects
@@ -259,7 +260,7 @@ class _Run:
         try:
             size = os.fstat(fd).st_size
             expected = None if job.array is None else file_bytes(*job.array)
-            limit = BLOB_LIMIT if job.what in ("classes", "rejects") else size
+            limit = BLOB_LIMIT if job.what in ("classes", "rejects", "groups") else size
             if size > limit:
                 return bad("unreadable", f"{size:,} bytes, the limit is {limit:,}")
             wrong_size = None
@@ -307,7 +308,16 @@ class _Run:
 
     @staticmethod
     def _loaders(index: Index) -> list[Callable[[Path, Index], object]]:
-        both: list[tuple[str | None, Callable[[Path, Index], object]]] = [(index.classes_file, load_classes), (index.rejects_file, load_rejects)]
+        """What reads each file of `single_files` but the table, in its order."""
+        both: list[tuple[str | None, Callable[[Path, Index], object]]] = [
+            (index.classes_file, load_classes),
+            (index.rejects_file, load_rejects),
+            (index.groups_file, load_groups),
+        ]
+        for spec in index.fields:
+            columns, categories = spec.columns or Names(), spec.categories or Names()
+            both.append((columns.file, partial(_look_at_names, columns, spec.shape[0] if spec.shape else None)))
+            both.append((categories.file, partial(_look_at_names, categories, None)))
         return [load for file, load in both if file is not None]
 
     def _check_keys(self, generation: Generation, shard: int, samples: str, keys: str) -> None:
@@ -393,3 +403,7 @@ def _size(path: Path) -> int:
         return os.lstat(path).st_size
     except OSError:
         return 0
+
+
+def _look_at_names(names: Names, expected: int | None, root: Path, _: Index) -> None:
+    load_names(root, names, expected)

@@ -23,7 +23,7 @@ from mmcompile.compiler.preprocess import PIXEL_REVISION, Preprocess
 from mmcompile.compiler.reuse import OldShard, write_table
 from mmcompile.compiler.run import Counts, Runner, ShardWork
 from mmcompile.compiler.seals import Seal
-from mmcompile.compiler.sources import STAT_DTYPE
+from mmcompile.compiler.sources import STAT_DTYPE, labelled
 from mmcompile.compiler.sources.folder import FolderSource
 from mmcompile.compiler.task import Job, hash_items
 from mmcompile.errors import OptionError
@@ -104,14 +104,15 @@ class Made:
 def shard_work(number: int, name: str, keys: list[bytes], labels: npt.NDArray[np.int64] | None, digests: list[str] | None = None) -> ShardWork:
     """Work for `Workshop.make`; `name` is unique in a run.  With `digests` rows of these sources are copied where there are any."""
     n = len(keys)
+    fields, values = labelled(labels, n)
     hashes = np.zeros((n, 2), np.uint64)
     if digests is not None:
         hashes[:] = [hash_pair(digest) for digest in digests]
     stat = np.full(n, -1, STAT_DTYPE)
-    seal = Seal(name, "", "", {}, None, stat, hashes[:0], {}, {})
+    seal = Seal(name, "", "", {}, fields, values, stat, hashes[:0], {}, {})
     dealt = stat.copy()
     dealt["size"] = 1 << 16  # only decides how items are dealt to workers
-    return ShardWork(ShardTask(number, 0, n, name), keys, labels, dealt, hashes, np.full(n, digests is not None), seal)
+    return ShardWork(ShardTask(number, 0, n, name), keys, values, dealt, hashes, np.full(n, digests is not None), seal)
 
 
 class Workshop:

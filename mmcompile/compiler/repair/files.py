@@ -198,7 +198,7 @@ def _mend_samples(d: Damaged, recipe: Recipe, group: list[Place]) -> None:
 
     def on_made(work: ShardWork, seal: Seal, folder: Path) -> None:
         name, generation, shard = places[work.task.number]
-        labels = work.labels
+        labels = work.values["label"] if work.seal.fields else None
         for kind, digest in seal.files.items():
             if (file := file_name(kind, digest)) in d.bad:
                 d.put_file(file, folder / file)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from mmcompile.compiler.copying import Copier
 from mmcompile.compiler.repair.aside import Recipe, Wanted, located, shard_work
@@ -18,6 +19,7 @@ from mmcompile.compiler.seals import Seal
 from mmcompile.errors import FormatError
 from mmcompile.format.catalog import Generation, open_regular
 from mmcompile.format.damage import damaged_rows
+from mmcompile.format.index import row_dtype
 from mmcompile.format.npy import file_name, header, read_array
 from mmcompile.format.samples import hash_pair, pair_hash, sample_dtype
 
@@ -48,6 +50,7 @@ def mend_images(d: Damaged, recipe: Recipe, group: list[Place]) -> None:
     path = write_table(old, folder)
     copier = None if path is None else Copier(RowTable(path), recipe.preprocess, recipe.index.fields)
     image = recipe.index.fields[0]
+    none: npt.NDArray[np.void] = np.zeros(1, row_dtype(recipe.index.fields[1:]))
     for number, wreck in wrecks.items():
         lost: list[tuple[bytes | None, str | None]] = []
         keys: list[bytes] = []
@@ -56,7 +59,7 @@ def mend_images(d: Damaged, recipe: Recipe, group: list[Place]) -> None:
                 keys.append(located(places[digest], places[digest] if key is None else key))
             else:
                 keys.append(key or b"lost")
-                if copier is None or not any(copier.copy(*place, None, 1)[2][0] for place in copier.places(hash_pair(digest))):
+                if copier is None or not any(copier.copy(*place, none)[2][0] for place in copier.places(hash_pair(digest))):
                     lost.append((key, digest))
         if lost:
             d.give_up(f"shards/{wreck.name}", f"{len(lost):,} sources are not in RAW, or have changed", lost)

@@ -179,7 +179,7 @@ class Damaged:
             except SourceError as error:
                 raise RecipeError(str(error)) from None
             rows = rows_per_shard(recipe.index.row_bytes, recipe.shard_bytes)
-            self._plans[key] = scan, make_tasks(scan.keys, scan.labels, key_hashes(scan.keys), rows, ("", ""))
+            self._plans[key] = scan, make_tasks(scan, key_hashes(scan.keys), rows, ("", ""))
         return self._plans[key]
 
     def rejected(self, index: Index) -> set[bytes] | None:

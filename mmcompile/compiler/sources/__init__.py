@@ -14,29 +14,54 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcompile.compiler.sources.keys import Keys
+from mmcompile.format.index import Field, Split, row_dtype
 
-__all__ = ["STAT_DTYPE", "Scan", "Source"]
+__all__ = ["LABEL", "STAT_DTYPE", "Scan", "Source", "labelled"]
 
 #: What tells an unchanged file from a changed one; all -1 where the file could not be looked at.
 STAT_DTYPE = np.dtype([("size", "<i8"), ("mtime_ns", "<i8"), ("ctime_ns", "<i8"), ("inode", "<i8")])
+#: The number of a sample's class, where a source has classes.
+LABEL = Field("label", "int64", (), "class")
 
 
 @dataclass(frozen=True)
 class Scan:
     """The ordered items of a source, as columns.
 
-    `keys` are relative paths as raw bytes with `/`; `labels` are int64 (N,) class numbers, or None for a source without labels;
-    `stat` is STAT_DTYPE (N,).  `left_out` counts what is no item, by reason; `warnings` are lines that a person should read;
-    `counts` are facts for the summary.
+    `keys` are relative paths as raw bytes with `/`, all different; `values` (N,) are what a sample holds beside its image, records of `fields` (see
+    `row_dtype`; lists of names in these may be of any length); `stat` is STAT_DTYPE (N,).  `classes` are the names of the numbers in LABEL.
+    `left_out` counts what is no item, by reason; `warnings` are lines that a person should read; `counts` are facts for the summary.  `splits` cover
+    all items in order; where there is none, all of them are one that is called "all".
     """
 
     keys: Keys
-    labels: npt.NDArray[np.int64] | None
+    fields: tuple[Field, ...]
+    values: npt.NDArray[np.void]
     stat: npt.NDArray[np.void]
-    classes: tuple[str, ...] | None
+    classes: tuple[str, ...] | None = None
     left_out: dict[str, int] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     counts: dict[str, int] = field(default_factory=dict)
+    splits: tuple[Split, ...] = ()
+
+    @property
+    def labels(self) -> npt.NDArray[np.int64] | None:
+        """The class numbers, int64 (N,); None for a source without classes."""
+        return self.values[LABEL.name] if LABEL in self.fields else None
+
+    @property
+    def ranges(self) -> tuple[Split, ...]:
+        """The splits, or the one that all items are."""
+        return self.splits or (Split("all", 0, len(self.keys)),)
+
+
+def labelled(labels: npt.NDArray[np.int64] | None, n: int) -> tuple[tuple[Field, ...], npt.NDArray[np.void]]:
+    """(fields, values) of N items with these class numbers (N,), or with nothing beside their images."""
+    fields = () if labels is None else (LABEL,)
+    values: npt.NDArray[np.void] = np.zeros(n, row_dtype(fields))
+    if labels is not None:
+        values[LABEL.name] = labels
+    return fields, values
 
 
 class Source(Protocol):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from mmcompile.compiler.sources import STAT_DTYPE, Scan
+from mmcompile.compiler.sources import STAT_DTYPE, Scan, labelled
 from mmcompile.compiler.sources.keys import Keys
 from mmcompile.compiler.sources.names import Choice, show
 from mmcompile.errors import SourceError
@@ -120,9 +120,9 @@ def arrange(root: str, folders: Iterable[Folder], choice: Choice) -> Scan:
     if again:
         counts["files reached again"] = again
     warnings += choice.warnings()
-    return Scan(
-        keys, labels, stat, names if any(filled) else None, _reasons(left_out), tuple(warnings), {k: counts[k] for k in sorted(counts) if counts[k]}
-    )
+    facts = {name: counts[name] for name in sorted(counts) if counts[name]}
+    known = None if labels is None else names
+    return Scan(keys, *labelled(labels, len(keys)), stat, known, _reasons(left_out), tuple(warnings), facts)
 
 
 def _pack(folders: list[Folder]) -> None:

@@ -1,0 +1,109 @@
+"""Hides nothing: what an index says of its arrays, as values.  `mmcompile.format.index` checks them, and is where others take them from."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mmcompile.format.canonical import name_to_json
+
+__all__ = ["CHANNEL_LIMIT", "DTYPES", "LIST_LIMIT", "UNITS", "Field", "Names", "Split", "row_dtype"]
+
+#: A list longer than this lies in a file of its own.
+LIST_LIMIT = 256
+
+#: dtype in the index -> dtype in the file.  bfloat16 has no numpy type: its bits lie there as uint16.
+DTYPES: dict[str, np.dtype[Any]] = {
+    **{name: np.dtype(name).newbyteorder("<") for name in ("int16", "int32", "int64", "uint16", "uint32", "uint64", "float16", "float32", "float64")},
+    **{name: np.dtype(name) for name in ("bool", "int8", "uint8")},
+    "bfloat16": np.dtype("<u2"),
+}
+#: More than any camera has; keeps the record of a sample (two sums a channel) small.
+CHANNEL_LIMIT = 4096
+#: Units of times, as numpy's datetime64 has them; they count from 1970-01-01T00:00 UTC, or from midnight where the source has only a time of day.
+UNITS = ("D", "s", "ms", "us", "ns")
+
+
+@dataclass(frozen=True)
+class Names:
+    """A list of names: `listed`, or where it is longer than LIST_LIMIT in the `file` of shards/ with this hash."""
+
+    listed: tuple[str, ...] = ()
+    file: str | None = None
+
+    def to_json(self) -> Any:
+        return [name_to_json(name) for name in self.listed] if self.file is None else {"file": self.file}
+
+
+@dataclass(frozen=True)
+class Field:
+    """A named array over all samples.
+
+    `shape` is one row as it lies on disk: (C, H, W) with layout "chw", (H, W, C) with "hwc", () for a number.  `scale` is what a
+    stored value is divided by to become a float; `normalize` is (means, stds) that a reader then still has to apply, or None.
+    `meaning`: "image"; "class", the number of the sample's class; "value", numbers that mean nothing to us.  Of a value, `columns` names the numbers
+    along its only axis, `categories` what the numbers from 0 on stand for (-1: missing), and `unit` (one of UNITS) says that they are times.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    meaning: str
+    layout: str | None = None
+    scale: float = 1.0
+    normalize: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    columns: Names | None = None
+    categories: Names | None = None
+    unit: str | None = None
+
+    @property
+    def stored(self) -> np.dtype[Any]:
+        """The numpy dtype of the file."""
+        return DTYPES[self.dtype]
+
+    @property
+    def row_bytes(self) -> int:
+        return self.stored.itemsize * math.prod(self.shape)
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """The shape of a sample: (C, H, W) for an image, whatever its layout on disk."""
+        return (self.shape[2], *self.shape[:2]) if self.layout == "hwc" else self.shape
+
+    @property
+    def channels(self) -> int:
+        """How many means and standard deviations it has: one for each channel of an image, or number of a value of at most one axis."""
+        if self.meaning == "value":
+            return math.prod(self.shape) if len(self.shape) <= 1 and math.prod(self.shape) <= CHANNEL_LIMIT else 0
+        return self.sample_shape[0] if self.meaning == "image" else 0
+
+    def to_json(self) -> dict[str, Any]:
+        optional = {"columns": self.columns, "categories": self.categories}
+        return {
+            **{name: names.to_json() for name, names in optional.items() if names is not None},
+            **({} if self.unit is None else {"unit": self.unit}),
+            "name": self.name,
+            "dtype": self.dtype,
+            "shape": list(self.shape),
+            "meaning": self.meaning,
+            "layout": self.layout,
+            "scale": self.scale,
+            "normalize": None if self.normalize is None else {"mean": list(self.normalize[0]), "std": list(self.normalize[1])},
+        }
+
+
+@dataclass(frozen=True)
+class Split:
+    """A named range of rows, half-open."""
+
+    name: str
+    start: int
+    stop: int
+
+
+def row_dtype(fields: tuple[Field, ...]) -> np.dtype[Any]:
+    """A record of these fields as they are stored, packed in their order: the bytes of a row that its hash is made of."""
+    return np.dtype([(f.name, f.stored, f.shape) for f in fields])
