@@ -19,8 +19,9 @@ from mmcompile.compiler.driver import BuildOptions, build
 from mmcompile.compiler.options import allowed_rejects
 from mmcompile.compiler.outcome import Progress
 from mmcompile.compiler.preprocess import Normalize, Preprocess
-from mmcompile.compiler.sources import STAT_DTYPE, Scan
+from mmcompile.compiler.sources import STAT_DTYPE, Scan, labelled
 from mmcompile.compiler.sources.folder import FolderSource
+from mmcompile.compiler.sources.keys import Keys
 from mmcompile.errors import BuildError, DecodeError, FormatError, OptionError, OutputExistsError, SourceError
 from mmcompile.format.lock import Lock
 from mmcompile.format.npy import ALIGN
@@ -204,7 +205,7 @@ class Listed:
         return "listed"
 
     def scan(self, progress: Any = None) -> Scan:
-        return Scan(list(self.items), None, np.full(len(self.items), -1, STAT_DTYPE), None)
+        return Scan(Keys.of(self.items), *labelled(None, len(self.items)), np.full(len(self.items), -1, STAT_DTYPE))
 
     def read(self, key: bytes) -> bytes:
         found = self.items[key]

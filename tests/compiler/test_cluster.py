@@ -24,7 +24,7 @@ from mmcompile.compiler.plan import ShardTask, task_id
 from mmcompile.compiler.run import Counts, ShardWork
 from mmcompile.compiler.seals import Seal, read_seals
 from mmcompile.compiler.shardcall import ShardDone
-from mmcompile.compiler.sources import STAT_DTYPE
+from mmcompile.compiler.sources import STAT_DTYPE, labelled
 from mmcompile.compiler.sources.folder import FolderSource
 from mmcompile.compiler.task import Job
 from mmcompile.errors import BuildError, DecodeError, EngineError, SourceError
@@ -279,17 +279,18 @@ def test_the_result_of_another_call_each_time_ends_the_run(tmp_path: Path) -> No
 @pytest.mark.parametrize("labels", [None, np.arange(3)])
 def test_a_result_is_held_against_its_shard(labels: Any) -> None:
     keys = [b"a", b"b", b"c"]
+    fields, values = labelled(labels, 3)
 
     def task(keep: list[int]) -> str:
-        return task_id([keys[i] for i in keep], None if labels is None else labels[keep], "p", "s")
+        return task_id([keys[i] for i in keep], values[keep], "p", "s")
 
     def done(seal: str | None, n: int = 3, failures: Any = ()) -> bool:
         made = None if seal is None else replace(blank, task=seal)
         return ShardDone(made, np.zeros((n, 2), np.uint64), np.zeros(n, bool), Counts(), [(key, "gone") for key in failures]).is_of(work)
 
     stat = np.zeros(3, STAT_DTYPE)
-    blank = Seal(task([0, 1, 2]), "p", "s", {}, None, stat, np.zeros((3, 2), np.uint64), {}, {})
-    work = ShardWork(ShardTask(0, 0, 3, blank.task), keys, labels, stat, np.zeros((3, 2), np.uint64), np.zeros(3, bool), blank)
+    blank = Seal(task([0, 1, 2]), "p", "s", {}, fields, values, stat, np.zeros((3, 2), np.uint64), {}, {})
+    work = ShardWork(ShardTask(0, 0, 3, blank.task), keys, values, stat, np.zeros((3, 2), np.uint64), np.zeros(3, bool), blank)
     assert done(blank.task)
     assert done(task([0, 2]), failures=[b"b"])
     assert done(None, failures=keys)

@@ -9,24 +9,33 @@ import numpy as np
 import pytest
 
 from mmcompile.compiler.listing import load_listing, save_listing
-from mmcompile.compiler.sources import STAT_DTYPE, Scan
+from mmcompile.compiler.sources import LABEL, STAT_DTYPE, Scan, labelled
 from mmcompile.compiler.sources.keys import Keys
+from mmcompile.format.index import Field, Names, Split, row_dtype
 
 STAT = np.array([(10, 1, 2, 3), (-1, -1, -1, -1), (2**40, -5, 2**62, -(2**63))], STAT_DTYPE)
 LABELLED = Scan(
     Keys.of([b"a/1.png", b"a/\xff.png", b"c/\n.png"]),
-    np.array([0, 0, 2]),
+    *labelled(np.array([0, 0, 2]), 3),
     STAT,
     ("a", "b\udcff", "c"),
     {"hidden": 3},
     ("2 of 3 class folders hold no image",),
     {"folders": 4},
 )
-FLAT = Scan(Keys.of([b"", b"x"]), None, STAT[:2], None)
-EMPTY = Scan(Keys.of([]), None, STAT[:0], None)
+FLAT = Scan(Keys.of([b"", b"x"]), *labelled(None, 2), STAT[:2])
+EMPTY = Scan(Keys.of([]), *labelled(None, 0), STAT[:0])
+FIELDS = (
+    LABEL,
+    Field("box", "float32", (2,), "value", columns=Names(("left", "t\udcffp"))),
+    Field("kind", "int16", (), "value", categories=Names(tuple(f"kind {i}" for i in range(300)))),
+    Field("taken", "int64", (), "value", unit="ms"),
+)
+RECORDS = np.array([(1, [0.5, -1], 299, 7), (0, [np.nan, 2], -1, -(2**62))], row_dtype(FIELDS))
+WIDE = Scan(Keys.of([b"a", b"b"]), FIELDS, RECORDS, STAT[:2], ("no", "yes"), splits=(Split("train", 0, 1), Split("val", 1, 2)))
 
 
-@pytest.mark.parametrize("scan", [LABELLED, FLAT, EMPTY])
+@pytest.mark.parametrize("scan", [LABELLED, FLAT, EMPTY, WIDE])
 def test_what_was_saved_is_loaded(tmp_path: Path, scan: Scan) -> None:
     save_listing(tmp_path / "listing", scan, 123, {"source": {"kind": "folder"}})
     assert os.listdir(tmp_path) == ["listing"]
@@ -38,12 +47,9 @@ def test_what_was_saved_is_loaded(tmp_path: Path, scan: Scan) -> None:
     assert found.stat.dtype == STAT_DTYPE
     assert np.array_equal(found.stat, scan.stat)
     assert (found.classes, found.left_out, found.warnings, found.counts) == (scan.classes, scan.left_out, scan.warnings, scan.counts)
-    if scan.labels is None:
-        assert found.labels is None
-    else:
-        assert found.labels is not None
-        assert found.labels.dtype == np.int64
-        assert np.array_equal(found.labels, scan.labels)
+    assert (found.fields, found.splits) == (scan.fields, scan.splits)
+    assert found.values.dtype == scan.values.dtype
+    assert found.values.tobytes() == scan.values.tobytes()
 
 
 def test_any_damage_makes_the_listing_count_as_absent(tmp_path: Path) -> None:

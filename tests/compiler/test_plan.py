@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,6 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmcompile.compiler.plan import cuts, fingerprint, key_hashes, make_tasks, rows_per_shard, task_id
+from mmcompile.compiler.sources import STAT_DTYPE, Scan, labelled
+from mmcompile.compiler.sources.keys import Keys
+from mmcompile.format.index import Split
+
+
+def scan_of(names: Sequence[bytes], labels: Any = None) -> Scan:
+    return Scan(Keys.of(names), *labelled(labels, len(names)), np.zeros(len(names), STAT_DTYPE))
+
 
 HASHES = st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 12), max_size=120).map(lambda v: np.array(v, np.uint64))
 
@@ -49,32 +60,45 @@ def test_one_inserted_key_rewrites_few_of_many_shards(at: int, seed: int) -> Non
 
 def test_cuts_look_at_nothing_but_the_keys_and_r() -> None:
     names = [b"k%d" % i for i in range(200)]
-    labels = np.arange(200) % 7
-    one = make_tasks(names, labels, key_hashes(names), 8, ("p", "s"))
-    two = make_tasks(names, None, key_hashes(names), 8, ("q", "t"))
+    one = make_tasks(scan_of(names, np.arange(200) % 7), key_hashes(names), 8, ("p", "s"))
+    two = make_tasks(scan_of(names), key_hashes(names), 8, ("q", "t"))
     assert [(t.start, t.stop) for t in one] == [(t.start, t.stop) for t in two]
     assert {t.id for t in one}.isdisjoint({t.id for t in two})
 
 
-def test_a_task_id_tells_keys_their_order_labels_and_both_fingerprints_apart() -> None:
-    labels = np.array([1, 2])
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=4), st.integers(1, 9))
+def test_each_split_is_cut_as_if_it_stood_alone(lengths: list[int], rows: int) -> None:
+    names = [b"k%d" % i for i in range(sum(lengths))]
+    stops = list(itertools.accumulate(lengths))
+    splits = tuple(Split(str(i), stop - n, stop) for i, (n, stop) in enumerate(zip(lengths, stops, strict=True)))
+    tasks = make_tasks(replace(scan_of(names), splits=splits), key_hashes(names), rows, ("p", "s"))
+    assert [t.number for t in tasks] == list(range(len(tasks)))
+    alone = []
+    for split in splits:
+        part = names[split.start : split.stop]
+        alone += [(split.start + t.start, split.start + t.stop, t.id) for t in make_tasks(scan_of(part), key_hashes(part), rows, ("p", "s"))]
+    assert [(t.start, t.stop, t.id) for t in tasks] == alone
+
+
+def test_a_task_id_tells_keys_their_order_values_and_both_fingerprints_apart() -> None:
+    labels, none = labelled(np.array([1, 2]), 2)[1], labelled(None, 2)[1]
     base = task_id([b"a", b"b"], labels, "p", "s")
     others = [
         task_id([b"b", b"a"], labels, "p", "s"),
         task_id([b"ab", b""], labels, "p", "s"),
-        task_id([b"a", b"b", b""], labels, "p", "s"),
-        task_id([b"a", b"b"], np.array([2, 1]), "p", "s"),
-        task_id([b"a", b"b"], None, "p", "s"),
+        task_id([b"a", b"b", b""], np.repeat(labels, [1, 1]), "p", "s"),
+        task_id([b"a", b"b"], labels[::-1], "p", "s"),
+        task_id([b"a", b"b"], labels.astype([("other", "<i8")]), "p", "s"),
+        task_id([b"a", b"b"], none, "p", "s"),
         task_id([b"a", b"b"], labels, "q", "s"),
         task_id([b"a", b"b"], labels, "p", "t"),
     ]
-    assert len({base, *others}) == 8
-    assert base == task_id([b"a", b"b"], labels.astype("i4").astype("i8"), "p", "s")
+    assert len({base, *others}) == 9
 
 
 def test_no_items_make_no_tasks_and_one_item_one() -> None:
-    assert make_tasks([], None, key_hashes([]), 4, ("p", "s")) == []
-    (only,) = make_tasks([b"k"], None, key_hashes([b"k"]), 4, ("p", "s"))
+    assert make_tasks(scan_of([]), key_hashes([]), 4, ("p", "s")) == []
+    (only,) = make_tasks(scan_of([b"k"]), key_hashes([b"k"]), 4, ("p", "s"))
     assert (only.start, only.stop, len(only)) == (0, 1, 1)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from mmcompile.compiler.copying import Copier
 from mmcompile.compiler.reuse import OldShard, RowTable, list_rows, write_table
+from mmcompile.compiler.sources import labelled
 from mmcompile.errors import FormatError
 from mmcompile.format.index import load_index
 from mmcompile.format.npy import ALIGN
@@ -36,10 +37,15 @@ def copier(old: list[OldShard], folder: Path) -> Copier:
     return Copier(RowTable(path), SMALL.resolved(), old[0].fields)
 
 
+def of(labels: Any) -> Any:
+    """These class numbers as values."""
+    return labelled(labels, len(labels))[1]
+
+
 def take(copies: Copier, pair: Any, label: int) -> tuple[np.ndarray, np.void] | None:
     """The first sound row of a source, and its record."""
     for shard, row in copies.places(pair):
-        rows, records, right = copies.copy(shard, row, np.array([label]), 1)
+        rows, records, right = copies.copy(shard, row, of(np.array([label])))
         if right[0]:
             return rows[0].copy(), records[0]
     return None
@@ -115,13 +121,13 @@ def test_a_file_that_was_cut_while_it_is_in_use_is_no_row_and_no_signal(old: lis
     copies, path = copier(old, tmp_path), old[0].path(kind)
     labels = np.zeros(old[0].rows, np.int64)
     if kind == "image":  # it is open by then
-        assert copies.copy(0, 0, labels[:1], 1)[2].all()
+        assert copies.copy(0, 0, of(labels[:1]))[2].all()
         os.truncate(path, ALIGN + old[0].fields[0].row_bytes)
-        assert copies.copy(0, 0, labels[:1], 1)[2].all()
-        assert not copies.copy(0, 1, labels[1:], old[0].rows - 1)[2].any()
+        assert copies.copy(0, 0, of(labels[:1]))[2].all()
+        assert not copies.copy(0, 1, of(labels[1:]))[2].any()
     else:
         os.truncate(path, 100) if how == "cut" else path.unlink()
-        assert not copies.copy(0, 0, labels, old[0].rows)[2].any()
+        assert not copies.copy(0, 0, of(labels))[2].any()
     assert copies.copy(1, 0, np.zeros(1, np.int64), 1)[2].all()
 
 

@@ -10,15 +10,18 @@ import pytest
 from mmcompile.compiler.seals import Seal, read_seals, write_seal
 from mmcompile.compiler.sources import STAT_DTYPE
 from mmcompile.format.canonical import canonical
+from mmcompile.format.index import Field, row_dtype
 from mmcompile.format.npy import hash_bytes
 
 A, B = "a" * 32, "b" * 32
+FIELDS = (Field("label", "int64", (), "value"), Field("box", "float32", (4,), "value"))
 SEAL = Seal(
     task=A,
     pixel="p",
     store="s",
     made={"versions": {"pillow": "x"}},
-    labels=[0, 1],
+    fields=FIELDS,
+    values=np.array([(0, [1, 2, 3, 4]), (1, [0, 0.5, -1, np.inf])], row_dtype(FIELDS)),
     stat=np.array([(1, 2, 3, 4), (-1, -1, -1, -1)], STAT_DTYPE),
     hashes=np.array([(1, 2**64 - 1), (3, 4)], np.uint64),
     rejects={1: {"key": {"bytes": "%FF"}, "source_hash": B, "stage": "load"}},
@@ -70,7 +73,7 @@ def test_an_outline_holds_what_publishing_needs() -> None:
     outline = SEAL.outline()
     assert (outline.task, outline.files, outline.rows, outline.sums, outline.flags) == (A, SEAL.files, 1, SEAL.sums, SEAL.flags)
     assert (outline.rejects, outline.names()) == (SEAL.rejects, SEAL.names())
-    assert (len(outline.stat), len(outline.hashes), outline.labels) == (0, 0, None)
+    assert (len(outline.stat), len(outline.hashes), len(outline.values)) == (0, 0, 0)
     assert outline.stat.base is None
     assert outline.hashes.base is None
 

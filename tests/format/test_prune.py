@@ -113,7 +113,7 @@ def write_seal(seals: Path, files: list[str]) -> None:
     """A seal as a build writes it, of files of different kinds."""
     stat, hashes = np.zeros(1, STAT_DTYPE), np.zeros((1, 2), np.uint64)
     named = {name.split("-")[0]: name.split("-")[1].split(".")[0] for name in files}
-    seal = Seal("a" * 32, "", "", {}, None, stat, hashes, {}, named, rows=1)
+    seal = Seal("a" * 32, "", "", {}, (), np.zeros(len(stat), []), stat, hashes, {}, named, rows=1)
     assert set(seal.names()) == set(files)
     seals_module.write_seal(seals, seal)
 

@@ -129,7 +129,7 @@ def test_schema_prose_and_code_have_one_list_of_dtypes_and_reserved_words() -> N
 
 
 def test_the_limits_of_the_prose_are_those_of_the_code() -> None:
-    for limit in (index_module.INDEX_LIMIT, index_module.BLOB_LIMIT, index_module.LIST_LIMIT, index_module._CHANNEL_LIMIT, KEY_LIMIT):
+    for limit in (index_module.INDEX_LIMIT, index_module.BLOB_LIMIT, index_module.LIST_LIMIT, index_module.CHANNEL_LIMIT, KEY_LIMIT):
         assert f"{limit:,}" in PROSE, limit
 
 
