@@ -113,7 +113,7 @@ def test_a_damaged_row_is_not_handed_out_and_its_neighbours_are(old: list[OldSha
     copies = copier(old, tmp_path)
     assert take(copies, first, 0) is None
     assert take(copies, second, 0) is not None
-    assert copies.copy(0, 0, np.zeros(2, np.int64), 2)[2].tolist() == [False, True]
+    assert copies.copy(0, 0, of(np.zeros(2, np.int64)))[2].tolist() == [False, True]
 
 
 @pytest.mark.parametrize(("kind", "how"), [("image", "cut"), ("label", "cut"), ("label", "gone"), ("samples", "cut"), ("samples", "gone")])
@@ -128,7 +128,7 @@ def test_a_file_that_was_cut_while_it_is_in_use_is_no_row_and_no_signal(old: lis
     else:
         os.truncate(path, 100) if how == "cut" else path.unlink()
         assert not copies.copy(0, 0, of(labels))[2].any()
-    assert copies.copy(1, 0, np.zeros(1, np.int64), 1)[2].all()
+    assert copies.copy(1, 0, of(np.zeros(1, np.int64)))[2].all()
 
 
 def test_of_two_rows_of_one_source_the_sound_one_is_handed_out(old: list[OldShard], tmp_path: Path) -> None:
