@@ -36,6 +36,7 @@ def save_listing(path: Path, scan: Scan, at_ns: int, head: dict[str, Any]) -> No
         "head": head,
         "items": len(scan.keys),
         "key_bytes": len(scan.keys.blob),
+        "placed": scan.keys.places is not None,
         "fields": [[f.name, f.dtype, f.shape, f.meaning, f.unit, *(_listed(names) for names in (f.columns, f.categories))] for f in scan.fields],
         "splits": [[split.name, split.start, split.stop] for split in scan.splits],
         "classes": None if scan.classes is None else [name_to_json(name) for name in scan.classes],
@@ -71,6 +72,8 @@ def _parts(head: bytes, scan: Scan) -> Iterator[bytes | memoryview]:
     state = xxhash.xxh3_128()
     lengths = np.diff(scan.keys.stops, prepend=0).astype("<u4")
     columns = [lengths, scan.keys.blob, scan.stat] + [scan.values] * bool(scan.values.nbytes)
+    if scan.keys.places is not None:
+        columns.append(scan.keys.places.reshape(-1))
     for data in (_MAGIC, len(head).to_bytes(8, "little"), head):
         state.update(data)
         yield data
@@ -118,19 +121,20 @@ def _load(file: IO[bytes], path: Path) -> tuple[Scan, int, dict[str, Any]]:
     document = parse(take(length), path)
     n, size = int(document["items"]), int(document["key_bytes"])
     fields = tuple(_field(*entry) for entry in document["fields"])
-    rest = n * (4 + STAT_DTYPE.itemsize + row_dtype(fields).itemsize) + size + 16
+    rest = n * (4 + STAT_DTYPE.itemsize + row_dtype(fields).itemsize + 24 * bool(document["placed"])) + size + 16
     at = file.tell()
     if min(n, size) < 0 or file.seek(0, 2) - at != rest:
         raise ValueError("another length")
     file.seek(at)
     lengths, blob, stat = column("<u4", n), column(np.uint8, size), column(STAT_DTYPE, n)
     values = column(row_dtype(fields), n) if fields and n else np.zeros(n, row_dtype(fields))
+    places = column(np.int64, 3 * n).reshape(-1, 3) if document["placed"] else None
     if state.digest() != file.read():
         raise ValueError("damaged")
     stops = np.cumsum(lengths, dtype=np.int64)
     classes = document["classes"]
     scan = Scan(
-        Keys(blob, stops),
+        Keys(blob, stops, places=places),
         fields,
         values,
         stat,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmcompile.compiler.sources.keys import Keys
+from mmcompile.compiler.sources.keys import Keys, Placed, place_of
 
 LISTS = st.lists(st.binary(max_size=6), max_size=30)
 
@@ -43,6 +44,31 @@ def test_a_part_of_a_part_is_what_it_is_of_a_list(names: list[bytes], one: slice
 def test_keys_are_taken_by_their_numbers(names: list[bytes], rows: list[int], part: slice) -> None:
     rows = [row for row in rows if row < len(names[part])]
     assert list(Keys.of(names)[part].take(np.array(rows, np.int64))) == [names[part][row] for row in rows]
+
+
+@given(LISTS, st.slices(30), st.lists(st.integers(0, 29), max_size=9))
+def test_places_go_with_their_keys(names: list[bytes], part: slice, rows: list[int]) -> None:
+    bare = Keys.of(names)
+    keys = Keys(bare.blob, bare.stops, places=np.arange(3 * len(names)).reshape(-1, 3))
+    wanted = [(name, (3 * i, 3 * i + 1, 3 * i + 2)) for i, name in enumerate(names)]
+    assert keys == names
+
+    def seen(found: Iterable[bytes]) -> list[tuple[bytes, tuple[int, int, int]]]:
+        return [(key, place_of(key)) for key in found]
+
+    assert seen(keys) == wanted
+    assert seen(keys[i] for i in range(len(names))) == wanted
+    assert seen(pickle.loads(pickle.dumps(list(keys)))) == wanted
+    assert seen(pickle.loads(pickle.dumps(keys[part]))) == wanted[part]
+    rows = [row for row in rows if row < len(wanted[part])]
+    assert seen(keys[part].take(np.array(rows, np.int64))) == [wanted[part][row] for row in rows]
+    assert seen(Keys.join([keys[part], keys])) == wanted[part] + wanted
+
+
+def test_a_bare_key_has_no_place() -> None:
+    with pytest.raises(LookupError, match="where it lies is not known"):
+        place_of(b"a")
+    assert Placed.at(b"a", (1, 2, 3)) == b"a"
 
 
 def test_many_keys_are_taken_part_by_part() -> None:

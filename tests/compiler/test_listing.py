@@ -32,7 +32,8 @@ FIELDS = (
     Field("taken", "int64", (), "value", unit="ms"),
 )
 RECORDS = np.array([(1, [0.5, -1], 299, 7), (0, [np.nan, 2], -1, -(2**62))], row_dtype(FIELDS))
-WIDE = Scan(Keys.of([b"a", b"b"]), FIELDS, RECORDS, STAT[:2], ("no", "yes"), splits=(Split("train", 0, 1), Split("val", 1, 2)))
+PLACED = Keys(np.frombuffer(b"ab", np.uint8), np.array([1, 2]), places=np.array([(0, 2**40, -1), (1, 2, 3)]))
+WIDE = Scan(PLACED, FIELDS, RECORDS, STAT[:2], ("no", "yes"), splits=(Split("train", 0, 1), Split("val", 1, 2)))
 
 
 @pytest.mark.parametrize("scan", [LABELLED, FLAT, EMPTY, WIDE])
@@ -47,6 +48,8 @@ def test_what_was_saved_is_loaded(tmp_path: Path, scan: Scan) -> None:
     assert found.stat.dtype == STAT_DTYPE
     assert np.array_equal(found.stat, scan.stat)
     assert (found.classes, found.left_out, found.warnings, found.counts) == (scan.classes, scan.left_out, scan.warnings, scan.counts)
+    assert (found.keys.places is None) == (scan.keys.places is None)
+    assert found.keys.places is None or np.array_equal(found.keys.places, scan.keys.places)
     assert (found.fields, found.splits) == (scan.fields, scan.splits)
     assert found.values.dtype == scan.values.dtype
     assert found.values.tobytes() == scan.values.tobytes()

@@ -11,23 +11,48 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-__all__ = ["Keys"]
+__all__ = ["Keys", "Placed", "place_of"]
 
 #: Keys that are bytes objects at one time while all are walked.
 _CHUNK = 1 << 14
 
 
+class Placed(bytes):
+    """A key that knows where its item lies in a source whose items are no files: three numbers that mean what that source says.
+
+    Equal to the key without them; it pickles with them, so that a worker need not look for the item.
+    """
+
+    place: tuple[int, int, int]
+
+    @classmethod
+    def at(cls, key: bytes, place: tuple[int, int, int]) -> Placed:
+        made = cls(key)
+        made.place = place
+        return made
+
+
+def place_of(key: bytes) -> tuple[int, int, int]:
+    """Where the item of a key of `Keys` with places lies.  Raises LookupError for a bare key."""
+    if not isinstance(key, Placed):
+        raise LookupError(f"{key[:80]!r}: where it lies is not known")
+    return key.place
+
+
 class Keys(Sequence[bytes]):
     """A sequence of byte strings over `blob`, uint8 (B,), and `stops`, int64 (N,): key i is blob[stops[i - 1] : stops[i]], key 0 begins at `start`.
 
-    Equal to any sequence of the same byte strings.  `keys[a:b]` is a view; the pickle of a view holds no more than the view.
+    Equal to any sequence of the same byte strings.  `keys[a:b]` is a view; the pickle of a view holds no more than the view.  With `places`, int64
+    (N, 3), each key is a Placed; lists that are made of keys lose them.
     """
 
-    __slots__ = ("_blob", "_start", "_stops")
+    __slots__ = ("_blob", "_start", "_stops", "places")
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, blob: npt.NDArray[np.uint8], stops: npt.NDArray[np.int64], start: int = 0) -> None:
-        self._blob, self._stops, self._start = blob, stops, start
+    def __init__(
+        self, blob: npt.NDArray[np.uint8], stops: npt.NDArray[np.int64], start: int = 0, places: npt.NDArray[np.int64] | None = None
+    ) -> None:
+        self._blob, self._stops, self._start, self.places = blob, stops, start, places
 
     @classmethod
     def of(cls, keys: Iterable[bytes]) -> Keys:
@@ -47,7 +72,11 @@ class Keys(Sequence[bytes]):
             return parts[0]
         ends = np.cumsum([0, *(len(part.blob) for part in parts)])
         stops = [part.stops + end for part, end in zip(parts, ends.tolist(), strict=False)]
-        return cls(np.concatenate([np.empty(0, np.uint8), *(part.blob for part in parts)]), np.concatenate([np.empty(0, np.int64), *stops]))
+        blob = np.concatenate([np.empty(0, np.uint8), *(part.blob for part in parts)])
+        places = [part.places for part in parts if part.places is not None]
+        if places and len(places) < len(parts):
+            raise ValueError("keys with places and keys without")
+        return cls(blob, np.concatenate([np.empty(0, np.int64), *stops]), places=np.concatenate(places) if places else None)
 
     def take(self, rows: npt.NDArray[np.int64]) -> Keys:
         """The keys at `rows` (M,), in that order."""
@@ -60,7 +89,7 @@ class Keys(Sequence[bytes]):
             first = int(stops[at] - lengths[at])
             shift = np.repeat(starts[part] - (stops[part] - lengths[part]), lengths[part])
             blob[first : first + len(shift)] = source[np.arange(first, first + len(shift)) + shift]
-        return Keys(blob, stops)
+        return Keys(blob, stops, places=None if self.places is None else self.places[rows])
 
     @property
     def blob(self) -> npt.NDArray[np.uint8]:
@@ -86,17 +115,20 @@ class Keys(Sequence[bytes]):
     def __getitem__(self, at: int | slice) -> bytes | Keys:
         if not isinstance(at, slice):
             at = range(len(self))[at]
-            return self._blob[self._end(at) : self._stops[at]].tobytes()
+            key = self._blob[self._end(at) : self._stops[at]].tobytes()
+            return key if self.places is None else Placed.at(key, _place(self.places[at].tolist()))
         first, stop, step = at.indices(len(self))
         if step != 1:
-            return Keys.of(self[i] for i in range(first, stop, step))
-        return Keys(self._blob, self._stops[first : max(first, stop)], self._end(first))
+            return self.take(np.arange(first, stop, step))
+        stop = max(first, stop)
+        return Keys(self._blob, self._stops[first:stop], self._end(first), None if self.places is None else self.places[first:stop])
 
     def __iter__(self) -> Iterator[bytes]:
         for at in range(0, len(self), _CHUNK):
             part = self[at : at + _CHUNK]
             data = part.blob.tobytes()
-            yield from (data[a:b] for a, b in itertools.pairwise([0, *part.stops.tolist()]))
+            keys = (data[a:b] for a, b in itertools.pairwise([0, *part.stops.tolist()]))
+            yield from keys if part.places is None else (Placed.at(key, _place(p)) for key, p in zip(keys, part.places.tolist(), strict=True))
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Keys):
@@ -106,7 +138,7 @@ class Keys(Sequence[bytes]):
         return NotImplemented
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Keys, (self.blob.copy(), self.stops.copy())
+        return Keys, (self.blob.copy(), self.stops.copy(), 0, None if self.places is None else self.places.copy())
 
     def __repr__(self) -> str:
         return f"Keys({[*self[:3]]!r:.200}{', …' if len(self) > 3 else ''}, {len(self):,} in all)"
@@ -114,3 +146,7 @@ class Keys(Sequence[bytes]):
     def _end(self, count: int) -> int:
         """Where in the whole blob the first `count` keys end."""
         return int(self._stops[count - 1]) if count else self._start
+
+
+def _place(numbers: list[int]) -> tuple[int, int, int]:
+    return numbers[0], numbers[1], numbers[2]
