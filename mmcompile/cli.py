@@ -194,7 +194,7 @@ _DTYPES = _one_of("uint8|uint16|int16|int32|float16|bfloat16|float32|float64")
 
 
 @program.command(short_help="Compile a folder of images into a dataset.")
-@click.argument("raw", type=_PLACE)
+@click.argument("raw", type=_PLACE, nargs=-1, required=True)
 @click.argument("out", type=_PLACE)
 @_option("--resize", _Typed(SIZE), "Short side (then add --crop), or HxW.  Without geometry: the size that all have, else 256 and --crop 256.")
 @_option("--crop", _Typed(SIZE), "Cut this much out of the centre, filled with 0 where a picture is smaller.")
@@ -220,6 +220,7 @@ _DTYPES = _one_of("uint8|uint16|int16|int32|float16|bfloat16|float32|float64")
 @_option("--max-pixels", _Typed(COUNT), "Reject larger pictures.  Default: 178956970, Pillow's limit.")
 @_option("--max-aspect", _Typed(RATIO), "Reject longer pictures.  Default: no limit.")
 @_option("--jpeg-scaling", _Typed(RATIO), "Decode large JPEGs at 1/2, 1/4 or 1/8 while this many times the size remains, as in 2.  Default: whole.")
+@_option("--source", str, "What RAW is, where that cannot be told from it.", metavar="KIND")
 @_option("--include", str, "Take only these, as in 'cats/*.png' (* matches / too).  May repeat.", multiple=True, metavar="GLOB")
 @_option("--exclude", str, "Leave these out: pattern or exact path in RAW.  May repeat; adds to --config.", multiple=True, metavar="GLOB|KEY")
 @_option("--hidden", None, "Take names that begin with a dot, and __MACOSX.", is_flag=True)
@@ -238,7 +239,7 @@ _DTYPES = _one_of("uint8|uint16|int16|int32|float16|bfloat16|float32|float64")
 @_option("--dry-run", None, "Say what would be decoded, copied, kept and written, and write nothing.", is_flag=True)
 @_JSON
 @click.pass_context
-def build(ctx: click.Context, /, raw: str, out: str, dry_run: bool, as_json: bool, **given: Any) -> int:
+def build(ctx: click.Context, /, raw: tuple[str, ...], out: str, dry_run: bool, as_json: bool, **given: Any) -> int:
     """Compile the images in RAW (class folders, or one flat folder) into the dataset OUT.
 
     \b
@@ -251,16 +252,17 @@ def build(ctx: click.Context, /, raw: str, out: str, dry_run: bool, as_json: boo
     from mmcompile.compiler.driver import BuildOptions
     from mmcompile.compiler.driver import build as run
     from mmcompile.compiler.formats import TORCHVISION_EXTENSIONS
-    from mmcompile.compiler.sources.remote import folder_source
+    from mmcompile.compiler.sources.choose import SourceOptions, open_source
 
     exact = given["compat"] == "torchvision"
-    source = folder_source(
-        raw,
+    chosen = SourceOptions(
+        source=given.pop("source"),
         include=given.pop("include"),
         exclude=(*ctx.meta.get("mmcompile.exclude", ()), *given.pop("exclude")),
         hidden=given.pop("hidden") or exact,
         extensions=TORCHVISION_EXTENSIONS if exact else None,
     )
+    source = open_source(raw, chosen)
     run_names = {
         "workers": "workers",
         "engine": "engine",

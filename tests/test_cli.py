@@ -137,7 +137,7 @@ def test_no_command_prints_the_help_and_is_wrong_usage() -> None:
 def test_the_module_runs_as_the_command() -> None:
     done = subprocess.run([sys.executable, "-m", "mmcompile", "build", "raw"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: Missing argument 'OUT' (see `mmcompile build --help`)\n"
+    assert done.stderr == "error: Missing argument 'RAW...' (see `mmcompile build --help`)\n"
 
 
 # ---------------------------------------------------------------- what build passes on

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from mmcompile.compiler import decode, forecast, geometry
 from mmcompile.compiler.broker import BrokerExecutor, connect
@@ -47,6 +47,7 @@ from mmcompile.compiler.seals import Seal
 from mmcompile.compiler.shardcall import versions_here
 from mmcompile.compiler.sources import Scan, Source
 from mmcompile.compiler.sources.remote import folder_source
+from mmcompile.compiler.sources.rows import RowSource
 from mmcompile.compiler.staging import Staging
 from mmcompile.compiler.statcache import StatCache
 from mmcompile.compiler.task import Job, warm_up
@@ -66,7 +67,7 @@ _SAVE_S, _SAVE_SHARE = 30.0, 100
 
 
 def build(
-    source: str | Path | Source,
+    source: str | Path | Source | RowSource,
     out: str | Path,
     *,
     preprocess: Preprocess | None = None,
@@ -123,10 +124,10 @@ def _outcome(run: Build, dry_run: bool) -> BuildReport:
         raise BuildError(f"{out}: {what}", errno=error.errno) from error
 
 
-def _as_source(source: str | Path | Source, preprocess: Preprocess) -> Source:
+def _as_source(source: str | Path | Source | RowSource, preprocess: Preprocess) -> Source:
     """A folder is listed as its preset says: as torchvision lists it, or with all formats and without hidden names."""
     if not isinstance(source, str | Path):
-        return source
+        return cast(Source, source)
     exact = preprocess.compat == "torchvision"
     return folder_source(os.fspath(source), hidden=exact, extensions=TORCHVISION_EXTENSIONS if exact else None)
 

@@ -1,7 +1,7 @@
 """Sources whose samples are rows of arrays, tables and Python datasets: no file of its own for a sample, so no key; rows are read as ranges.
 
-A row source lists what there is once (RowScan), and a worker reads ranges of it.  Like any source it must pickle, holds no open file, and never writes
-to what it reads.  What it reads is in the dtypes that its fields say; storing in another dtype, and counting what that loses, is not its business.
+A row source lists what there is once (RowScan), and a worker reads ranges of it.  Like any source it must pickle, holds no open file, and never
+writes to what it reads.  What it reads is in the dtypes that its fields say; storing in another, and counting what that loses, is not its business.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ __all__ = ["RowScan", "RowSource"]
 class RowScan:
     """The ordered rows of a source.
 
-    `fields` say what a row holds, in the dtypes of the source (lists of names in them may be of any length); `classes` are the names of the numbers in
-    a field that means a class.  `groups` are names and `stops`, int64 (G,), where the rows of each end: rows of one file, or of one symbol; shards end
-    where a group ends as far as their size allows, windows never cross it, and no group crosses a split.  `splits` cover all rows in order; where
-    there is none, all of them are one that is called "all".  `stamps`, one for each group, change when what its rows are read from changes ("": not
-    known, so its rows are read again each time).  `warnings` are lines that a person should read; `counts` are facts for the summary, such as
-    values that are missing.
+    `fields` say what a row holds, in the dtypes of the source (lists of names in them may be of any length); `classes` are the names of the numbers
+    in a field that means a class.  `groups` are names and `stops`, int64 (G,), where the rows of each end: rows of one file, or of one symbol;
+    shards end where a group ends as far as their size allows, windows never cross it, and no group crosses a split.  `splits` cover all rows in
+    order; where there is none, all of them are one that is called "all".  `stamps`, one for each group, change when what its rows are read from
+    changes ("": not known, so its rows are read again each time).  `warnings` are lines that a person should read; `counts` are facts for the
+    summary, such as values that are missing.
     """
 
     rows: int
