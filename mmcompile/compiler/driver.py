@@ -6,12 +6,10 @@ Until `publish` replaces index.json the published dataset is untouched; whatever
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import os
 import shutil
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -47,11 +45,11 @@ from mmcompile.compiler.seals import Seal
 from mmcompile.compiler.shardcall import versions_here
 from mmcompile.compiler.sources import Scan, Source
 from mmcompile.compiler.sources.remote import folder_source
-from mmcompile.compiler.sources.rows import RowSource
+from mmcompile.compiler.sources.rows import RowSource, is_row_source
 from mmcompile.compiler.staging import Staging
 from mmcompile.compiler.statcache import StatCache
 from mmcompile.compiler.task import Job, warm_up
-from mmcompile.compiler.verdict import listed_rejects, too_many, unsettled
+from mmcompile.compiler.verdict import listed_rejects, outcome_of, too_many, unsettled
 from mmcompile.errors import BuildError, EngineError, MMCompileError, OptionError, RemoteError, SourceError
 from mmcompile.format.canonical import canonical
 from mmcompile.format.commit import sync_folder, write_atomic
@@ -93,35 +91,23 @@ def build(
         options = replace(options, workers=workers)
     progress = progress or (lambda _: None)
     out = on_disk(out)
+    if is_row_source(source):
+        from mmcompile.compiler.rowbuild import RowBuild
+
+        return outcome_of(RowBuild(source, out, preprocess, options, progress), dry_run)
     if is_url(out):
         if options.part is not None or options.plan_only:
             raise OptionError(f"{out}: parts are sealed in a folder that all machines share; with a URL for OUT let an engine spread the work")
         with Staging(str(out), progress) as staging:
             try:
                 run = Build(_as_source(source, preprocess), staging.folder, preprocess, options, max_rejects, staging.progress, staging)
-                return staging.report(_outcome(run, dry_run))
+                return staging.report(outcome_of(run, dry_run))
             except MMCompileError as error:
                 raise staging.told(error) from error
     made: type[Build] = Build
     if options.part is not None or options.plan_only:
         from mmcompile.compiler.apart import PartBuild as made  # it is a Build itself
-    return _outcome(made(_as_source(source, preprocess), Path(out), preprocess, options, max_rejects, progress), dry_run)
-
-
-def _outcome(run: Build, dry_run: bool) -> BuildReport:
-    out = run.report.out
-    try:
-        return run.dry() if dry_run else run.build()
-    except MMCompileError:
-        raise
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            where = "on the device" if run.staging is None else f"in {tempfile.gettempdir()}, where shards are made (TMPDIR)"
-            what = f"no space left {where}; what is finished is kept: free some space and run the same command again"
-        else:
-            where = "" if error.filename is None or str(error.filename) == str(run.out) else f"{error.filename}: "
-            what = f"{where}{error.strerror or error}; whatever was finished is kept, and the same command goes on when this is mended"
-        raise BuildError(f"{out}: {what}", errno=error.errno) from error
+    return outcome_of(made(_as_source(source, preprocess), Path(out), preprocess, options, max_rejects, progress), dry_run)
 
 
 def _as_source(source: str | Path | Source | RowSource, preprocess: Preprocess) -> Source:
@@ -380,10 +366,10 @@ class Build:
             whole, seal = self.planned.whole.get(task.number), self.sealed.get(task.number)
             if whole is not None:
                 lines = whole.rejects
-                parts.append(Part(whole.files, whole.rows, whole.sums() if whole.rows else [], whole.flags))
+                parts.append(Part(whole.files, whole.rows, {"image": whole.sums()} if whole.rows else {}, whole.flags))
             elif seal is not None:
                 lines = seal.rejects
-                parts.append(Part(seal.files, seal.rows, seal.sums or [], seal.flags or {}))
+                parts.append(Part(seal.files, seal.rows, {"image": seal.sums or []}, seal.flags or {}))
             elif self.runner.failures:
                 lines = {}  # a shard all of whose items failed
             else:
@@ -405,14 +391,15 @@ class Build:
             self.planned.stored_splits([self.planned.whole.get(t.number) or self.sealed.get(t.number) for t in self.planned.tasks]),
             self.wanted.lists,
             self.scan.classes,
-            self.wanted.preprocess,
             self.wanted.settings,
             self.wanted.versions,
+            self.wanted.preprocess.scale == "unit",
+            ("image",) if self.wanted.preprocess.normalize == "auto" else (),
         )
         if not lock.still_held():
             self._raise_removed()
         done = publish_shards(self.out, scratch, contents)
-        gone = clean_up(self.out, self.planned.previous.seals, self.sealed)
+        gone = clean_up(self.out, self.planned.previous.seals.values(), self.sealed.values())
         remove_plan(self.out)
         listed.unlink(missing_ok=True)  # the generation has them now
         if self.staging is not None:
@@ -423,7 +410,7 @@ class Build:
     def _standing(self) -> BuildReport:
         """The report of a build that found its dataset published already."""
         whole = [self.planned.whole[task.number] for task in self.planned.tasks]
-        parts = [Part(w.files, w.rows, [], w.flags) for w in whole]
+        parts = [Part(w.files, w.rows, {}, w.flags) for w in whole]
         index, generation = self.planned.previous.index, self.planned.previous.generation
         assert index is not None
         assert generation is not None

@@ -7,15 +7,13 @@ import re
 import secrets
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from mmcompile.compiler.preprocess import Preprocess
-from mmcompile.compiler.seals import Seal
 from mmcompile.errors import BuildError, FormatError, OutputExistsError, ResumeError
 from mmcompile.format.canonical import canonical, name_to_json, parse
 from mmcompile.format.catalog import kept_files, list_folder, load_table, named_files, single_files
@@ -48,24 +46,35 @@ _CONTENT = {
     ".": re.compile(r"index\.json|generations|shards|\.build|\.index\.json\.[0-9a-f]{16}\.tmp"),
     "shards": re.compile(rf"[a-z][a-z0-9_]*-[0-9a-f]{{32}}\.(npy|json|jsonl)|{_TEMPORARY}"),
     "generations": re.compile(rf"[0-9a-f]{{32}}\.json|{_TEMPORARY}"),
-    ".build": re.compile(rf"lock|seals|tmp|settings\.json|exclude\.json|stat-cache|rejects\.jsonl|plan|parts|{_TEMPORARY}"),
+    ".build": re.compile(rf"lock|seals|tmp|rows|settings\.json|exclude\.json|stat-cache|rejects\.jsonl|plan|parts|{_TEMPORARY}"),
     ".build/seals": re.compile(rf"[0-9a-f]{{32}}\.json|{_TEMPORARY}"),
 }
 
 
+class Sealed(Protocol):
+    """The record of a finished shard."""
+
+    def names(self) -> list[str]:
+        """The files in shards/ that it stands for."""
+
+
 @dataclass(frozen=True)
 class Part:
-    """One finished shard: its files by kind, rows, sums, and how many rows carry each flag."""
+    """One finished shard: its files by kind, rows, sums by field, and how many rows carry each flag."""
 
     files: dict[str, str]
     rows: int
-    sums: list[dict[str, Any]]
+    sums: dict[str, list[dict[str, Any]]]
     flags: dict[str, int]
 
 
 @dataclass(frozen=True)
 class Contents:
-    """All that a generation is made of: finished shards in order, rejects in order, and what the index says."""
+    """All that a generation is made of: finished shards in order, rejects in order, and what the index says.
+
+    `unit`: pixels count from 0 to 1.  `auto` are the fields whose normalisation is that of their own statistics.  `groups` are names and where the
+    rows of each end; they stand in the index where they say something.
+    """
 
     parts: list[Part]
     rejects: list[dict[str, Any]]
@@ -73,9 +82,12 @@ class Contents:
     splits: tuple[Split, ...]
     lists: dict[str, bytes]
     classes: tuple[str, ...] | None
-    preprocess: Preprocess
     settings: dict[str, Any]
     versions: dict[str, str]
+    unit: bool = True
+    auto: tuple[str, ...] = ()
+    keyed: bool = True
+    groups: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -114,11 +126,11 @@ def make_scratch(out: Path) -> Path:
 
 
 def check_output(out: Path, raw: str, url: str | None = None) -> None:
-    """OUT is a new folder, an empty one, or one of ours, and not RAW or inside it.  Raises OutputExistsError; touches nothing.
+    """OUT is a new folder, an empty one, or one of ours, and not RAW ("": it lies nowhere) or inside it.  Raises OutputExistsError; touches nothing.
 
     `url`: where OUT is, when `out` is a folder that stands for it.
     """
-    if is_inside(url or out, raw):
+    if raw and is_inside(url or out, raw):
         raise OutputExistsError(f"{out}: inside RAW ({raw}), which is never written; choose an OUT outside it", path=str(out))
     if not os.path.lexists(out):
         return
@@ -200,19 +212,16 @@ def publish_shards(out: Path, scratch: Path, contents: Contents) -> Published:
     shards, parts, rejects = out / "shards", [part for part in contents.parts if part.rows], contents.rejects
     samples = sum(part.rows for part in parts)
     found = _statistics(contents, parts)
-    fields, classes = contents.fields, contents.classes
-    if contents.preprocess.normalize == "auto":
-        statistics = found.get("train", found["all"])
-        if statistics is None or min(statistics["std"]) <= 0:
-            raise BuildError(f"{out}: --normalize auto needs channels that vary; a standard deviation is 0 or unknown: give --mean and --std")
-        fields = (replace(fields[0], normalize=(tuple(statistics["mean"]), tuple(statistics["std"]))), *fields[1:])
-    classes_file = None
+    fields, classes = tuple(_normalized(out, spec, contents, found) for spec in contents.fields), contents.classes
+    classes_file = groups_file = None
     if classes is not None and len(classes) > LIST_LIMIT:
         classes_file = save_blob(shards, "classes", [canonical([name_to_json(c) for c in classes])], scratch, ".json")
         classes = None
     for digest, data in contents.lists.items():
         if save_blob(shards, "classes", [data], scratch, ".json") != digest:
             raise BuildError(f"{out}: a list of names changed while it was written")
+    if len(contents.groups) > 1 or any(name for name, _ in contents.groups):
+        groups_file = save_blob(shards, "groups", [canonical([[name_to_json(name), stop] for name, stop in contents.groups])], scratch, ".json")
     rejects_file = save_blob(shards, "rejects", [canonical(line) for line in rejects], scratch, ".jsonl") if rejects else None
     index = Index(
         fields=fields,
@@ -224,9 +233,12 @@ def publish_shards(out: Path, scratch: Path, contents: Contents) -> Published:
         classes_file=classes_file,
         settings=contents.settings,
         versions=contents.versions,
-        statistics={s.name: {"image": found[s.name]} for s in contents.splits if found[s.name] is not None},
+        statistics={s.name: entry for s in contents.splits if (entry := {f: v for f, v in found[s.name].items() if v is not None})},
         rejects=len(rejects),
         rejects_file=rejects_file,
+        keyed=contents.keyed,
+        groups=0 if groups_file is None else len(contents.groups),
+        groups_file=groups_file,
     )
     table = np.zeros(len(parts), index.table_dtype())
     for i, part in enumerate(parts):
@@ -238,13 +250,36 @@ def publish_shards(out: Path, scratch: Path, contents: Contents) -> Published:
     return describe_published(out, index, publish(out, index), parts)
 
 
-def _statistics(contents: Contents, parts: list[Part]) -> dict[str, dict[str, Any] | None]:
-    """Mean, standard deviation and sums of the images of each split, and of "all"; None where they are not defined."""
-    stops, unit = np.cumsum([part.rows for part in parts]), contents.preprocess.scale == "unit"
-    out = {}
+def _normalized(out: Path, spec: Field, contents: Contents, found: dict[str, dict[str, Any]]) -> Field:
+    """The field, with its own statistics (of split `train`, where there is one) as its normalisation where these are asked for."""
+    if spec.name not in contents.auto:
+        return spec
+    statistics = found.get("train", found["all"])[spec.name]
+    if statistics is None or min(statistics["std"]) <= 0:
+        raise BuildError(
+            f"{out}: --normalize auto needs channels that vary; a standard deviation of {spec.name} is 0 or unknown{_which(spec, statistics)}: "
+            "give --mean and --std"
+        )
+    return replace(spec, normalize=(tuple(statistics["mean"]), tuple(statistics["std"])))
+
+
+def _which(spec: Field, statistics: dict[str, Any] | None) -> str:
+    """Where one number of several does not vary: the first such."""
+    if statistics is None or len(statistics["std"]) < 2:
+        return ""
+    at = next(i for i, std in enumerate(statistics["std"]) if std <= 0)
+    return f" ({spec.columns.listed[at]!r})" if spec.columns is not None and spec.columns.listed else f" (number {at})"
+
+
+def _statistics(contents: Contents, parts: list[Part]) -> dict[str, dict[str, Any]]:
+    """Mean, standard deviation and sums by field, of each split and of "all"; None where they are not defined."""
+    stops = np.cumsum([part.rows for part in parts])
+    names = {name for part in parts for name in part.sums}
+    out: dict[str, dict[str, Any]] = {}
     for split in (Split("all", 0, sum(part.rows for part in parts)), *contents.splits):
         first, last = np.searchsorted(stops, [split.start, split.stop], side="right").tolist()
-        out[split.name] = combine_statistics([part.sums for part in parts[first:last]], unit)
+        within = parts[first:last]
+        out[split.name] = {f.name: combine_statistics([p.sums[f.name] for p in within], contents.unit) for f in contents.fields if f.name in names}
     return out
 
 
@@ -279,12 +314,12 @@ def describe_published(out: Path, index: Index, generation: str, parts: list[Par
     return Published(generation, len(parts), total, dict(flags), rejects_path)
 
 
-def clean_up(out: Path, before: dict[str, Seal], now: dict[int, Seal]) -> set[str] | None:
+def clean_up(out: Path, before: Iterable[Sealed], now: Iterable[Sealed]) -> set[str] | None:
     """After publishing: remove the files that seals named and no generation names, then the seals (last, so that a kill leaves none unnamed).
 
     Returns the names of those files; None where what a generation names is unknown, so that nothing was deleted.
     """
-    candidates = {name for seal in [*before.values(), *now.values()] for name in seal.names()}
+    candidates = {name for seal in [*before, *now] for name in seal.names()}
     named: set[str] = set()
     for generation in kept_files(out)[0]:
         try:

@@ -2,23 +2,57 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import json
+import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from mmcompile.errors import DecodeError, SourceError
+from mmcompile.compiler.outcome import BuildReport
+from mmcompile.errors import BuildError, DecodeError, MMCompileError, SourceError
 from mmcompile.format.canonical import as_text, name_from_json
 from mmcompile.format.commit import write_atomic
 from mmcompile.format.index import INDEX_LIMIT
 
-__all__ = ["listed_rejects", "too_many", "unsettled", "unsettled_part"]
+__all__ = ["listed_rejects", "outcome_of", "too_many", "unsettled", "unsettled_part"]
 
 #: Most keys and reject lines that an error carries.
 _SHOWN = 1000
 #: Bytes of a list of keys that can still be excluded one by one: they become settings, and the index has to hold those.
 _MOST_EXCLUDED = INDEX_LIMIT // 4
+
+
+class Run(Protocol):
+    """A build, of whatever source."""
+
+    out: Path
+    report: BuildReport
+
+    @property
+    def staging(self) -> object | None:
+        """Where OUT is made, when it is a URL."""
+
+    def build(self) -> BuildReport: ...
+
+    def dry(self) -> BuildReport: ...
+
+
+def outcome_of(run: Run, dry_run: bool) -> BuildReport:
+    """Build, or say what a build would do.  An error of the system becomes a BuildError that says what is kept."""
+    try:
+        return run.dry() if dry_run else run.build()
+    except MMCompileError:
+        raise
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            where = "on the device" if run.staging is None else f"in {tempfile.gettempdir()}, where shards are made (TMPDIR)"
+            what = f"no space left {where}; what is finished is kept: free some space and run the same command again"
+        else:
+            where = "" if error.filename is None or str(error.filename) == str(run.out) else f"{error.filename}: "
+            what = f"{where}{error.strerror or error}; whatever was finished is kept, and the same command goes on when this is mended"
+        raise BuildError(f"{run.report.out}: {what}", errno=error.errno) from error
 
 
 def listed_rejects(out: Path) -> Path:

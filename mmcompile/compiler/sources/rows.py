@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
 from mmcompile.format.index import Field, Split
 
-__all__ = ["RowScan", "RowSource"]
+__all__ = ["RowScan", "RowSource", "is_row_source"]
 
 
 @dataclass(frozen=True)
@@ -65,3 +65,8 @@ class RowSource(Protocol):
         The caller asks for some MiB at a time, in rising order within one worker.  Raises OSError where it cannot be read now, SourceError, naming
         file and row, where what lies there is not what was listed.
         """
+
+
+def is_row_source(source: object) -> TypeGuard[RowSource]:
+    """Is this a source of rows, not one whose samples are files?"""
+    return hasattr(source, "scan") and hasattr(source, "identity") and not hasattr(source, "stat")
