@@ -82,6 +82,8 @@ class RowBuild:
     ) -> None:
         if options.engine != "local" or options.part is not None or options.plan_only:
             raise OptionError("rows of arrays and tables are built by processes of this machine: leave --engine, --plan-only and --part out")
+        if options.seed is not None:
+            raise OptionError("--order shuffled: rows of arrays and tables stand as their source has them: leave it out", options=["order"])
         if is_url(out):
             raise OptionError(f"{out}: rows of arrays and tables are built into a folder: build there, then copy that folder to {out}")
         self.source, self.options, self.progress = source, options, progress
