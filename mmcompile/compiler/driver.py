@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
-from mmcompile.compiler import decode, forecast, geometry
+from mmcompile.compiler import decode, forecast, geometry, transform
 from mmcompile.compiler.broker import BrokerExecutor, connect
 from mmcompile.compiler.cluster import Cluster
 from mmcompile.compiler.engines import LocalExecutor, make_executor
@@ -38,6 +38,7 @@ from mmcompile.compiler.output import (
     remove_temporaries,
 )
 from mmcompile.compiler.parts import plan_exists, refuse_other, remove_plan
+from mmcompile.compiler.plan import shuffled
 from mmcompile.compiler.planning import Listed, Planned, Wanted
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.run import Counts, Runner, ShardWork
@@ -141,6 +142,8 @@ class Build:
         self.report = BuildReport(out=str(out), samples=0, rejects=0, shards=0, bytes=0, seconds=0.0)
         allowed_rejects(max_rejects, 0)
         preprocess.resolved()
+        if preprocess.transform is not None:
+            transform.find(preprocess.transform)
         self.executor = make_executor(options.workers)
         if not (self.out / "index.json").exists():  # else there may be nothing to do
             self._prepare()
@@ -240,6 +243,8 @@ class Build:
         self.progress(Progress("scan"))
         at_ns = time.time_ns()
         self.scan = self.source.scan(lambda n: self.progress(Progress("scan", n)))
+        if self.options.seed is not None:
+            self.scan = shuffled(self.scan, self.options.seed)
         if not self.scan.keys:
             raise SourceError(f"{self.source.root}: there are no images", path=self.source.root)
         cache = StatCache(self.out / ".build" / "stat-cache", self.source.location())

@@ -125,6 +125,8 @@ class Wanted:
         fields = (image, *(with_lists(spec, lists) for spec in scan.fields))
         versions = versions_of(preprocess)
         settings = {"preprocess": preprocess.settings(), "source": source.identity(), "shard_bytes": options.shard_bytes}
+        if options.seed is not None:
+            settings["order"] = f"shuffled:{options.seed}"
         if (length := len(canonical(settings))) > INDEX_LIMIT // 2:
             raise OptionError(
                 f"the settings are {length:,} bytes, at most {INDEX_LIMIT // 2:,} fit: give patterns to --include and --exclude, not single files"

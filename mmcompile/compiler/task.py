@@ -30,6 +30,7 @@ from mmcompile.compiler.reuse import RowTable
 from mmcompile.compiler.sealing import begin_writing, rows_path, write_all
 from mmcompile.compiler.sources import Source
 from mmcompile.compiler.staging import Fetched
+from mmcompile.compiler.transform import transformed
 from mmcompile.errors import DecodeError, MMCompileError
 from mmcompile.format.canonical import as_text, name_to_json
 from mmcompile.format.index import Field
@@ -272,7 +273,10 @@ def _decode(job: Job, data: bytes, key: bytes, digest: str, row: npt.NDArray[Any
     began = time.perf_counter()
     try:
         decoded = decode.decode(data, as_text(key), job.preprocess, on_open=hand.opened)
-        store(decoded.pixels, job.preprocess, decoded.depth, row[0])
+        pixels, depth = decoded.pixels, decoded.depth
+        if job.preprocess.transform is not None:
+            pixels, depth = transformed(pixels, depth, job.preprocess)
+        store(pixels, job.preprocess, depth, row[0])
     except (MMCompileError, MemoryError):
         raise
     except OwnFault as fault:
@@ -285,9 +289,9 @@ def _decode(job: Job, data: bytes, key: bytes, digest: str, row: npt.NDArray[Any
     record["source_size"], record["source_hash"] = len(data), hash_pair(digest)
     record["width"], record["height"] = decoded.width, decoded.height
     record["mode"], record["format"] = decoded.mode.encode(), decoded.format.encode()
-    record["orientation"], record["depth"] = decoded.orientation, decoded.depth
+    record["orientation"], record["depth"] = decoded.orientation, depth
     record["flags"] = sum(_BITS[word] for word in set(decoded.warnings))
-    record["sum"], record["sum_squares"] = channel_sums(_pixels_of(row[0], decoded.pixels, job.preprocess))
+    record["sum"], record["sum_squares"] = channel_sums(_pixels_of(row[0], pixels, job.preprocess))
     return record
 
 

@@ -1,8 +1,8 @@
 """Arrays in files as a source: `.npy`, `.npz`, IDX and headerless files, whose first axis is samples; which array becomes which field.
 
 Names decide what an array means, as nothing in such a file does: an array called image, images, img or x (or the only one) of uint8 with 3 axes, or
-with 4 of which the second or the last has 1, 3 or 4 channels, holds pictures; integers of one axis called label, labels, y, target or targets are class
-numbers; all else is values.  `--as NAME=image|class|value` says otherwise.
+with 4 of which the second or the last has 1, 3 or 4 channels, holds pictures; integers of one axis called label, labels, y, target or targets are
+class numbers; all else is values.  `--as NAME=image|class|value` says otherwise.
 """
 
 from __future__ import annotations
