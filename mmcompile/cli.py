@@ -288,16 +288,14 @@ def build(ctx: click.Context, /, raw: tuple[str, ...], out: str, dry_run: bool, 
     """
     from mmcompile.compiler.driver import BuildOptions
     from mmcompile.compiler.driver import build as run
-    from mmcompile.compiler.formats import TORCHVISION_EXTENSIONS
     from mmcompile.compiler.sources.choose import SourceOptions, open_source
 
-    exact = given["compat"] == "torchvision"
     chosen = SourceOptions(
         source=given.pop("source"),
         include=given.pop("include"),
         exclude=(*ctx.meta.get("mmcompile.exclude", ()), *given.pop("exclude")),
-        hidden=given.pop("hidden") or exact,
-        extensions=TORCHVISION_EXTENSIONS if exact else None,
+        hidden=given.pop("hidden"),
+        compat=given["compat"],
     )
     source = open_source(raw, chosen)
     run_names = {
