@@ -14,6 +14,7 @@ from mmcompile.compiler.sources import Source
 from mmcompile.compiler.sources.remote import folder_source
 from mmcompile.compiler.sources.rows import RowSource
 from mmcompile.errors import OptionError
+from mmcompile.format.store import is_url, on_disk
 
 __all__ = ["KINDS", "Kind", "SourceOptions", "open_source"]
 
@@ -23,7 +24,7 @@ class SourceOptions:
     """What is taken from RAW, and as what; called as on the command line.  Each kind of source takes some of these, and the others are refused.
 
     `source`: the name of a kind, None: what RAW is decides.  `include`, `exclude`, `hidden`: which files (see FolderSource).  `compat`:
-    "torchvision" for exactly the files that its ImageFolder takes.
+    "torchvision" for exactly the files that its ImageFolder takes.  `images`, `image_column`, `label_column`, `columns`: see ManifestSource.
     """
 
     source: str | None = None
@@ -31,6 +32,10 @@ class SourceOptions:
     exclude: tuple[str, ...] = ()
     hidden: bool = False
     compat: str | None = None
+    images: str | None = None
+    image_column: str | None = None
+    label_column: str | None = None
+    columns: tuple[str, ...] | None = None
 
     @property
     def extensions(self) -> frozenset[str] | None:
@@ -66,8 +71,30 @@ def _folder(raw: Sequence[str], options: SourceOptions) -> Source:
     return folder_source(raw[0], options.include, options.exclude, hidden=options.takes_hidden, extensions=options.extensions)
 
 
+def _is_manifest(raw: Sequence[str]) -> bool:
+    from mmcompile.compiler.sources.manifest import is_manifest
+
+    return len(raw) == 1 and is_manifest(on_disk(raw[0]))
+
+
+def _manifest(raw: Sequence[str], options: SourceOptions) -> Source:
+    from mmcompile.compiler.sources.manifest import ManifestSource, Wishes
+
+    if len(raw) > 1:
+        raise OptionError("expected one list of images: put them together in one file, with a column split where they are splits")
+    if is_url(on_disk(raw[0])):
+        raise OptionError(f"{raw[0]}: a list of images is read from a disk: bring it, and the images, to one")
+    wishes = Wishes(options.image_column, options.label_column, options.columns)
+    return ManifestSource(on_disk(raw[0]), wishes, options.images, options.include, options.exclude)
+
+
+_COLUMNS = frozenset({"images", "image_column", "label_column", "columns"})
+
 #: In the order in which they are asked; the last takes what is left, and its scan says what is wrong with it.
-KINDS: tuple[Kind, ...] = (Kind("folder", lambda raw: True, _folder, frozenset({"include", "exclude", "hidden", "compat"})),)
+KINDS: tuple[Kind, ...] = (
+    Kind("manifest", _is_manifest, _manifest, frozenset({"include", "exclude", "compat"}) | _COLUMNS),
+    Kind("folder", lambda raw: True, _folder, frozenset({"include", "exclude", "hidden", "compat"})),
+)
 
 
 def open_source(raw: Sequence[str], options: SourceOptions) -> Source | RowSource:
