@@ -173,14 +173,18 @@ def read_config(path: str, known: set[str]) -> dict[str, Any]:
         raise OptionError(f"--config {path}: {error}; {remedy}", options=["config"]) from None
     if strange := sorted(set(document) - known):
         words = "unknown key " if len(strange) == 1 else "unknown keys "
-        raise OptionError(f"--config {path}: {words}{', '.join(nearest(name, known) for name in strange)}", options=strange)
+        raise OptionError(f"--config {path}: {words}{nearest(strange, known)}", options=strange)
     return document
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """An unknown name with the known one that it probably was meant to be, or with all of them."""
-    close = difflib.get_close_matches(name.replace("_", "-"), sorted(known), 1)
-    return f"{name} (did you mean {close[0]}?)" if close else f"{name}; known are {', '.join(sorted(known))}"
+def nearest(names: Iterable[str], known: Iterable[str]) -> str:
+    """Unknown names in a line, each with the known one that it probably was meant to be; where one is like none, all that are known."""
+    shown, like_none = [], False
+    for name in names:
+        close = difflib.get_close_matches(name.replace("_", "-"), sorted(known), 1)
+        like_none |= not close
+        shown.append(f"{name} (did you mean {close[0]}?)" if close else name)
+    return ", ".join(shown) + (f"; known are {', '.join(sorted(known))}" if like_none else "")
 
 
 def as_typed(value: Any, types: tuple[type, ...], *, joint: str = "", many: bool = False) -> Any:

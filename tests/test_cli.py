@@ -275,7 +275,8 @@ def test_a_config_file_gives_defaults_and_the_command_line_wins(planted: Planted
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ('{"crop": 1, "colour": 2, "sise": 3}', "unknown keys colour, sise"),
+        ('{"crop": 1, "colour": 2, "sise": 3}', "unknown keys colour, sise (did you mean resize?); known are "),
+        ('{"layuot": "chw", "keep_size": "8x8"}', "unknown keys keep_size (did you mean keep-size?), layuot (did you mean layout?)\n"),
         ('{"dry-run": true}', "unknown key dry-run"),
         ('{"crop": 1, "crop": 2}', "twice"),
         ("[1]", "not an object"),
@@ -305,6 +306,31 @@ def test_a_bad_config_file_is_one_error_that_names_file_and_key(planted: Planted
     assert named in result.stderr
     assert len(result.stderr.splitlines()) == 1
     assert not planted.calls
+
+
+def test_a_config_may_be_toml(planted: Planted, tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text('resize = [240, 320]\ncrop = 200\nmean = [0.5, 0, 1]\nstd = "1,1,1"\nexclude = ["a/*"]\nmax-rejects = "5%"\n')
+    assert run("build", "raw", "out", "--config", str(path)).exit_code == 0
+    (call,) = planted.calls
+    assert call["preprocess"] == Preprocess(resize=(240, 320), crop=200, normalize=Normalize((0.5, 0.0, 1.0), (1.0, 1.0, 1.0)))
+    assert (call["source"].exclude, call["max_rejects"]) == (("a/*",), "5%")
+    for bad, said in (
+        ("crop = ", "expected TOML as in resize = 256"),
+        ("crop = 1\ncrop = 2\n", "Cannot overwrite"),
+        ("[crop]\na = 1\n", "crop must be"),
+    ):
+        path.write_text(bad)
+        result = run("build", "raw", "out", "--config", str(path))
+        assert result.exit_code == 2
+        assert result.stderr.startswith(f"error: --config {path}: ")
+        assert said in result.stderr
+
+
+def test_help_shows_the_options_that_most_people_need_first_and_each_of_them_once() -> None:
+    named = [name for names in cli._HELP_GROUPS.values() for name in names.split()]
+    assert len(next(iter(cli._HELP_GROUPS.values())).split()) == 8
+    assert sorted(named) == sorted({p.opts[-1].removeprefix("--") for p in cli.build.params if isinstance(p, click.Option)} | {"help"})
 
 
 def test_config_schema_and_command_line_know_the_same_options() -> None:
