@@ -19,7 +19,7 @@ import click
 from mmcompile import summary, text
 from mmcompile.compiler.outcome import Progress
 from mmcompile.errors import EngineError, MMCompileError, OptionError, RemoteError
-from mmcompile.options import BYTES, COUNT, NUMBERS, PAIR, PLACE, RANGE, RATIO, REJECTS, SECONDS, SIZE, TRIPLE, Form, as_typed, read_config
+from mmcompile.options import BYTES, COLUMNS, COUNT, NUMBERS, PAIR, PLACE, RANGE, RATIO, REJECTS, SECONDS, SIZE, TRIPLE, Form, as_typed, read_config
 from mmcompile.terminal import Show, fill_standard_streams, say, say_json
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ _DTYPES = _one_of("uint8|uint16|int16|int32|float16|bfloat16|float32|float64")
 #: How the options of `build` stand in its help: the eight that most people need, then by what they are about.
 _HELP_GROUPS = {
     "Options that most people need": "resize crop normalize dtype workers max-rejects config dry-run",
-    "What RAW is, and what of it": "source include exclude hidden",
+    "What RAW is, and what of it": "source include exclude hidden images image-column label-column columns",
     "Size": "pad keep-size filter resampler jpeg-scaling",
     "Pixels": "mode mean std scale orientation alpha depth16 range icc frames truncated max-pixels max-aspect compat transform transform-version "
     "transform-shape",
@@ -254,6 +254,10 @@ class _Grouped(click.Command):
 @_option("--include", str, "Take only these, as in 'cats/*.png' (* matches / too).  May repeat.", multiple=True, metavar="GLOB")
 @_option("--exclude", str, "Leave these out: pattern or exact path in RAW.  May repeat; adds to --config.", multiple=True, metavar="GLOB|KEY")
 @_option("--hidden", None, "Take names that begin with a dot, and __MACOSX.", is_flag=True)
+@_option("--images", _Typed(PLACE), "Folder that the paths in a list are relative to.  Default: that of the list, or one in it.", metavar="DIR")
+@_option("--image-column", str, "Column of a list that names (or holds) the images.  Default: by its name and what is in it.", metavar="NAME")
+@_option("--label-column", str, "Column that is the label.  Default: the one called label, class, target, category or alike.", metavar="NAME")
+@_option("--columns", _Typed(COLUMNS), "Other columns that become fields.  Default: those of numbers, of true and false, and of times.")
 @_option("--workers", _Typed(COUNT), "Processes.  Default: the CPUs that this process may use.")
 @_option("--engine", _one_of("local|dask|ray"), "Who builds the shards: processes here, or a cluster.  Default: local.")
 @_option("--address", str, "Of that cluster's scheduler: tcp://HOST:PORT (dask), HOST:PORT (ray; default: one on this machine).", metavar="ADDRESS")
@@ -288,16 +292,15 @@ def build(ctx: click.Context, /, raw: tuple[str, ...], out: str, dry_run: bool, 
     """
     from mmcompile.compiler.driver import BuildOptions
     from mmcompile.compiler.driver import build as run
-    from mmcompile.compiler.formats import TORCHVISION_EXTENSIONS
     from mmcompile.compiler.sources.choose import SourceOptions, open_source
 
-    exact = given["compat"] == "torchvision"
     chosen = SourceOptions(
         source=given.pop("source"),
         include=given.pop("include"),
         exclude=(*ctx.meta.get("mmcompile.exclude", ()), *given.pop("exclude")),
-        hidden=given.pop("hidden") or exact,
-        extensions=TORCHVISION_EXTENSIONS if exact else None,
+        hidden=given.pop("hidden"),
+        compat=given["compat"],
+        **{name: given.pop(name) for name in ("images", "image_column", "label_column", "columns")},
     )
     source = open_source(raw, chosen)
     run_names = {
