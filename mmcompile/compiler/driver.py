@@ -22,7 +22,6 @@ from mmcompile.compiler import decode, forecast, geometry, transform
 from mmcompile.compiler.broker import BrokerExecutor, connect
 from mmcompile.compiler.cluster import Cluster
 from mmcompile.compiler.engines import LocalExecutor, make_executor
-from mmcompile.compiler.formats import TORCHVISION_EXTENSIONS
 from mmcompile.compiler.options import BuildOptions, allowed_rejects, typed
 from mmcompile.compiler.outcome import BuildReport, Progress
 from mmcompile.compiler.output import (
@@ -41,11 +40,12 @@ from mmcompile.compiler.parts import plan_exists, refuse_other, remove_plan
 from mmcompile.compiler.plan import shuffled
 from mmcompile.compiler.planning import Listed, Planned, Wanted
 from mmcompile.compiler.preprocess import Preprocess
+from mmcompile.compiler.rowstore import RowPreprocess
 from mmcompile.compiler.run import Counts, Runner, ShardWork
 from mmcompile.compiler.seals import Seal
 from mmcompile.compiler.shardcall import versions_here
 from mmcompile.compiler.sources import Scan, Source
-from mmcompile.compiler.sources.remote import folder_source
+from mmcompile.compiler.sources.choose import SourceOptions, open_source
 from mmcompile.compiler.sources.rows import RowSource, is_row_source
 from mmcompile.compiler.staging import Staging
 from mmcompile.compiler.statcache import StatCache
@@ -69,7 +69,7 @@ def build(
     source: str | Path | Source | RowSource,
     out: str | Path,
     *,
-    preprocess: Preprocess | None = None,
+    preprocess: Preprocess | RowPreprocess | None = None,
     workers: int | None = None,
     options: BuildOptions | None = None,
     max_rejects: int | str = 0,
@@ -86,37 +86,34 @@ def build(
     be read or settled (both with everything else sealed, nothing published); OutputExistsError; EngineError; BuildError when another run is
     at work, or the disk is full.
     """
-    preprocess = preprocess or Preprocess()
     options = options or BuildOptions()
     if workers is not None:
         options = replace(options, workers=workers)
     progress = progress or (lambda _: None)
     out = on_disk(out)
+    if isinstance(source, str | Path):
+        source = open_source([os.fspath(source)], SourceOptions(compat=None if isinstance(preprocess, RowPreprocess | None) else preprocess.compat))
     if is_row_source(source):
         from mmcompile.compiler.rowbuild import RowBuild
 
         return outcome_of(RowBuild(source, out, preprocess, options, progress), dry_run)
+    preprocess = preprocess or Preprocess()
+    if isinstance(preprocess, RowPreprocess):
+        raise OptionError("a RowPreprocess is for rows of arrays: give a Preprocess for images")
+    given = cast(Source, source)
     if is_url(out):
         if options.part is not None or options.plan_only:
             raise OptionError(f"{out}: parts are sealed in a folder that all machines share; with a URL for OUT let an engine spread the work")
         with Staging(str(out), progress) as staging:
             try:
-                run = Build(_as_source(source, preprocess), staging.folder, preprocess, options, max_rejects, staging.progress, staging)
+                run = Build(given, staging.folder, preprocess, options, max_rejects, staging.progress, staging)
                 return staging.report(outcome_of(run, dry_run))
             except MMCompileError as error:
                 raise staging.told(error) from error
     made: type[Build] = Build
     if options.part is not None or options.plan_only:
         from mmcompile.compiler.apart import PartBuild as made  # it is a Build itself
-    return outcome_of(made(_as_source(source, preprocess), Path(out), preprocess, options, max_rejects, progress), dry_run)
-
-
-def _as_source(source: str | Path | Source | RowSource, preprocess: Preprocess) -> Source:
-    """A folder is listed as its preset says: as torchvision lists it, or with all formats and without hidden names."""
-    if not isinstance(source, str | Path):
-        return cast(Source, source)
-    exact = preprocess.compat == "torchvision"
-    return folder_source(os.fspath(source), hidden=exact, extensions=TORCHVISION_EXTENSIONS if exact else None)
+    return outcome_of(made(given, Path(out), preprocess, options, max_rejects, progress), dry_run)
 
 
 class Build:

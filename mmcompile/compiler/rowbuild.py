@@ -358,6 +358,7 @@ class RowBuild:
             shape=() if only is None else only.sample_shape,
             dtype="" if only is None else only.dtype,
             fields=tuple(f.name for f in self.indexed),
+            unit="row",
             workers=self.workers,
             counts=self.scan.counts,
             warnings=(*self.scan.warnings, *self.warnings),
