@@ -35,16 +35,6 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def raw(tmp_path: Path) -> Path:
-    return make_raw(tmp_path / "raw")
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "out"
-
-
-@pytest.fixture
 def trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are old enough to be known by their stat as soon as they are written."""
     monkeypatch.setattr(statcache, "_YOUNG_NS", 0)
