@@ -287,7 +287,8 @@ def build(ctx: click.Context, /, raw: str, out: str, dry_run: bool, as_json: boo
     if as_json:
         say_json(report.to_json())
     else:
-        say([*summary.build_lines(report), *text.next_parts(_called(), ctx.obj, report.shards, report.plan_only, report.part)])
+        following = [] if dry_run else text.next_parts(_called(), ctx.obj, report.shards, report.plan_only, report.part)
+        say([*summary.build_lines(report), *following])
     return 0
 
 
