@@ -352,7 +352,7 @@ def verify(out: str, raw: str | None, no_lock: bool, as_json: bool) -> int:
 @click.option("--generation", metavar="G", help="An earlier one, by its 32 hex digits.  Default: the current one.")
 @_JSON
 def info(out: str, table: str | None, generation: str | None, as_json: bool) -> int:
-    """Show what is in OUT: fields, samples, classes, sizes, settings, statistics, rejects, generations.
+    """Show what is in OUT: fields, samples, classes, sizes, settings, statistics, rejects, generations.  Exit code 1 if shard files are missing.
 
     \b
     mmcompile info out/
@@ -368,7 +368,7 @@ def info(out: str, table: str | None, generation: str | None, as_json: bool) -> 
         say_json(document)
     else:
         say(summary.info_lines(document))
-    return 0
+    return 1 if document["missing"] else 0
 
 
 def _write_csv(path: str, rows: Iterable[dict[str, Any]]) -> None:

@@ -239,7 +239,12 @@ def info_lines(report: Mapping[str, Any]) -> list[str]:
         generations = [*generations[:MOST_LINES], f"and {len(generations) - MOST_LINES:,} more: --json has all of them"]
     rows += _labelled("generations", generations)
     lines = [f"{name(report['root'])}: generation {report['generation']}, format {report['format_version']}", *table(rows)]
-    return [*lines, f"provenance of every sample: {escape(report['samples_file'])}"] if "samples_file" in report else lines
+    if "samples_file" in report:
+        lines.append(f"provenance of every sample: {escape(report['samples_file'])}")
+    if missing := report["missing"]:
+        what = f"{number(missing, 'shard file')} {'is' if missing == 1 else 'are'} missing"
+        lines.append(f"{what}; `mmcompile verify {quote([typed(report['root'])])}` names what is wrong, and how to mend it")
+    return lines
 
 
 def _labelled(label: str, texts: Sequence[str]) -> list[Pair]:
