@@ -704,3 +704,29 @@ def test_a_build_whose_standard_streams_are_closed_is_a_build(tmp_path: Path) ->
     env = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).resolve().parents[1])}
     assert subprocess.run(["bash", "-c", script, sys.executable], cwd=tmp_path, env=env, check=False).returncode == 0
     assert (tmp_path / "out" / "index.json").exists()
+
+
+def test_sigterm_is_one_interrupt_and_is_as_before_afterwards() -> None:
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    caught = 0
+    with terminal.Terminable() as term:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except KeyboardInterrupt:
+            caught += 1
+        signal.raise_signal(signal.SIGTERM)
+        assert (term.came, caught) == (True, 1)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_caller_who_ignores_sigterm_or_handles_it_is_left_to_it() -> None:
+    heard: list[int] = []
+    for theirs in (signal.SIG_IGN, lambda number, _: heard.append(number)):
+        before = signal.signal(signal.SIGTERM, theirs)
+        try:
+            with terminal.Terminable() as term:
+                signal.raise_signal(signal.SIGTERM)
+            assert (term.came, signal.getsignal(signal.SIGTERM)) == (False, theirs)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    assert heard == [signal.SIGTERM]

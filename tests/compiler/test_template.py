@@ -357,3 +357,21 @@ def test_a_build_whose_template_is_stopped_starts_another_and_ends_well(tmp_path
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], cwd=ROOT, check=True, capture_output=True, timeout=60)
     assert starts.read_text() == "\n\n"
+
+
+def test_an_executor_that_nobody_ended_leaves_no_stopped_template_when_its_process_ends(tmp_path: Path) -> None:
+    path, _ = python_that(tmp_path, f'echo $$ > "{tmp_path}/pid"; kill -STOP $$', 9)
+    script = f"""
+        import os, sys, time
+        from mmcompile.compiler import template
+        from mmcompile.compiler.engines import LocalExecutor
+        sys.executable = {path!r}
+        executor = LocalExecutor(1)
+        executor.prepare(os.getpid)
+        while not template._is_stopped(executor._template._process.pid):
+            time.sleep(0.01)
+        raise SystemExit("an error before anybody could end it")
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], cwd=ROOT, capture_output=True, timeout=60)
+    assert done.stderr == b"an error before anybody could end it\n"
+    assert not wait_until_gone([int((tmp_path / "pid").read_text())])
