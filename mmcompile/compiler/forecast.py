@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
@@ -99,31 +100,36 @@ def _shard(task: ShardTask, picked: npt.NDArray[np.bool_], wanted: Wanted, liste
 
 
 class _Old:
-    """The shards whose rows can be copied as they are, by their number of rows."""
+    """The shards whose rows can be copied as they are."""
 
     def __init__(self, planned: Planned) -> None:
         self._shards: dict[int, list[OldShard]] = {}
         for shard in planned.previous.old:
             if shard.made is None:
                 self._shards.setdefault(shard.rows, []).append(shard)
+        self._known: dict[int, dict[str, OldShard]] = {}
 
     def alike(self, hashes: npt.NDArray[np.uint64], keys: list[bytes], stops: npt.NDArray[np.int64], label: str | None) -> dict[str, str]:
         """The hashes of the image file and, where it can be told, of the provenance of a shard of these sources (N, 2): where one has the same."""
-        for shard in self._shards.get(len(keys), ()):
-            try:
-                samples = shard.samples()
-            except (FormatError, FileNotFoundError):
-                continue
-            if not np.array_equal(samples["source_hash"], hashes):
-                continue
-            image = shard.fields[0].name
-            found = {image: shard.files[image]}
-            if shard.files.get("label") == label:  # else the hash of each row is another one
-                samples["key_stop"] = stops
-                renamed(samples, keys)
-                found["samples"] = array_hash(samples)
-            return found
-        return {}
+        if len(keys) not in self._known:
+            self._known[len(keys)] = {hash_bytes(s["source_hash"].tobytes()): shard for shard, s in self._read(len(keys))}
+        shard = self._known[len(keys)].get(hash_bytes(hashes.tobytes()))
+        if shard is None:
+            return {}
+        image = shard.fields[0].name
+        found = {image: shard.files[image]}
+        if shard.files.get("label") == label:  # else the hash of each row is another one
+            samples = shard.samples()
+            samples["key_stop"] = stops
+            renamed(samples, keys)
+            found["samples"] = array_hash(samples)
+        return found
+
+    def _read(self, rows: int) -> Iterator[tuple[OldShard, npt.NDArray[Any]]]:
+        """The shards of so many rows, each with its provenance; those that cannot be read are passed over."""
+        for shard in self._shards.get(rows, ()):
+            with contextlib.suppress(FormatError, FileNotFoundError):
+                yield shard, shard.samples()
 
 
 def _beside(contents: Contents, shards: list[tuple[int, dict[str, str]]]) -> dict[str, int]:
