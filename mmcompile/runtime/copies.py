@@ -326,14 +326,14 @@ class Copies:
         wanted_hash, found, at = _digest(name), "", 0
         for _ in range(2):
             at = 0
-            while at < nbytes:
+            while True:
                 wanted = min(_CHUNK, nbytes - at)
-                view = memoryview(_read(origin, name, at, at + wanted, nbytes))[:wanted]
+                view = memoryview(_read(origin, name, at, at + max(1, wanted), nbytes))[:wanted]  # is an empty one there?
                 short = len(view) < wanted
                 while view:
                     written = os.pwrite(fd, view, at)
                     view, at = view[written:], at + written
-                if short:
+                if short or at == nbytes:
                     break
             os.ftruncate(fd, at)
             _set_back(fd)

@@ -353,8 +353,12 @@ def test_what_is_damaged_is_asked_for_twice_and_does_not_stay(tmp_path: Path, fa
         assert len(far.asked) == 2
     assert [path.name for path in (copies.folder / "shards").iterdir()] == []
     del far.files[name]
-    with pytest.raises(FileNotFoundError), copies.held(name, 1000, far):
-        pass
+    for missing, nbytes in ((name, 1000), (f"shards/image-{hash_bytes(b'')}.npy", 0)):
+        with pytest.raises(FileNotFoundError), copies.held(missing, nbytes, far):
+            pass
+    far.files[missing] = b""
+    with copies.held(missing, 0, far) as path:
+        assert path.read_bytes() == b""
 
 
 def test_what_a_dead_process_left_is_removed_and_what_a_living_one_holds_is_not(tmp_path: Path, far: Memory) -> None:
