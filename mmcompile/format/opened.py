@@ -181,9 +181,12 @@ class Opened:
                 with self._files.held(name, nbytes) as path:
                     found = self._files.far
                     return action(path)
-            except CorruptShardError:
+            except CorruptShardError as error:
                 if damaged or not self._files.replaced(name):
-                    raise
+                    if not found:
+                        raise
+                    said = str(error).replace(str(self._files.shards.parent), str(self._files.root))  # no copy is at fault, twice
+                    raise CorruptShardError(said, **{**error.details, "path": where}) from error
                 damaged = True
             except FileNotFoundError:
                 if not found:

@@ -400,6 +400,37 @@ def test_a_copy_that_others_remove_before_it_is_opened_is_not_called_missing(loc
     assert not isinstance(error.value, FormatError | FileNotFoundError)
 
 
+def test_a_copy_that_is_cut_before_it_is_opened_is_brought_anew(local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held, replaced, left = Staged.held, Staged.replaced, [0]
+    cuts: list[str] = []
+
+    @contextmanager
+    def cut(self: Staged, name: str, nbytes: int | None) -> Iterator[Path]:
+        with held(self, name, nbytes) as path:
+            if left[0]:
+                left[0] -= 1
+                cuts.append(name)
+                os.truncate(path, 5000)
+            yield path
+
+    def removed(self: Staged, name: str) -> bool:
+        if len(cuts) == 2:  # another reader saw it too, and was faster
+            (self.shards / name).unlink()
+        return replaced(self, name)
+
+    ds = MMapShardDataset(local, "all", fields=["image"], cache=Cache(tmp_path / "cache"))
+    monkeypatch.setattr(Staged, "held", cut)
+    monkeypatch.setattr(Staged, "replaced", removed)
+    for row in (0, 10):
+        left[0] = 1
+        assert (ds[row].numpy() == IMAGES[row]).all()
+    left[0] = 2
+    with pytest.raises(CorruptShardError, match=rf"^{local}/shards/image-[0-9a-f]*.npy: 5,000 bytes, expected 52,096 ") as error:
+        _ = ds[20]
+    assert error.value.details["path"] == f"{local}/shards/{cuts[-1]}"
+    assert len(cuts) == 4
+
+
 # -- ahead
 
 
