@@ -117,9 +117,8 @@ class Staged:
         with self._held(f"shards/{name}", nbytes) as path:
             yield path
 
-    def replaced(self, name: str) -> bool:
+    def replace(self, name: str) -> None:
         self._copies.drop(f"shards/{name}", used=True)
-        return True  # also where another reader has done it by now
 
     def here(self, name: str) -> bool:
         return self._copies.here(f"shards/{name}")

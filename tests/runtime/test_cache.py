@@ -244,7 +244,7 @@ def test_a_damaged_object_is_asked_for_twice_and_never_served(local: Path, url: 
         ) as error:
             _ = ds[10]
         assert error.value.details["expected"] == name[6:38]
-        assert 2 <= s3_proxy.count("GET", name) <= 10
+        assert 2 <= s3_proxy.count("GET", name) <= (2 if len(bad) == len(good) else 10)
         assert not copies(tmp_path / "cache")
     s3_bucket.fill({name: good}, "out/shards")
     assert (ds[10][0].numpy() == IMAGES[10]).all()
@@ -401,7 +401,7 @@ def test_a_copy_that_others_remove_before_it_is_opened_is_not_called_missing(loc
 
 
 def test_a_copy_that_is_cut_before_it_is_opened_is_brought_anew(local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    held, replaced, left = Staged.held, Staged.replaced, [0]
+    held, replace, left = Staged.held, Staged.replace, [0]
     cuts: list[str] = []
 
     @contextmanager
@@ -413,14 +413,14 @@ def test_a_copy_that_is_cut_before_it_is_opened_is_brought_anew(local: Path, tmp
                 os.truncate(path, 5000)
             yield path
 
-    def removed(self: Staged, name: str) -> bool:
+    def removed(self: Staged, name: str) -> None:
         if len(cuts) == 2:  # another reader saw it too, and was faster
             (self.shards / name).unlink()
-        return replaced(self, name)
+        replace(self, name)
 
     ds = MMapShardDataset(local, "all", fields=["image"], cache=Cache(tmp_path / "cache"))
     monkeypatch.setattr(Staged, "held", cut)
-    monkeypatch.setattr(Staged, "replaced", removed)
+    monkeypatch.setattr(Staged, "replace", removed)
     for row in (0, 10):
         left[0] = 1
         assert (ds[row].numpy() == IMAGES[row]).all()
