@@ -390,7 +390,8 @@ class Copies:
         for folder in _FOLDERS:
             for name, status in self._files(folder):
                 path, part = f"{folder}/{name}", name.endswith(_PART)
-                if not part or not self.drop(path):
+                made = part and abs(now - status.st_mtime_ns) < _JUST_NS  # and perhaps not locked yet
+                if not part or made or not self.drop(path):
                     found.append(_Copy(notes.pop(name, 0), status.st_size, path, part))
         for name in notes:
             if not any(self.here(f"{folder}/{name}") for folder in _FOLDERS):

@@ -376,6 +376,7 @@ def test_what_a_dead_process_left_is_removed_and_what_a_living_one_holds_is_not(
     assert there(copies, far) == [0]
     holder.kill()
     holder.communicate()
+    os.utime(part, (4e9, 4e9))  # as a clock that went back leaves it
     bring(copies, far, 2)
     assert not part.exists()
     bring(copies, far, 1)
@@ -414,6 +415,22 @@ def locked(path: Path) -> Iterator[None]:
         holder.kill()
 
 
+def test_a_part_that_was_just_made_is_not_removed_before_it_is_locked(tmp_path: Path, far: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    copies, other, met = Copies(str(tmp_path), None), Copies(str(tmp_path), None), []
+
+    def late(fd: int, path: Path) -> bool:
+        if not met:  # `copies` has made its part, and `other` finds nobody at it
+            met.append(path)
+            bring(other, far, 1)
+            assert path.exists()
+        return lock(fd, path)
+
+    monkeypatch.setattr("mmcompile.runtime.copies.lock", late)
+    copies.bring(far.names[0], 1000, far)
+    assert met == [copies.folder / (far.names[0] + ".part")]
+    assert there(copies, far) == [0, 1]
+
+
 def test_who_is_stopped_while_he_brings_a_file_is_not_waited_for(tmp_path: Path, far: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mmcompile.runtime.locked._STUCK", 0.2)
     copies = Copies(str(tmp_path), None)
@@ -424,6 +441,8 @@ def test_who_is_stopped_while_he_brings_a_file_is_not_waited_for(tmp_path: Path,
         bring(copies, far, 0)
         bring(copies, far, 1)
         assert part.exists()
+        for left in copies.folder.rglob("*.part"):
+            os.utime(left, (0, 0))
     bring(copies, far, 2)
     assert sorted(path.name for path in (copies.folder / "shards").iterdir()) == sorted(os.path.basename(name) for name in far.names[:3])
     assert len(far.asked) == 3
