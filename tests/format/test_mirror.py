@@ -16,6 +16,7 @@ from mmcompile.format.npy import file_name
 from mmcompile.format.prune import prune
 from mmcompile.format.verify import verify
 from mmcompile.summary import verify_lines
+from tests.format.builders import file_of
 from tests.s3 import Bucket, Proxy
 from tests.support import make_dataset
 
@@ -47,6 +48,14 @@ def test_info_of_a_url_is_that_of_the_folder_and_fetches_no_image(root: Path, ur
     assert [g["name"] for g in found["generations"]] == [g["name"] for g in expected["generations"]]
     assert not [a for a in s3_proxy.asked if "image-" in a.path or "samples-" in a.path]
     assert list(samples_table(url)) == list(samples_table(root))
+
+
+def test_info_of_a_url_counts_missing_files_without_another_request(root: Path, url: str, s3_bucket: Bucket, s3_proxy: Proxy) -> None:
+    assert describe(url)["missing"] == 0
+    asked = len(s3_proxy.asked)
+    s3_bucket.delete(f"out/shards/{file_of(root, 'image', 0).name}")
+    assert describe(url)["missing"] == 1
+    assert len(s3_proxy.asked) <= 2 * asked
 
 
 def test_verify_of_a_url_fetches_each_file_once_and_names_bad_rows(root: Path, url: str, s3_bucket: Bucket, s3_proxy: Proxy) -> None:
