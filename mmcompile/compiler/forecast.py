@@ -137,7 +137,7 @@ def _beside(contents: Contents, shards: list[tuple[int, dict[str, str]]]) -> dic
     image, samples = contents.fields[0], sum(rows for rows, _ in shards)
     pixels = samples * int(np.prod(image.sample_shape[1:]))
     sums = {"depth": 8, "pixels": pixels, "sum": [pixels * 128] * image.channels, "sum_squares": [pixels * 128**2] * image.channels}
-    statistics: dict[str, Any] | None = {"pixels": pixels, "mean": [_SOME] * image.channels, "std": [_SOME] * image.channels, "sums": [sums]}
+    statistics: dict[str, Any] = {"pixels": pixels, "mean": [_SOME] * image.channels, "std": [_SOME] * image.channels, "sums": [sums]}
     lists = {name: (kind, hash_bytes(data), suffix, len(data)) for name, (kind, suffix, data) in lists_of(contents).items()}
     of_all = dict.fromkeys(("all", *(split.name for split in contents.splits)), statistics)
     index = draft_index(contents, samples, len(shards), of_all, {name: digest for name, (_, digest, _, _) in lists.items()})

@@ -8,7 +8,7 @@ import re
 import secrets
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -274,7 +274,7 @@ def lists_of(contents: Contents) -> dict[str, tuple[str, str, bytes]]:
     return found
 
 
-def draft_index(contents: Contents, samples: int, shards: int, statistics: dict[str, dict[str, Any] | None], files: dict[str, str]) -> Index:
+def draft_index(contents: Contents, samples: int, shards: int, statistics: Mapping[str, dict[str, Any] | None], files: dict[str, str]) -> Index:
     """The index of so many samples in so many shards, all but the name of its table; `files` are the hashes of `lists_of`.
 
     `statistics` are those of the images of each split, and of "all".
@@ -309,7 +309,7 @@ def table_of(index: Index, shards: Sequence[tuple[int, dict[str, str]]]) -> npt.
     return table
 
 
-def _of_training(statistics: dict[str, dict[str, Any] | None]) -> dict[str, Any] | None:
+def _of_training(statistics: Mapping[str, dict[str, Any] | None]) -> dict[str, Any] | None:
     """What `--normalize auto` means: the statistics of the split "train", where there is no such split of all."""
     return statistics.get("train", statistics["all"])
 
