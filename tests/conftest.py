@@ -1,5 +1,6 @@
 """Fixtures that tests of several wings share."""
 
+import multiprocessing
 import os
 from collections.abc import Iterator
 
@@ -8,6 +9,9 @@ import pytest
 from tests.s3 import s3_bucket, s3_proxy, s3_server
 
 __all__ = ["s3_bucket", "s3_proxy", "s3_server"]
+
+# What processes of a fork server need is loaded once, in that server; those that are spawned load all of it themselves.
+multiprocessing.set_forkserver_preload(["torch", "tests.compiler.killed"])
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -34,9 +34,8 @@ def start(*args: Any) -> subprocess.Popen[str]:
 
 
 def fork(raw: Path, out: Path) -> tuple[ForkServerProcess, Connection]:
-    """A build that has begun, in a session of its own, and what it says; its modules are loaded once for all of them."""
+    """A build that has begun, in a session of its own, and what it says."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([killed.__name__])
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=killed.forked, args=(raw, out, theirs))
     process.start()
