@@ -1,5 +1,6 @@
 """Fixtures that tests of several wings share."""
 
+import gc
 import multiprocessing
 import os
 from collections.abc import Iterator
@@ -23,3 +24,10 @@ def _no_waiting_for_the_disk() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda fd: os.fstat(fd) and None)
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_looking_at_what_stays() -> None:
+    """Modules of torch and of the S3 server are a million objects; a test that collects garbage is to look at its own."""
+    gc.collect()
+    gc.freeze()
