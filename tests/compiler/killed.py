@@ -23,7 +23,7 @@ def main(raw: str, out: str, notes: str = "") -> None:
         raise
 
 
-def forked(raw: Path, out: Path, said: Connection) -> None:
+def in_session(raw: Path, out: Path, said: Connection) -> None:
     """The same in a process that a fork server has made, which begins a session; it says when it begins, and how long it took."""
     os.setsid()
     said.send(None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import random
 import shutil
@@ -23,6 +22,7 @@ from mmcompile.errors import BuildError
 from tests.compiler import killed
 from tests.compiler.builds import dataset, inline, make_raw, picture, run, write
 from tests.compiler.planted import Planted, plant
+from tests.support import forked
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLS = 24
@@ -35,13 +35,9 @@ def start(*args: Any) -> subprocess.Popen[str]:
 
 def fork(raw: Path, out: Path) -> tuple[ForkServerProcess, Connection]:
     """A build that has begun, in a session of its own, and what it says."""
-    context = multiprocessing.get_context("forkserver")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=killed.forked, args=(raw, out, theirs))
-    process.start()
-    theirs.close()
-    ours.recv()
-    return process, ours
+    process, said = forked(killed.in_session, raw, out)
+    said.recv()
+    return process, said
 
 
 def session(leader: int) -> list[int]:
