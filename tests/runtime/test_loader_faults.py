@@ -176,8 +176,9 @@ def test_no_page_is_faulted_in_the_steady_state(tmp_path: Path, settings: dict[s
         for images, _labels in loader:
             del images
         faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-    # A batch has at least 150 pages.  Threads may come to be at their furthest ahead for the first time in any one epoch.
-    assert sorted(faults)[4] < len(loader), faults
+    # A batch has at least 150 pages, and one that took fresh ones would do so in each epoch.  Threads may come to be at their furthest ahead for the
+    # first time in any one epoch, and a machine short of memory takes pages away.
+    assert min(faults) < len(loader), faults
 
 
 @pytest.mark.parametrize("workers", [0, 2])
