@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -63,6 +64,7 @@ def test_build_needs_no_torch_before_it_resizes_and_never_the_runtime() -> None:
     assert not below(modules, "mmcompile.runtime")
 
 
+@functools.cache
 def numpys_own() -> set[str]:
     """What numpy itself brings where optional packages are installed beside it."""
     return packages(pulled_in("import numpy, xxhash")) - set(sys.stdlib_module_names)
