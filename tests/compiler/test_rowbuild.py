@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Callable
@@ -113,7 +114,7 @@ def test_shards_have_half_to_twice_their_size_and_end_at_ends_of_groups(data: st
     ends = np.cumsum(sizes).astype(np.int64)
     cuts = row_cuts(0, int(ends[-1]), ends, target)
     assert (cuts[0], cuts[-1]) == (0, int(ends[-1]))
-    for start, stop in zip(cuts, cuts[1:], strict=False):
+    for start, stop in itertools.pairwise(cuts):
         near = [e for e in ends.tolist() if max(1, target // 2) <= e - start <= 2 * target]
         assert stop == (near[0] if near else min(start + target, int(ends[-1])))
         assert 1 <= stop - start <= 2 * target

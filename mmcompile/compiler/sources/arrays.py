@@ -24,10 +24,10 @@ from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.fields import DTYPES, UNITS, Field, Split, field_name
 from mmcompile.format.store import is_url, on_disk
 
-__all__ = ["ArraySource", "Meanings", "array_source", "as_field", "as_stored", "as_words", "recognised"]
+__all__ = ["CLASSES", "ArraySource", "Meanings", "array_source", "as_field", "as_stored", "as_words", "recognised"]
 
 #: Names that say what an array is.
-_IMAGES, _CLASSES = ("image", "images", "img", "x"), ("label", "labels", "y", "target", "targets")
+_IMAGES, CLASSES = ("image", "images", "img", "x"), ("label", "labels", "y", "target", "targets")
 _CHANNELS = (1, 3, 4)
 #: Class numbers beyond this are no classes.
 _MOST_CLASSES = 65_536
@@ -272,7 +272,7 @@ def as_field(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], named: str
     if asked == "image" or (asked is None and word == "uint8" and picture is not None and (alone or field in _IMAGES)):
         assert picture is not None
         return Field(field, word, picture[0], "image", picture[1])
-    if asked == "class" or (asked is None and not shape and dtype.kind in "iu" and unit is None and field in _CLASSES):
+    if asked == "class" or (asked is None and not shape and dtype.kind in "iu" and unit is None and field in CLASSES):
         return Field(field, "int64", (), "class")
     return Field(field, word, shape, "value", unit=unit)
 
