@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -31,9 +31,10 @@ from mmcompile.compiler.output import (
     describe_changes,
     describe_published,
     free_bytes,
-    make_scratch,
+    open_output,
     publish_shards,
-    remove_temporaries,
+    refuse_removed,
+    unless_removed,
 )
 from mmcompile.compiler.parts import remove_plan
 from mmcompile.compiler.plan import row_cuts, rows_per_shard
@@ -47,7 +48,7 @@ from mmcompile.compiler.sources.rows import RowSource
 from mmcompile.errors import BuildError, FormatError, OptionError, SourceError
 from mmcompile.format.canonical import canonical, name_to_json
 from mmcompile.format.catalog import digest_file, list_folder
-from mmcompile.format.commit import sync_folder, write_atomic
+from mmcompile.format.commit import write_atomic
 from mmcompile.format.index import Index, load_index
 from mmcompile.format.lock import Lock
 from mmcompile.format.npy import file_bytes, file_name, hash_bytes, open_array
@@ -106,14 +107,11 @@ class RowBuild:
             self._look()
             if self._stands():  # another run has made it meanwhile
                 return self._standing()
-            scratch = self._make_scratch()
+            scratch = open_output(self.out)
             try:
-                self._run(scratch)
-                return self._publish(lock, scratch)
-            except OSError as error:
-                if isinstance(error, BuildError) or lock.still_held():
-                    raise
-                self._raise_removed(error)
+                with unless_removed(self.out, lock.still_held):
+                    self._run(scratch)
+                    return self._publish(lock, scratch)
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
 
@@ -236,18 +234,6 @@ class RowBuild:
         """Is there nothing to do?  Decided without a byte written."""
         return not self.todo and not self.seals and self.index is not None and self.mark == [self.generation, self._mark()]
 
-    def _make_scratch(self) -> Path:
-        seals = self.out / ".build" / "seals"
-        if seals.is_symlink():
-            raise BuildError(f"{seals}: a link; remove it")
-        scratch = make_scratch(self.out)
-        remove_temporaries(self.out)
-        (self.out / "shards").mkdir(exist_ok=True)
-        for path in (self.out, self.out.parent):
-            with contextlib.suppress(OSError):
-                sync_folder(path)
-        return scratch
-
     def _run(self, scratch: Path) -> None:
         todo = self.todo
         for line in self.changed:
@@ -290,9 +276,6 @@ class RowBuild:
                 free=free,
             )
 
-    def _raise_removed(self, error: OSError | None = None) -> NoReturn:
-        raise BuildError(f"{self.out}: .build was removed while the build ran; nothing is published: run the same command again") from error
-
     def _publish(self, lock: Lock, scratch: Path) -> BuildReport:
         self.progress(Progress("publish"))
         scan = self.scan
@@ -313,8 +296,7 @@ class RowBuild:
             False,
             self._groups(),
         )
-        if not lock.still_held():
-            self._raise_removed()
+        refuse_removed(self.out, lock.still_held)
         done = publish_shards(self.out, scratch, contents)
         clean_up(self.out, self.seals.values(), self.made.values())
         remove_plan(self.out)
@@ -358,6 +340,7 @@ class RowBuild:
             shape=() if only is None else only.sample_shape,
             dtype="" if only is None else only.dtype,
             fields=tuple(f.name for f in self.indexed),
+            unit="row",
             workers=self.workers,
             counts=self.scan.counts,
             warnings=(*self.scan.warnings, *self.warnings),

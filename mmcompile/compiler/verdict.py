@@ -1,22 +1,22 @@
-"""Hides how a build that publishes nothing says why, and what to do: files that could not be settled, too many rejects."""
+"""Hides how a build that publishes nothing says why, and what to do: files that could not be settled, too many rejects, a disk that failed."""
 
 from __future__ import annotations
 
 import errno
 import glob
 import json
+import os
 import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from mmcompile.compiler.outcome import BuildReport
-from mmcompile.errors import BuildError, DecodeError, MMCompileError, SourceError
+from mmcompile.errors import BuildError, DecodeError, SourceError
 from mmcompile.format.canonical import as_text, name_from_json
 from mmcompile.format.commit import write_atomic
 from mmcompile.format.index import INDEX_LIMIT
 
-__all__ = ["listed_rejects", "outcome_of", "too_many", "unsettled", "unsettled_part"]
+__all__ = ["failed_call", "listed_rejects", "too_many", "unsettled", "unsettled_part"]
 
 #: Most keys and reject lines that an error carries.
 _SHOWN = 1000
@@ -24,40 +24,20 @@ _SHOWN = 1000
 _MOST_EXCLUDED = INDEX_LIMIT // 4
 
 
-class Run(Protocol):
-    """A build, of whatever source."""
-
-    out: Path
-    report: BuildReport
-
-    @property
-    def staging(self) -> object | None:
-        """Where OUT is made, when it is a URL."""
-
-    def build(self) -> BuildReport: ...
-
-    def dry(self) -> BuildReport: ...
-
-
-def outcome_of(run: Run, dry_run: bool) -> BuildReport:
-    """Build, or say what a build would do.  An error of the system becomes a BuildError that says what is kept."""
-    try:
-        return run.dry() if dry_run else run.build()
-    except MMCompileError:
-        raise
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            where = "on the device" if run.staging is None else f"in {tempfile.gettempdir()}, where shards are made (TMPDIR)"
-            what = f"no space left {where}; what is finished is kept: free some space and run the same command again"
-        else:
-            where = "" if error.filename is None or str(error.filename) == str(run.out) else f"{error.filename}: "
-            what = f"{where}{error.strerror or error}; whatever was finished is kept, and the same command goes on when this is mended"
-        raise BuildError(f"{run.report.out}: {what}", errno=error.errno) from error
-
-
 def listed_rejects(out: Path) -> Path:
     """Where the rejects of an unfinished build are listed."""
     return out / ".build" / "rejects.jsonl"
+
+
+def failed_call(out: str, error: OSError, *, staged: bool) -> BuildError:
+    """The error where a system call failed; `staged`: OUT is a URL, and shards are made in a temporary folder."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = f"in {tempfile.gettempdir()}, where shards are made (TMPDIR)" if staged else "on the device"
+        what = f"no space left {where}; what is finished is kept: free some space and run the same command again"
+    else:
+        where = "" if error.filename is None or str(error.filename) == os.path.abspath(out) else f"{error.filename}: "
+        what = f"{where}{error.strerror or error}; whatever was finished is kept, and the same command goes on when this is mended"
+    return BuildError(f"{out}: {what}", errno=error.errno)
 
 
 def unsettled(out: Path, failures: list[tuple[bytes, str]], rejects: int, allowed: int) -> SourceError:

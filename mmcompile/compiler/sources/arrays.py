@@ -17,16 +17,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mmcompile.compiler.sources.lies import Lies, lies_in_idx, lies_in_npy, lies_in_npz, lies_in_raw
+from mmcompile.compiler.sources.lies import Lies, is_idx, lies_in_idx, lies_in_npy, lies_in_npz, lies_in_raw
 from mmcompile.compiler.sources.names import show
-from mmcompile.compiler.sources.rows import RowScan, fresh_stamp
+from mmcompile.compiler.sources.rows import RowScan, RowSource, fresh_stamp
 from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.fields import DTYPES, UNITS, Field, Split, field_name
+from mmcompile.format.store import is_url, on_disk
 
-__all__ = ["ArraySource", "Meanings", "as_field", "parse_shape"]
+__all__ = ["CLASSES", "ArraySource", "Meanings", "array_source", "as_field", "as_stored", "as_words", "recognised"]
 
 #: Names that say what an array is.
-_IMAGES, _CLASSES = ("image", "images", "img", "x"), ("label", "labels", "y", "target", "targets")
+_IMAGES, CLASSES = ("image", "images", "img", "x"), ("label", "labels", "y", "target", "targets")
 _CHANNELS = (1, 3, 4)
 #: Class numbers beyond this are no classes.
 _MOST_CLASSES = 65_536
@@ -55,6 +56,10 @@ class _Column:
         if self.part is not None:
             values = values[self.part]
         return as_stored(values, self.field)
+
+
+def as_words(meanings: Meanings) -> list[str]:
+    return [f"{name}={meaning}" for name, meaning in sorted(meanings.items())]
 
 
 def as_stored(values: Array, spec: Field) -> Array:
@@ -87,8 +92,9 @@ class ArraySource:
 
     def identity(self) -> dict[str, object]:
         """The settings that decide which rows there are and what they hold."""
-        shape = None if self._shape is None else [list(self._shape[0]), self._shape[1]]
-        return {"kind": self._form, "as": dict(sorted(self._meanings.items())), "dtype": self._dtype, "shape": shape}
+        rows, n = self._shape or ((), None)
+        shape = "x".join(map(str, rows)) if n is None else ",".join(map(str, (n, *rows)))
+        return {"kind": self._form, "as": as_words(self._meanings), **({"array_dtype": self._dtype, "shape": shape} if self._shape else {})}
 
     def scan(self, progress: Callable[[int], None] | None = None) -> RowScan:
         """Read the headers; only class numbers are looked at.  Raises SourceError, naming file, what was expected and what was found."""
@@ -266,7 +272,7 @@ def as_field(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], named: str
     if asked == "image" or (asked is None and word == "uint8" and picture is not None and (alone or field in _IMAGES)):
         assert picture is not None
         return Field(field, word, picture[0], "image", picture[1])
-    if asked == "class" or (asked is None and not shape and dtype.kind in "iu" and unit is None and field in _CLASSES):
+    if asked == "class" or (asked is None and not shape and dtype.kind in "iu" and unit is None and field in CLASSES):
         return Field(field, "int64", (), "class")
     return Field(field, word, shape, "value", unit=unit)
 
@@ -280,7 +286,78 @@ def _picture(shape: tuple[int, ...]) -> tuple[tuple[int, ...], str] | None:
     return shape, "chw" if shape[0] in _CHANNELS else "hwc"
 
 
-def parse_shape(text: str) -> tuple[tuple[int, ...], int | None]:
+def recognised(raw: Sequence[str]) -> str | None:
+    """What RAW is, if it is arrays: "npy", "npz", "idx" or "npy-folder"."""
+    if len(raw) == 1 and os.path.isdir(raw[0]):
+        from mmcompile.compiler.sources.npyfolder import holds_arrays
+
+        try:
+            if _idx_files(raw[0]):
+                return "idx"
+            return "npy-folder" if holds_arrays(raw[0]) else None
+        except OSError:
+            return None  # whoever reads it as a folder says what is wrong
+    forms = {os.path.splitext(path)[1].lower() if os.path.isfile(path) else "" for path in raw}
+    if forms in ({".npy"}, {".npz"}) and len(raw) == 1:
+        return forms.pop()[1:]
+    return "idx" if all(os.path.isfile(path) and is_idx(path) for path in raw) else None
+
+
+def _idx_files(folder: str) -> list[str]:
+    """The files of a folder that are called as those of MNIST."""
+    with os.scandir(folder) as entries:
+        return sorted(entry.path for entry in entries if _IDX_NAME.match(entry.name) and entry.is_file())
+
+
+def array_source(form: str, raw: Sequence[str], meanings: Sequence[str] = (), shape: str | None = None, dtype: str | None = None) -> RowSource:
+    """The source of arrays of this form.
+
+    `meanings` are NAME=image, NAME=class or NAME=value.  Files without a header ("raw") need `shape` and `dtype`: "28x28", the shape of a row, or
+    "60000,28,28", that of all; a dtype as numpy calls it ("float32", ">i2").  Raises OptionError.
+    """
+    for path in raw:
+        if is_url(on_disk(path)):
+            raise OptionError(f"{path}: arrays are read from a disk: bring the file to one")
+    told = _meanings(meanings)
+    if form == "npy-folder":
+        from mmcompile.compiler.sources.npyfolder import NpyFolder
+
+        return NpyFolder(_one(form, raw), told)
+    if form == "idx":
+        return ArraySource(_idx_files(raw[0]) if len(raw) == 1 and os.path.isdir(raw[0]) else raw, form, told)
+    if form != "raw":
+        return ArraySource([_one(form, raw)], form, told)
+    if shape is None or dtype is None:
+        raise OptionError(
+            "a file without a header needs --shape and --array-dtype, as in --shape 28x28 --array-dtype uint8", options=["shape", "array_dtype"]
+        )
+    try:
+        found = np.dtype(dtype)
+        as_field("x", found, (), "--array-dtype", {})
+    except (TypeError, SourceError):
+        raise OptionError(
+            f"--array-dtype must be one of {', '.join(DTYPES)}, or with a byte order as in >i2; found {dtype!r}", options=["array_dtype"]
+        ) from None
+    return ArraySource([_one(form, raw)], form, told, dtype=found.str, shape=_parse_shape(shape))
+
+
+def _one(form: str, raw: Sequence[str]) -> str:
+    if len(raw) > 1:
+        raise OptionError(f"--source {form} is one file or folder, {len(raw)} were given: build them one by one, then merge them")
+    return raw[0]
+
+
+def _meanings(words: Sequence[str]) -> Meanings:
+    out: Meanings = {}
+    for word in words:
+        name, _, meaning = word.partition("=")
+        if meaning not in ("image", "class", "value") or not name:
+            raise OptionError(f"--as must be NAME=image, NAME=class or NAME=value, found {word!r:.80}", options=["as"])
+        out[field_name(name)] = meaning
+    return out
+
+
+def _parse_shape(text: str) -> tuple[tuple[int, ...], int | None]:
     """(shape of a row, number of rows or None) of "28x28" (a row) or "60000,28,28" (all rows).  Raises OptionError."""
     whole = "," in text
     try:

@@ -24,7 +24,9 @@ class SourceOptions:
     """What is taken from RAW, and as what; called as on the command line.  Each kind of source takes some of these, and the others are refused.
 
     `source`: the name of a kind, None: what RAW is decides.  `include`, `exclude`, `hidden`: which files (see FolderSource).  `compat`:
-    "torchvision" for exactly the files that its ImageFolder takes.  `images`, `image_column`, `label_column`, `columns`: see ManifestSource.
+    "torchvision" for exactly the files that its ImageFolder takes.  `images`, `image_column`, `label_column`, `columns`: see ManifestSource.  `as_`,
+    `shape`, `array_dtype`: what arrays mean, and what files without a header hold (see `array_source`).  `columns`, `group_by`, `order_by`, `split_by`:
+    of tables (see TableWishes).
     """
 
     source: str | None = None
@@ -36,6 +38,12 @@ class SourceOptions:
     image_column: str | None = None
     label_column: str | None = None
     columns: tuple[str, ...] | None = None
+    as_: tuple[str, ...] = ()
+    shape: str | None = None
+    array_dtype: str | None = None
+    group_by: str | None = None
+    order_by: str | None = None
+    split_by: str | None = None
 
     @property
     def extensions(self) -> frozenset[str] | None:
@@ -90,9 +98,46 @@ def _manifest(raw: Sequence[str], options: SourceOptions) -> Source:
 
 _COLUMNS = frozenset({"images", "image_column", "label_column", "columns"})
 
+def _is_tables(raw: Sequence[str]) -> bool:
+    from mmcompile.compiler.sources.tablefiles import is_tables
+
+    return is_tables([on_disk(place) for place in raw])
+
+
+def _tables(raw: Sequence[str], options: SourceOptions) -> RowSource:
+    from mmcompile.compiler.sources.table import TableSource, TableWishes
+
+    if url := next((place for place in raw if is_url(on_disk(place))), None):
+        raise OptionError(f"{url}: tables are read from a disk: bring them to one")
+    return TableSource([on_disk(place) for place in raw], TableWishes(options.columns, options.group_by, options.order_by, options.split_by))
+
+
+def _is_arrays(form: str) -> Callable[[Sequence[str]], bool]:
+    """Does RAW hold arrays of this form?"""
+
+    def recognises(raw: Sequence[str]) -> bool:
+        from mmcompile.compiler.sources.arrays import recognised
+
+        return recognised(raw) == form
+
+    return recognises
+
+
+def _arrays(form: str) -> Callable[[Sequence[str], SourceOptions], RowSource]:
+    def make(raw: Sequence[str], options: SourceOptions) -> RowSource:
+        from mmcompile.compiler.sources.arrays import array_source
+
+        return array_source(form, raw, options.as_, options.shape, options.array_dtype)
+
+    return make
+
+
 #: In the order in which they are asked; the last takes what is left, and its scan says what is wrong with it.
 KINDS: tuple[Kind, ...] = (
     Kind("manifest", _is_manifest, _manifest, frozenset({"include", "exclude", "compat"}) | _COLUMNS),
+    Kind("table", _is_tables, _tables, frozenset({"columns", "group_by", "order_by", "split_by"})),
+    *(Kind(form, _is_arrays(form), _arrays(form), frozenset({"as_"})) for form in ("npy", "npz", "idx", "npy-folder")),
+    Kind("raw", lambda raw: False, _arrays("raw"), frozenset({"as_", "shape", "array_dtype"})),
     Kind("folder", lambda raw: True, _folder, frozenset({"include", "exclude", "hidden", "compat"})),
 )
 
@@ -112,7 +157,7 @@ def open_source(raw: Sequence[str], options: SourceOptions) -> Source | RowSourc
 
 def _refusal(kind: Kind, refused: list[str], asked: bool) -> OptionError:
     """What to say of options that a kind of source does not take; `asked`: --source names that kind."""
-    words = [name.replace("_", "-") for name in refused]
+    words = [name.strip("_").replace("_", "-") for name in refused]
     listed = ", ".join(f"--{word}" for word in words)
     read = f"--source {kind.name}" if asked else f"this RAW, which is read as {kind.name}"
     others = [other.name for other in KINDS if other.takes.issuperset(refused)]

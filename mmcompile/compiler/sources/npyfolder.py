@@ -14,7 +14,7 @@ import numpy.typing as npt
 import xxhash
 
 from mmcompile.compiler.sources import LABEL
-from mmcompile.compiler.sources.arrays import Meanings, as_field, as_stored
+from mmcompile.compiler.sources.arrays import Meanings, as_field, as_stored, as_words
 from mmcompile.compiler.sources.keys import Keys
 from mmcompile.compiler.sources.lies import Lies, lies_in_npy, stat_of
 from mmcompile.compiler.sources.names import show
@@ -64,7 +64,7 @@ class NpyFolder:
 
     def identity(self) -> dict[str, object]:
         """The settings that decide which rows there are and what they hold."""
-        return {"kind": "npy-folder", "as": dict(sorted(self._meanings.items()))}
+        return {"kind": "npy-folder", "as": as_words(self._meanings)}
 
     def scan(self, progress: Callable[[int], None] | None = None) -> RowScan:
         """List the files and look at each one's size; the first says what all hold.  Raises SourceError."""
