@@ -84,8 +84,8 @@ def _manifest(raw: Sequence[str], options: SourceOptions) -> Source:
         raise OptionError("expected one list of images: put them together in one file, with a column split where they are splits")
     if is_url(on_disk(raw[0])):
         raise OptionError(f"{raw[0]}: a list of images is read from a disk: bring it, and the images, to one")
-    wishes = Wishes(options.image_column, options.label_column, options.columns)
-    return ManifestSource(on_disk(raw[0]), wishes, options.images, options.include, options.exclude)
+    wishes = Wishes(options.image_column, options.label_column, options.columns, options.include, options.exclude)
+    return ManifestSource(on_disk(raw[0]), wishes, options.images)
 
 
 _COLUMNS = frozenset({"images", "image_column", "label_column", "columns"})

@@ -99,7 +99,7 @@ def refuse_twice(keys: Keys, faults: Faults) -> str:
     if not alike:
         return ""
     a, b = alike[0]
-    return f"{len(alike):,} names differ from another in case only, as {_shown(keys[a])} ({where(a)}) and {_shown(keys[b])} ({where(b)})"
+    return f"names that differ from another in case only: {len(alike):,}, as {_shown(keys[a])} ({where(a)}) and {_shown(keys[b])} ({where(b)})"
 
 
 def _pairs(hashes: npt.NDArray[np.uint64], order: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
