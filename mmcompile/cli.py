@@ -1,8 +1,8 @@
 """The command line: parse, one library call, print.  The only home of click and exit codes.
 
 Results go to standard output, all else to standard error.  With --json standard output is exactly one JSON document, for errors too, valid against
-schemas/report.schema.json.  An expected error is one line and an exit code: 0 fine, 1 a problem, 2 wrong usage, 130 stopped by Ctrl-C; where a
-command goes on from there, that command is the last line.  Nothing heavy is imported before a command needs it.
+schemas/report.schema.json.  An expected error is one line and an exit code: 0 fine, 1 a problem, 2 wrong usage, 130 stopped by Ctrl-C, 143 by
+SIGTERM; where a command goes on from there, that command is the last line.  Nothing heavy is imported before a command needs it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mmcompile import summary, text
 from mmcompile.compiler.outcome import Progress
 from mmcompile.errors import EngineError, MMCompileError, OptionError, RemoteError
 from mmcompile.options import BYTES, COLUMNS, COUNT, NUMBERS, PAIR, PLACE, RANGE, RATIO, REJECTS, SECONDS, SIZE, TRIPLE, Form, as_typed, read_config
-from mmcompile.terminal import Show, fill_standard_streams, say, say_json
+from mmcompile.terminal import Show, Terminable, fill_standard_streams, say, say_json
 
 if TYPE_CHECKING:
     from mmcompile.compiler.preprocess import Preprocess
@@ -29,7 +29,8 @@ __all__ = ["main", "program"]
 
 #: Bad files named under an error; all of them stand in the file that the error names.
 _EXAMPLES = 5
-_STOPPED = 130
+#: Exit codes as a shell has them for a process that a signal ended.
+_STOPPED, _TERMINATED = 130, 143
 
 # ---------------------------------------------------------------- every outcome -> exit code
 
@@ -44,14 +45,17 @@ class _Program(click.Group):
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="backslashreplace")  # a name that this terminal's encoding lacks is no error
-        try:
-            code = super().main(arguments, prog_name or "mmcompile", standalone_mode=False, obj=arguments, **extra)
-        except SystemExit:  # how click ends when the reader of its help left
-            code = 0
-        except Exception as error:
-            code = _report(error, arguments)
-            if code is None:
-                raise
+        with Terminable() as term:
+            try:
+                code = super().main(arguments, prog_name or "mmcompile", standalone_mode=False, obj=arguments, **extra)
+            except SystemExit:  # how click ends when the reader of its help left
+                code = 0
+            except Exception as error:
+                code = _report(error, arguments)
+                if code is None:
+                    raise
+                if code == _STOPPED and term.came:
+                    code = _TERMINATED
         sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -332,7 +336,8 @@ def build(ctx: click.Context, /, raw: tuple[str, ...], out: str, dry_run: bool, 
     if as_json:
         say_json(report.to_json())
     else:
-        say([*summary.build_lines(report), *text.next_parts(_called(), ctx.obj, report.shards, report.plan_only, report.part)])
+        following = [] if dry_run else text.next_parts(_called(), ctx.obj, report.shards, report.plan_only, report.part)
+        say([*summary.build_lines(report), *following])
     return 0
 
 
@@ -402,7 +407,7 @@ def verify(out: str, raw: str | None, no_lock: bool, as_json: bool) -> int:
 @click.option("--generation", metavar="G", help="An earlier one, by its 32 hex digits.  Default: the current one.")
 @_JSON
 def info(out: str, table: str | None, as_config: bool, generation: str | None, as_json: bool) -> int:
-    """Show what is in OUT: fields, samples, classes, sizes, settings, statistics, rejects, generations.
+    """Show what is in OUT: fields, samples, classes, sizes, settings, statistics, rejects, generations.  Exit code 1 if shard files are missing.
 
     \b
     mmcompile info out/
@@ -423,7 +428,7 @@ def info(out: str, table: str | None, as_config: bool, generation: str | None, a
         say_json(document)
     else:
         say(summary.info_lines(document))
-    return 0
+    return 1 if document["missing"] else 0
 
 
 def _write_csv(path: str, rows: Iterable[dict[str, Any]]) -> None:
