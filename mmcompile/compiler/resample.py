@@ -161,7 +161,7 @@ def resize(pixels: npt.NDArray[np.uint8], size: tuple[int, int], filter: str, sh
     # Whole columns, as torch would copy a part of them first; unless it took the axis for one that stays as it is.
     part = pixels[: down[0] if down else height, : across[0] if across and width == columns else width]
     made = np.empty((rows if down else size[0], columns if across else size[1], channels), np.uint8)
-    batch, out = (torch.from_numpy(array).permute(2, 0, 1).unsqueeze(0) for array in (part, made))
+    batch, out = (torch.from_numpy(array.transpose(2, 0, 1)[None]) for array in (part, made))
     # Without an `out` that has its pixels together torch takes them apart, one byte at a time.
     _kernels(filter)(batch, made.shape[:2], False, down[1] if down else None, across[1] if across else None, out=out)
     return made[:rows, :columns]
