@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -105,6 +108,35 @@ def test_the_remedy_for_a_url_is_one_that_works(root: Path, url: str, s3_bucket:
     with Mirror(url) as mirror:
         for remedy in (f"run `mmcompile verify {mirror.folder} --repair RAW`", "run `mmcompile verify`, then `--repair RAW`"):
             assert mirror.text(f"{mirror.folder}/a: bad; {remedy}") == f"{url}/a: bad; {REMEDY}"
+
+
+def test_a_full_disk_here_names_the_folder_that_is_full(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for name in ("store.Store.get", "mirror.make_stub"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"mmcompile.format.{name}", full)
+            with pytest.raises(OSError, match="No space left") as error:
+                describe(url)
+            assert type(error.value) is OSError
+            if name == "store.Store.get":
+                assert str(error.value.filename).startswith(str(tmp_path))
+
+
+def test_what_is_no_folder_of_ours_is_refused(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    base = tmp_path / f"mmcompile-{os.getuid()}"
+    (tmp_path / "other").mkdir()
+    for make in (lambda: base.write_bytes(b"mine"), lambda: base.symlink_to(tmp_path / "other"), lambda: base.symlink_to("nowhere")):
+        make()
+        with pytest.raises(RemoteError, match=rf"^{base}: belongs to someone else, or is no folder; remove it, or set TMPDIR to another folder$"):
+            describe(url)
+        base.unlink()
+    assert not list((tmp_path / "other").iterdir())
+    describe(url)
 
 
 def test_problems_of_a_url_name_it(root: Path, url: str, s3_bucket: Bucket) -> None:

@@ -190,9 +190,15 @@ def test_what_is_no_dataset_is_said_in_a_line(url: str, s3_bucket: Bucket, tmp_p
         MMapShardDataset(url, generation="../../index", cache=cache)
     with pytest.raises(RemoteError, match="nosuch"):
         MMapShardDataset("nosuch://bucket/out", cache=cache)
-    s3_bucket.fill({"index.json": b"{}"}, "out")
-    with pytest.raises(FormatError, match=rf"{url}/index.json: changed after it was published"):
-        MMapShardDataset(url, cache=cache)
+    remedy = "copy the dataset to a disk and run `mmcompile verify FOLDER --repair RAW` there$"
+    for bad, said in (
+        (b"{}", "changed after it was published"),
+        (b"", "changed after it was published"),
+        (b"{" * (1 << 21), "more than 1,048,576 bytes"),
+    ):
+        s3_bucket.fill({"index.json": bad}, "out")
+        with pytest.raises(FormatError, match=rf"^{url}/index.json: {said}.*; {remedy}"):
+            MMapShardDataset(url, cache=cache)
     monkeypatch.setitem(sys.modules, "fsspec", None)
     with pytest.raises(RemoteError, match=r"pip install 'mmcompile\[remote\]'"):
         MMapShardDataset(url, cache=cache)
@@ -233,11 +239,12 @@ def test_a_damaged_object_is_asked_for_twice_and_never_served(local: Path, url: 
         s3_bucket.fill({name: bad}, "out/shards")
         s3_proxy.forget()
         with pytest.raises(
-            CorruptShardError, match=rf"{url}/shards/{name}: damaged, twice: .*{name[6:38]}, found .* of hash [0-9a-f]{{32}}"
+            CorruptShardError,
+            match=rf"{url}/shards/{name}: damaged, twice: .*{name[6:38]}, found .* of hash [0-9a-f]{{32}}; run `mmcompile verify {url}`$",
         ) as error:
             _ = ds[10]
         assert error.value.details["expected"] == name[6:38]
-        assert 2 <= s3_proxy.count("GET", name) <= 10
+        assert 2 <= s3_proxy.count("GET", name) <= (2 if len(bad) == len(good) else 10)
         assert not copies(tmp_path / "cache")
     s3_bucket.fill({name: good}, "out/shards")
     assert (ds[10][0].numpy() == IMAGES[10]).all()
@@ -249,13 +256,58 @@ def test_a_damaged_copy_is_brought_anew(url: str, tmp_path: Path, s3_proxy: Prox
     del ds
     [path] = copies(tmp_path / "cache")
     good = path.read_bytes()
-    for bad in (good[:100], good + b"x", bytes(len(good))):
+    for bad in (good[:100], b"", good + b"x", bytes(len(good))):
         path.write_bytes(bad)
         assert (MMapShardDataset(url, "all", cache=Cache(tmp_path / "cache"))[0][0].numpy() == IMAGES[0]).all()
         assert path.read_bytes() == good
     [table] = copies(tmp_path / "cache", "table")
     table.write_bytes(bytes(table.stat().st_size))
     assert len(MMapShardDataset(url, "all", cache=Cache(tmp_path / "cache"))) == 60
+
+
+def test_a_copy_that_is_cut_short_while_it_is_read_is_brought_anew(local: Path, tmp_path: Path) -> None:
+    ds = MMapShardDataset(local, "all", engine="pread", cache=Cache(tmp_path / "cache"))
+    _ = ds[0]
+    [path] = copies(tmp_path / "cache")
+    for row, size in ((0, 4200), (9, 50_000), (5, 0)):
+        os.truncate(path, size)
+        assert (ds[row][0].numpy() == IMAGES[row]).all()
+    os.truncate(path, 4200)
+    assert (ds[::-1][0].numpy() == IMAGES[::-1]).all()
+    os.truncate(path, 4200)
+    name = path.name
+    (local / "shards" / name).unlink()
+    with pytest.raises(CorruptShardError, match=rf"{local}/shards/{name}: missing; run `mmcompile verify {local} --repair RAW`"):
+        _ = ds[0]
+
+
+def test_what_is_published_and_pruned_while_it_is_opened_is_opened(local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    generation, read, published = MMapShardDataset(local, "all").generation, _Folder.read, []
+
+    def publish(self: _Folder, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        data = read(self, name, start, stop)
+        if name == "index.json" and not published:
+            published.append(name)
+            make_dataset(local, 255 - IMAGES, LABELS, shards=SHARDS, splits={"train": 40, "val": 20})
+            (local / "generations" / f"{generation}.json").unlink()
+        return data
+
+    monkeypatch.setattr(_Folder, "read", publish)
+    ds = MMapShardDataset(local, "all", cache=Cache(tmp_path / "cache"))
+    assert published
+    assert ds.generation != generation
+    assert (ds[7][0].numpy() == 255 - IMAGES[7]).all()
+    (local / "generations" / f"{ds.generation}.json").unlink()
+    (local / "generations" / f"{'0' * 32}.json").touch()
+    with pytest.raises(FormatError, match=rf"{local}/index.json: changed after .*; run `mmcompile verify {local} --repair RAW`$"):
+        MMapShardDataset(local, "all", cache=Cache(tmp_path / "other"))
+
+    def refuse(path: Any) -> list[str]:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    with pytest.raises(RemoteError, match=rf"{local}/generations: cannot be read \(Permission denied\)"):
+        MMapShardDataset(local, "all", cache=Cache(tmp_path / "other"))
 
 
 def test_a_copy_of_the_right_size_and_other_content_is_never_served(local: Path, tmp_path: Path) -> None:
@@ -346,6 +398,37 @@ def test_a_copy_that_others_remove_before_it_is_opened_is_not_called_missing(loc
     with pytest.raises(OSError, match=rf"the copy of {local}/shards/image-.* was removed 3 times .*'{tmp_path}/cache/mmcompile-cache'") as error:
         _ = ds[10]
     assert not isinstance(error.value, FormatError | FileNotFoundError)
+
+
+def test_a_copy_that_is_cut_before_it_is_opened_is_brought_anew(local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held, replace, left = Staged.held, Staged.replace, [0]
+    cuts: list[str] = []
+
+    @contextmanager
+    def cut(self: Staged, name: str, nbytes: int | None) -> Iterator[Path]:
+        with held(self, name, nbytes) as path:
+            if left[0]:
+                left[0] -= 1
+                cuts.append(name)
+                os.truncate(path, 5000)
+            yield path
+
+    def removed(self: Staged, name: str) -> None:
+        if len(cuts) == 2:  # another reader saw it too, and was faster
+            (self.shards / name).unlink()
+        replace(self, name)
+
+    ds = MMapShardDataset(local, "all", fields=["image"], cache=Cache(tmp_path / "cache"))
+    monkeypatch.setattr(Staged, "held", cut)
+    monkeypatch.setattr(Staged, "replace", removed)
+    for row in (0, 10):
+        left[0] = 1
+        assert (ds[row].numpy() == IMAGES[row]).all()
+    left[0] = 2
+    with pytest.raises(CorruptShardError, match=rf"^{local}/shards/image-[0-9a-f]*.npy: 5,000 bytes, expected 52,096 ") as error:
+        _ = ds[20]
+    assert error.value.details["path"] == f"{local}/shards/{cuts[-1]}"
+    assert len(cuts) == 4
 
 
 # -- ahead
@@ -495,6 +578,7 @@ def test_what_a_killed_process_left_is_brought_anew_and_nothing_stays(url: str, 
     process.communicate()
     [left] = copies(tmp_path / "cache")
     assert left.suffix == ".part"
+    os.utime(left, (0, 0))  # one just made may be about to be locked
     ds = MMapShardDataset(url, "all", cache=Cache(tmp_path / "cache"))
     assert (ds[59][0].numpy() == IMAGES[59]).all()
     assert not left.exists()  # nobody was at it
