@@ -44,7 +44,7 @@ from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.run import Counts, Runner, ShardWork
 from mmcompile.compiler.seals import Seal
 from mmcompile.compiler.shardcall import versions_here
-from mmcompile.compiler.sources import Scan, Source
+from mmcompile.compiler.sources import Scan, Source, roots_of
 from mmcompile.compiler.sources.choose import SourceOptions, open_source
 from mmcompile.compiler.sources.rows import RowSource
 from mmcompile.compiler.staging import Staging
@@ -237,7 +237,8 @@ class Build:
     def _check_output(self) -> None:
         if self.staging is not None:
             self.staging.look()
-        check_output(self.out, self.source.root, None if self.staging is None else self.staging.store.url)
+        for raw in roots_of(self.source):
+            check_output(self.out, raw, None if self.staging is None else self.staging.store.url)
 
     def _lock(self) -> Lock | StoreLock:
         required = self.options.lock

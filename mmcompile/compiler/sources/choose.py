@@ -13,6 +13,7 @@ from mmcompile.compiler.formats import TORCHVISION_EXTENSIONS
 from mmcompile.compiler.sources import Source
 from mmcompile.compiler.sources.remote import folder_source
 from mmcompile.compiler.sources.rows import RowSource
+from mmcompile.compiler.sources.splits import Layout, parse_splits
 from mmcompile.errors import OptionError
 
 __all__ = ["KINDS", "Kind", "SourceOptions", "open_source"]
@@ -23,7 +24,8 @@ class SourceOptions:
     """What is taken from RAW, and as what; called as on the command line.  Each kind of source takes some of these, and the others are refused.
 
     `source`: the name of a kind, None: what RAW is decides.  `include`, `exclude`, `hidden`: which files (see FolderSource).  `compat`:
-    "torchvision" for exactly the files that its ImageFolder takes.
+    "torchvision" for exactly the files that its ImageFolder takes.  `split`: NAME=FOLDER for each folder that is a split.  `classes_from`: a dataset
+    or file that says the names and numbers of the classes.
     """
 
     source: str | None = None
@@ -31,6 +33,8 @@ class SourceOptions:
     exclude: tuple[str, ...] = ()
     hidden: bool = False
     compat: str | None = None
+    split: tuple[str, ...] = ()
+    classes_from: str | None = None
 
     @property
     def extensions(self) -> frozenset[str] | None:
@@ -61,13 +65,32 @@ class Kind:
 
 
 def _folder(raw: Sequence[str], options: SourceOptions) -> Source:
-    if len(raw) > 1:
-        raise OptionError("expected one folder of images")
-    return folder_source(raw[0], options.include, options.exclude, hidden=options.takes_hidden, extensions=options.extensions)
+    classes = None
+    if options.classes_from is not None:
+        from mmcompile.compiler.sources.classmap import read_classes
+
+        classes = read_classes(options.classes_from)
+    layout = Layout(parse_splits(raw, options.split), classes)
+    made = [
+        folder_source(
+            place,
+            options.include,
+            options.exclude,
+            hidden=options.takes_hidden,
+            extensions=options.extensions,
+            layout=layout if len(raw) == 1 else None,
+        )
+        for place in raw
+    ]
+    if len(made) == 1:
+        return made[0]
+    from mmcompile.compiler.sources.joined import JoinedSource
+
+    return JoinedSource(tuple(made), layout)
 
 
 #: In the order in which they are asked; the last takes what is left, and its scan says what is wrong with it.
-KINDS: tuple[Kind, ...] = (Kind("folder", lambda raw: True, _folder, frozenset({"include", "exclude", "hidden", "compat"})),)
+KINDS: tuple[Kind, ...] = (Kind("folder", lambda raw: True, _folder, frozenset({"include", "exclude", "hidden", "compat", "split", "classes_from"})),)
 
 
 def open_source(raw: Sequence[str], options: SourceOptions) -> Source | RowSource:
