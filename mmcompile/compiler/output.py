@@ -16,6 +16,7 @@ import numpy as np
 
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.seals import Seal
+from mmcompile.compiler.sources.splits import train_of
 from mmcompile.errors import BuildError, FormatError, OutputExistsError, ResumeError
 from mmcompile.format.canonical import canonical, name_to_json, parse
 from mmcompile.format.catalog import kept_files, list_folder, load_table, named_files, single_files
@@ -202,7 +203,7 @@ def publish_shards(out: Path, scratch: Path, contents: Contents) -> Published:
     found = _statistics(contents, parts)
     fields, classes = contents.fields, contents.classes
     if contents.preprocess.normalize == "auto":
-        statistics = found.get("train", found["all"])
+        statistics = found[train_of(contents.splits).name]
         if statistics is None or min(statistics["std"]) <= 0:
             raise BuildError(f"{out}: --normalize auto needs channels that vary; a standard deviation is 0 or unknown: give --mean and --std")
         fields = (replace(fields[0], normalize=(tuple(statistics["mean"]), tuple(statistics["std"]))), *fields[1:])

@@ -29,6 +29,7 @@ from mmcompile.compiler.run import ShardWork
 from mmcompile.compiler.seals import Seal
 from mmcompile.compiler.sources import Scan, Source
 from mmcompile.compiler.sources.keys import Keys
+from mmcompile.compiler.sources.splits import train_of
 from mmcompile.compiler.statcache import StatCache, old_enough
 from mmcompile.compiler.task import Job, hash_items, remembered_as
 from mmcompile.compiler.versions import versions_changed
@@ -109,8 +110,10 @@ class Wanted:
 
     @classmethod
     def of(cls, asked: Preprocess, chosen: Preprocess, why: str, source: Source, scan: Scan, options: BuildOptions) -> Wanted:
-        """Raises OptionError where the settings are too long for an index."""
+        """Raises OptionError where the settings are too long for an index, or no split has the statistics that are asked for."""
         preprocess = chosen.resolved()
+        if preprocess.normalize == "auto":
+            train_of(scan.ranges)
         normalize = preprocess.read_normalize()
         image = Field(
             "image",
