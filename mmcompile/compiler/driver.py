@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +41,7 @@ from mmcompile.compiler.output import (
 from mmcompile.compiler.parts import plan_exists, refuse_other, remove_plan
 from mmcompile.compiler.planning import Listed, Planned, Wanted
 from mmcompile.compiler.preprocess import Preprocess
+from mmcompile.compiler.previous import Whole
 from mmcompile.compiler.run import Counts, Runner, ShardWork
 from mmcompile.compiler.seals import Seal
 from mmcompile.compiler.shardcall import versions_here
@@ -50,10 +51,11 @@ from mmcompile.compiler.sources.rows import RowSource
 from mmcompile.compiler.staging import Staging
 from mmcompile.compiler.statcache import StatCache
 from mmcompile.compiler.task import Job, warm_up
-from mmcompile.compiler.verdict import listed_rejects, too_many, unsettled
+from mmcompile.compiler.verdict import listed_rejects, replaced, too_many, unsettled
 from mmcompile.errors import BuildError, EngineError, MMCompileError, OptionError, RemoteError, SourceError
 from mmcompile.format.canonical import canonical
 from mmcompile.format.commit import sync_folder, write_atomic
+from mmcompile.format.index import Split
 from mmcompile.format.lock import Lock
 from mmcompile.format.store import is_url, on_disk
 from mmcompile.format.storelock import StoreLock
@@ -150,6 +152,7 @@ class Build:
         self.began = time.monotonic()
         self.scan: Scan
         self.early: Planned | None = None
+        self.sealed: dict[int, Seal] = {}
         self.report = BuildReport(out=str(out), samples=0, rejects=0, shards=0, bytes=0, seconds=0.0)
         allowed_rejects(max_rejects, 0)
         preprocess.resolved()
@@ -331,7 +334,6 @@ class Build:
         if self.planned.previous.remembered and todo:
             self.job = replace(self.job, remembered=scratch / "remembered.json")
             write_atomic(scratch / "remembered.json", canonical(self.planned.previous.remembered), durable=False)
-        self.sealed: dict[int, Seal] = {}
         self._next_save = time.monotonic() + _SAVE_S
 
         def on_sealed(work: ShardWork, seal: Seal) -> None:
@@ -373,21 +375,17 @@ class Build:
         self.progress(Progress("publish"))
         if self.staging is not None:
             self.staging.refresh()
-        rejects: list[dict[str, Any]] = []
         parts = []
         for task in self.planned.tasks:
             whole, seal = self.planned.whole.get(task.number), self.sealed.get(task.number)
             if whole is not None:
-                lines = whole.rejects
                 parts.append(Part(whole.files, whole.rows, whole.sums() if whole.rows else [], whole.flags))
             elif seal is not None:
-                lines = seal.rejects
                 parts.append(Part(seal.files, seal.rows, seal.sums or [], seal.flags or {}))
-            elif self.runner.failures:
-                lines = {}  # a shard all of whose items failed
-            else:
+            elif not self.runner.failures:  # else all items of the shard failed
                 raise EngineError(f"{self.out}: shard {task.number} is neither there nor made; nothing is published: run the same command again")
-            rejects += [lines[i] for i in sorted(lines)]
+        lines = self._rejects()
+        rejects = list(lines.values())
         if not lock.still_held():
             self._raise_removed()
         listed = listed_rejects(self.out)
@@ -401,7 +399,7 @@ class Build:
             parts,
             rejects,
             self.wanted.fields,
-            self.planned.stored_splits([self.planned.whole.get(t.number) or self.sealed.get(t.number) for t in self.planned.tasks]),
+            self._splits(),
             self.wanted.lists,
             self.scan.classes,
             self.wanted.preprocess,
@@ -416,7 +414,7 @@ class Build:
         listed.unlink(missing_ok=True)  # the generation has them now
         if self.staging is not None:
             self.staging.publish(lock.still_held, gone)
-        counts, made = self.runner.counts, self._finished(done, rejects)
+        counts, made = self.runner.counts, self._finished(done, lines)
         return replace(made, decoded=counts.decoded, copied=counts.copied, warnings=(*made.warnings, *counts.notes()))
 
     def _standing(self) -> BuildReport:
@@ -426,11 +424,13 @@ class Build:
         index, generation = self.planned.previous.index, self.planned.previous.generation
         assert index is not None
         assert generation is not None
-        return self._finished(describe_published(self.out, index, generation, parts), [line for w in whole for line in w.rejects.values()])
+        return self._finished(describe_published(self.out, index, generation, parts), self._rejects())
 
-    def _finished(self, done: Published, rejects: list[dict[str, Any]]) -> BuildReport:
+    def _finished(self, done: Published, rejects: dict[int, dict[str, Any]]) -> BuildReport:
         return replace(
             self._described(),
+            splits={split.name: split.stop - split.start for split in self._splits()},
+            repeats=self.planned.repeats(list(rejects)),
             samples=len(self.scan.keys) - len(rejects),
             rejects=len(rejects),
             shards=done.shards,
@@ -438,22 +438,36 @@ class Build:
             generation=done.generation,
             kept=self.planned.kept,
             counts={**self.scan.counts, **done.flags},
-            reject_reasons=dict(Counter(line["code"] for line in rejects)),
+            reject_reasons=dict(Counter(line["code"] for line in rejects.values())),
             rejects_file=done.rejects_file,
             seconds=time.monotonic() - self.began,
         )
 
     # ------------------------------------------------------------------ small things
 
+    def _settled(self) -> list[Whole | Seal | None]:
+        """What became of each shard; None where all of its items failed."""
+        return [self.planned.whole.get(task.number) or self.sealed.get(task.number) for task in self.planned.tasks]
+
+    def _splits(self) -> tuple[Split, ...]:
+        return self.planned.stored_splits(self._settled())
+
+    def _rejects(self) -> dict[int, dict[str, Any]]:
+        """The line of each rejected item by its number, in order."""
+        settled = zip(self.planned.tasks, self._settled(), strict=True)
+        return {task.start + i: part.rejects[i] for task, part in settled if part is not None for i in sorted(part.rejects)}
+
     def _described(self) -> BuildReport:
-        warnings = [*self.scan.warnings, *self.wanted.preprocess.notes(), *self._replaced()]
-        if damaged := self.planned.previous.damaged:
+        previous = self.planned.previous
+        warnings = [*self.scan.warnings, *self.wanted.preprocess.notes(), *replaced(previous.index, previous.generation, self.scan)]
+        if damaged := previous.damaged:
             warnings.append(f"{damaged:,} sealed shard{'s' if damaged > 1 else ''} of an unfinished build had been damaged, and had to be made again")
         if (warning := decode.pillow_warning()) is not None:
             warnings.append(warning)
         return replace(
             self.report,
             classes=self.scan.classes,
+            splits={split.name: split.stop - split.start for split in self.scan.ranges},
             shape=self.wanted.preprocess.sample_shape(),
             dtype=self.wanted.preprocess.dtype,
             geometry=self.wanted.why or typed(self.wanted.preprocess),
@@ -463,19 +477,6 @@ class Build:
             warnings=tuple(warnings),
             changed=self.planned.changed,
         )
-
-    def _replaced(self) -> Iterator[str]:
-        """A line where most of what OUT held, or its labels, is not in RAW: perhaps another OUT was meant."""
-        before = self.planned.previous.index
-        if before is None:
-            return
-        labelled, now = any(f.meaning == "class" for f in before.fields), self.scan.labels is not None
-        if len(self.scan.keys) * 2 < before.samples or labelled != now:
-            kind, old = {True: "with labels", False: "without labels"}, self.planned.previous.generation
-            yield (
-                f"this replaces {before.samples:,} samples {kind[labelled]} by {len(self.scan.keys):,} {kind[now]}; until `mmcompile prune` "
-                f"the old ones are read with MMapShardDataset(out, generation='{old}')"
-            )
 
     def _save_stats(self) -> None:
         if hasattr(self, "planned"):

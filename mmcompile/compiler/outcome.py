@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mmcompile.format.leakage import Repeats
 
 __all__ = ["BuildReport", "Progress"]
 
@@ -28,6 +31,7 @@ class BuildReport:
     `bytes` are those of the files that the dataset names.  With `dry_run` nothing was written: the counts are what a build would do (`rejects` those
     that are known already; every image that would be decoded counts as one that can be), `write_bytes` is the size of the shard files that it would
     write, `free_bytes` and `estimate_s` say whether there is room and how long it may take (None where it cannot be known).
+    `splits` are the samples of each; `repeats` says which samples have the same source, None where nothing was published.
     """
 
     out: str
@@ -41,6 +45,7 @@ class BuildReport:
     kept: int = 0
     generation: str | None = None
     classes: tuple[str, ...] | None = None
+    splits: dict[str, int] = field(default_factory=dict)
     shape: tuple[int, ...] = ()
     dtype: str = ""
     geometry: str = ""
@@ -58,6 +63,7 @@ class BuildReport:
     rejects_file: str | None = None
     warnings: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
+    repeats: Repeats | None = None
 
     @property
     def images_per_s(self) -> float:

@@ -37,6 +37,7 @@ from mmcompile.errors import EngineError, FormatError, OptionError
 from mmcompile.format.canonical import canonical, name_to_json
 from mmcompile.format.catalog import list_folder
 from mmcompile.format.index import INDEX_LIMIT, LIST_LIMIT, Field, Names, Split, load_classes, read_generation
+from mmcompile.format.leakage import Repeats, find_repeats
 from mmcompile.format.npy import file_bytes, hash_bytes
 from mmcompile.format.rejects import load_rejects
 from mmcompile.format.samples import hash_pair, pair_hash, sample_dtype
@@ -305,6 +306,12 @@ class Planned:
         """Take over what became known while a shard was made."""
         part = slice(work.task.start, work.task.stop)
         self.hashes[part], self.known[part] = work.hashes, work.known
+
+    def repeats(self, rejected: Sequence[int]) -> Repeats:
+        """Which of the items that are stored have the same source."""
+        scan, hashes = self._listed.scan, np.where(self.known[:, None], self.hashes, np.uint64(0))
+        hashes[np.array(rejected, np.int64)] = 0
+        return find_repeats(hashes, scan.ranges, scan.labels, self._listed.keys.__getitem__)
 
     # ------------------------------------------------------------------ small things
 

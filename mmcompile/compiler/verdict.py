@@ -1,19 +1,21 @@
-"""Hides how a build that publishes nothing says why, and what to do: files that could not be settled, too many rejects."""
+"""Hides how a build says what went otherwise than was meant, and what to do: files that could not be settled, too many rejects, another RAW."""
 
 from __future__ import annotations
 
 import glob
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from mmcompile.compiler.sources import Scan
 from mmcompile.errors import DecodeError, SourceError
 from mmcompile.format.canonical import as_text, name_from_json
 from mmcompile.format.commit import write_atomic
-from mmcompile.format.index import INDEX_LIMIT
+from mmcompile.format.index import INDEX_LIMIT, Index
 
-__all__ = ["listed_rejects", "too_many", "unsettled", "unsettled_part"]
+__all__ = ["listed_rejects", "replaced", "too_many", "unsettled", "unsettled_part"]
 
 #: Most keys and reject lines that an error carries.
 _SHOWN = 1000
@@ -24,6 +26,19 @@ _MOST_EXCLUDED = INDEX_LIMIT // 4
 def listed_rejects(out: Path) -> Path:
     """Where the rejects of an unfinished build are listed."""
     return out / ".build" / "rejects.jsonl"
+
+
+def replaced(before: Index | None, generation: str | None, scan: Scan) -> Iterator[str]:
+    """A line where most of what OUT held, or its labels, is not in RAW: perhaps another OUT was meant."""
+    if before is None:
+        return
+    labelled, now = any(f.meaning == "class" for f in before.fields), scan.labels is not None
+    if len(scan.keys) * 2 < before.samples or labelled != now:
+        kind = {True: "with labels", False: "without labels"}
+        yield (
+            f"this replaces {before.samples:,} samples {kind[labelled]} by {len(scan.keys):,} {kind[now]}; until `mmcompile prune` "
+            f"the old ones are read with MMapShardDataset(out, generation='{generation}')"
+        )
 
 
 def unsettled(out: Path, failures: list[tuple[bytes, str]], rejects: int, allowed: int) -> SourceError:
