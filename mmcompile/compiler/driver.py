@@ -240,8 +240,7 @@ class Build:
     def _check_output(self) -> None:
         if self.staging is not None:
             self.staging.look()
-        for raw in roots_of(self.source):
-            check_output(self.out, raw, None if self.staging is None else self.staging.store.url)
+        check_output(self.out, roots_of(self.source), None if self.staging is None else self.staging.store.url)
 
     def _lock(self) -> Lock | StoreLock:
         required = self.options.lock

@@ -7,7 +7,7 @@ import re
 import secrets
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -114,13 +114,14 @@ def make_scratch(out: Path) -> Path:
     return scratch
 
 
-def check_output(out: Path, raw: str, url: str | None = None) -> None:
-    """OUT is a new folder, an empty one, or one of ours, and not RAW or inside it.  Raises OutputExistsError; touches nothing.
+def check_output(out: Path, roots: Iterable[str], url: str | None = None) -> None:
+    """OUT is a new folder, an empty one, or one of ours, and none of the roots of RAW or inside one.  Raises OutputExistsError; touches nothing.
 
     `url`: where OUT is, when `out` is a folder that stands for it.
     """
-    if is_inside(url or out, raw):
-        raise OutputExistsError(f"{out}: inside RAW ({raw}), which is never written; choose an OUT outside it", path=str(out))
+    for raw in roots:
+        if is_inside(url or out, raw):
+            raise OutputExistsError(f"{out}: inside RAW ({raw}), which is never written; choose an OUT outside it", path=str(out))
     if not os.path.lexists(out):
         return
     if not out.is_dir():
