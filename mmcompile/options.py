@@ -133,7 +133,7 @@ BYTES = Form("BYTES", "a whole number above 0, or one with K, M, G or T behind i
 SECONDS = Form("SECONDS", "a number of seconds above 0", _seconds, types=(int, float))
 REJECTS = Form("N|P%", "a whole number, or a share of the images from 0% to 100%", _rejects)
 #: An empty path means the current folder to most calls: here it is what an unset shell variable leaves.
-PLACE = Form("PATH", "a path that is not empty", _place)
+PLACE = Form("PATH", "a path that is not empty", _place, types=(str,))
 
 
 def read_config(path: str, known: set[str]) -> dict[str, Any]:

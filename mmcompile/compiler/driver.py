@@ -23,7 +23,6 @@ from mmcompile.compiler import decode, forecast, geometry, transform
 from mmcompile.compiler.broker import BrokerExecutor, connect
 from mmcompile.compiler.cluster import Cluster
 from mmcompile.compiler.engines import LocalExecutor, make_executor
-from mmcompile.compiler.formats import TORCHVISION_EXTENSIONS
 from mmcompile.compiler.options import BuildOptions, allowed_rejects, typed
 from mmcompile.compiler.outcome import BuildReport, Progress
 from mmcompile.compiler.output import (
@@ -44,11 +43,12 @@ from mmcompile.compiler.parts import plan_exists, refuse_other, remove_plan
 from mmcompile.compiler.plan import shuffled
 from mmcompile.compiler.planning import Listed, Planned, Wanted
 from mmcompile.compiler.preprocess import Preprocess
+from mmcompile.compiler.previous import Whole
 from mmcompile.compiler.run import Counts, Runner, ShardWork
 from mmcompile.compiler.seals import Seal
 from mmcompile.compiler.shardcall import versions_here
-from mmcompile.compiler.sources import Scan, Source
-from mmcompile.compiler.sources.remote import folder_source
+from mmcompile.compiler.sources import Scan, Source, roots_of
+from mmcompile.compiler.sources.choose import SourceOptions, open_source
 from mmcompile.compiler.sources.rows import RowSource
 from mmcompile.compiler.staging import Staging
 from mmcompile.compiler.statcache import StatCache
@@ -120,11 +120,10 @@ def _outcome(run: Build, dry_run: bool) -> BuildReport:
 
 
 def _as_source(source: str | Path | Source | RowSource, preprocess: Preprocess) -> Source:
-    """A folder is listed as its preset says: as torchvision lists it, or with all formats and without hidden names."""
-    if not isinstance(source, str | Path):
-        return cast(Source, source)
-    exact = preprocess.compat == "torchvision"
-    return folder_source(os.fspath(source), hidden=exact, extensions=TORCHVISION_EXTENSIONS if exact else None)
+    """What a path or URL is decides how it is read; files are chosen as the preset says: as torchvision does, or all formats without hidden names."""
+    if isinstance(source, str | Path):
+        source = open_source([os.fspath(source)], SourceOptions(compat=preprocess.compat))
+    return cast(Source, source)
 
 
 class Build:
@@ -147,6 +146,7 @@ class Build:
         self.began = time.monotonic()
         self.scan: Scan
         self.early: Planned | None = None
+        self.sealed: dict[int, Seal] = {}
         self.report = BuildReport(out=str(out), samples=0, rejects=0, shards=0, bytes=0, seconds=0.0)
         allowed_rejects(max_rejects, 0)
         preprocess.resolved()
@@ -250,7 +250,7 @@ class Build:
     def _check_output(self) -> None:
         if self.staging is not None:
             self.staging.look()
-        check_output(self.out, self.source.root, None if self.staging is None else self.staging.store.url)
+        check_output(self.out, roots_of(self.source), None if self.staging is None else self.staging.store.url)
 
     def _lock(self) -> Lock | StoreLock:
         required = self.options.lock
@@ -333,7 +333,6 @@ class Build:
         if self.planned.previous.remembered and todo:
             self.job = replace(self.job, remembered=scratch / "remembered.json")
             write_atomic(scratch / "remembered.json", canonical(self.planned.previous.remembered), durable=False)
-        self.sealed: dict[int, Seal] = {}
         self._next_save = time.monotonic() + _SAVE_S
 
         def on_sealed(work: ShardWork, seal: Seal) -> None:
@@ -361,21 +360,17 @@ class Build:
         self.progress(Progress("publish"))
         if self.staging is not None:
             self.staging.refresh()
-        rejects: list[dict[str, Any]] = []
         parts = []
         for task in self.planned.tasks:
             whole, seal = self.planned.whole.get(task.number), self.sealed.get(task.number)
             if whole is not None:
-                lines = whole.rejects
                 parts.append(Part(whole.files, whole.rows, whole.sums() if whole.rows else [], whole.flags))
             elif seal is not None:
-                lines = seal.rejects
                 parts.append(Part(seal.files, seal.rows, seal.sums or [], seal.flags or {}))
-            elif self.runner.failures:
-                lines = {}  # a shard all of whose items failed
-            else:
+            elif not self.runner.failures:  # else all items of the shard failed
                 raise EngineError(f"{self.out}: shard {task.number} is neither there nor made; nothing is published: run the same command again")
-            rejects += [lines[i] for i in sorted(lines)]
+        lines = self._rejects()
+        rejects = list(lines.values())
         refuse_removed(self.out, lock.still_held)
         listed = listed_rejects(self.out)
         write_atomic(listed, b"".join(canonical(line) for line in rejects))
@@ -385,13 +380,13 @@ class Build:
         if not stored or len(rejects) > self.allowed:
             raise too_many(self.out, rejects, len(self.scan.keys), self.allowed)
         refuse_removed(self.out, lock.still_held)
-        done = publish_shards(self.out, scratch, self._contents(parts, rejects, [part.rows for part in parts]))
+        done = publish_shards(self.out, scratch, self._contents(parts, rejects, self._rows()))
         gone = clean_up(self.out, self.planned.previous.seals, self.sealed)
         remove_plan(self.out)
         listed.unlink(missing_ok=True)  # the generation has them now
         if self.staging is not None:
             self.staging.publish(lock.still_held, gone)
-        counts, made = self.runner.counts, self._finished(done, rejects)
+        counts, made = self.runner.counts, self._finished(done, lines)
         return replace(made, decoded=counts.decoded, copied=counts.copied, warnings=(*made.warnings, *counts.notes()))
 
     def _contents(self, parts: list[Part], rejects: list[dict[str, Any]], rows: Sequence[int]) -> Contents:
@@ -406,11 +401,13 @@ class Build:
         index, generation = self.planned.previous.index, self.planned.previous.generation
         assert index is not None
         assert generation is not None
-        return self._finished(describe_published(self.out, index, generation, parts), [line for w in whole for line in w.rejects.values()])
+        return self._finished(describe_published(self.out, index, generation, parts), self._rejects())
 
-    def _finished(self, done: Published, rejects: list[dict[str, Any]]) -> BuildReport:
+    def _finished(self, done: Published, rejects: dict[int, dict[str, Any]]) -> BuildReport:
         return replace(
             self._described(),
+            splits={split.name: split.stop - split.start for split in self.planned.stored_splits(self._rows())},
+            repeats=self.planned.repeats(list(rejects)),
             samples=len(self.scan.keys) - len(rejects),
             rejects=len(rejects),
             shards=done.shards,
@@ -418,12 +415,25 @@ class Build:
             generation=done.generation,
             kept=self.planned.kept,
             counts={**self.scan.counts, **done.flags},
-            reject_reasons=dict(Counter(line["code"] for line in rejects)),
+            reject_reasons=dict(Counter(line["code"] for line in rejects.values())),
             rejects_file=done.rejects_file,
             seconds=time.monotonic() - self.began,
         )
 
     # ------------------------------------------------------------------ small things
+
+    def _settled(self) -> list[Whole | Seal | None]:
+        """What became of each shard; None where all of its items failed."""
+        return [self.planned.whole.get(task.number) or self.sealed.get(task.number) for task in self.planned.tasks]
+
+    def _rows(self) -> list[int]:
+        """How many rows are stored of each task."""
+        return [0 if part is None else part.rows for part in self._settled()]
+
+    def _rejects(self) -> dict[int, dict[str, Any]]:
+        """The line of each rejected item by its number, in order."""
+        settled = zip(self.planned.tasks, self._settled(), strict=True)
+        return {task.start + i: part.rejects[i] for task, part in settled if part is not None for i in sorted(part.rejects)}
 
     def _described(self) -> BuildReport:
         warnings = [*self.scan.warnings, *self.wanted.preprocess.notes()]
@@ -433,6 +443,7 @@ class Build:
         return replace(
             self.report,
             classes=self.scan.classes,
+            splits={split.name: split.stop - split.start for split in self.scan.ranges},
             shape=self.wanted.preprocess.sample_shape(),
             dtype=self.wanted.preprocess.dtype,
             geometry=self.wanted.why or typed(self.wanted.preprocess),

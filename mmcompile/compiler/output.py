@@ -8,7 +8,7 @@ import re
 import secrets
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.seals import Seal
+from mmcompile.compiler.sources.splits import train_of
 from mmcompile.errors import BuildError, FormatError, MMCompileError, OutputExistsError, ResumeError
 from mmcompile.format.canonical import canonical, name_to_json, parse
 from mmcompile.format.catalog import kept_files, list_folder, load_table, named_files, single_files
@@ -138,13 +139,14 @@ def open_output(out: Path) -> Path:
     return scratch
 
 
-def check_output(out: Path, raw: str, url: str | None = None) -> None:
-    """OUT is a new folder, an empty one, or one of ours, and not RAW or inside it.  Raises OutputExistsError; touches nothing.
+def check_output(out: Path, roots: Iterable[str], url: str | None = None) -> None:
+    """OUT is a new folder, an empty one, or one of ours, and none of the roots of RAW or inside one.  Raises OutputExistsError; touches nothing.
 
     `url`: where OUT is, when `out` is a folder that stands for it.
     """
-    if is_inside(url or out, raw):
-        raise OutputExistsError(f"{out}: inside RAW ({raw}), which is never written; choose an OUT outside it", path=str(out))
+    for raw in roots:
+        if is_inside(url or out, raw):
+            raise OutputExistsError(f"{out}: inside RAW ({raw}), which is never written; choose an OUT outside it", path=str(out))
     if not os.path.lexists(out):
         return
     if not out.is_dir():
@@ -254,7 +256,7 @@ def publish_shards(out: Path, scratch: Path, contents: Contents) -> Published:
     shards, parts = out / "shards", [part for part in contents.parts if part.rows]
     samples = sum(part.rows for part in parts)
     statistics = _statistics(contents, parts)
-    chosen = _of_training(statistics)
+    chosen = _normalizing(contents, statistics)
     if contents.preprocess.normalize == "auto" and (chosen is None or min(chosen["std"]) <= 0):
         raise BuildError(f"{out}: --normalize auto needs channels that vary; a standard deviation is 0 or unknown: give --mean and --std")
     files = {name: save_blob(shards, kind, [data], scratch, suffix) for name, (kind, suffix, data) in lists_of(contents).items()}
@@ -280,8 +282,8 @@ def draft_index(contents: Contents, samples: int, shards: int, statistics: Mappi
     `statistics` are those of the images of each split, and of "all".
     """
     fields = contents.fields
-    chosen = _of_training(statistics)
-    if contents.preprocess.normalize == "auto" and chosen is not None:
+    chosen = _normalizing(contents, statistics)
+    if chosen is not None:
         fields = (replace(fields[0], normalize=(tuple(chosen["mean"]), tuple(chosen["std"]))), *fields[1:])
     return Index(
         fields=fields,
@@ -309,9 +311,9 @@ def table_of(index: Index, shards: Sequence[tuple[int, dict[str, str]]]) -> npt.
     return table
 
 
-def _of_training(statistics: Mapping[str, dict[str, Any] | None]) -> dict[str, Any] | None:
-    """What `--normalize auto` means: the statistics of the split "train", where there is no such split of all."""
-    return statistics.get("train", statistics["all"])
+def _normalizing(contents: Contents, statistics: Mapping[str, dict[str, Any] | None]) -> dict[str, Any] | None:
+    """The statistics that `--normalize auto` takes; None without it, or where they are not defined.  Raises OptionError: no split is trained on."""
+    return statistics[train_of(contents.splits).name] if contents.preprocess.normalize == "auto" else None
 
 
 def _statistics(contents: Contents, parts: list[Part]) -> dict[str, dict[str, Any] | None]:
