@@ -49,7 +49,11 @@ def build_lines(report: BuildReport) -> list[str]:
     out = escape(report.out)
     if report.plan_only or report.part is not None:
         return _unpublished_lines(report, f"{out}: {what}")
-    head = f"{out}: would hold up to {what} (no image was decoded); nothing was written" if report.dry_run else f"{out}: {what}"
+    head = (
+        f"{out}: would hold up to {what}{' (no image was decoded)' if report.unit == 'image' else ''}; nothing was written"
+        if report.dry_run
+        else f"{out}: {what}"
+    )
     rows = _stored(report)
     if list(report.splits) != ["all"]:
         rows.append(("splits", _splits(report.splits.items())))
@@ -94,6 +98,8 @@ def _stored(report: BuildReport) -> list[Pair]:
     if report.geometry:
         rows.append(("geometry", escape(report.geometry)))
     words = ("to decode", "to copy", "kept as they are") if report.dry_run else ("decoded", "copied", "kept as they were")
+    if report.unit == "row":
+        words = ("to read", *words[1:]) if report.dry_run else ("read", *words[1:])
     parts = [f"{n:,} {word}" for n, word in zip((report.decoded, report.copied, report.kept), words, strict=True) if n]
     if report.copied or report.kept:
         rows.append(("rows", ", ".join(parts)))
@@ -102,7 +108,7 @@ def _stored(report: BuildReport) -> list[Pair]:
 
 def _took(report: BuildReport) -> str:
     with_workers = f" with {number(report.workers, 'worker')}" if report.workers else ""
-    rate = f", {report.images_per_s:,.0f} images/s" if report.decoded or report.copied else ""
+    rate = f", {report.images_per_s:,.0f} {report.unit}s/s" if report.decoded or report.copied else ""
     return f"{duration(report.seconds)}{rate}{with_workers}"
 
 
@@ -158,7 +164,7 @@ def _counted(label: str, reasons: Mapping[str, int], total: int) -> list[Pair]:
 
 
 def _next(report: BuildReport) -> list[str]:
-    got = "image" if report.classes is None else "image, label"
+    got = ", ".join(report.fields) or ("image" if report.classes is None else "image, label")
     far = is_url(report.out)
     split = f", split={next(iter(report.splits))!r}" if len(report.splits) > 1 else ""
     return [

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -44,12 +44,13 @@ from mmcompile.compiler.plan import shuffled
 from mmcompile.compiler.planning import Listed, Planned, Wanted
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.previous import Whole
+from mmcompile.compiler.rowstore import RowPreprocess
 from mmcompile.compiler.run import Counts, Runner, ShardWork
 from mmcompile.compiler.seals import Seal
 from mmcompile.compiler.shardcall import versions_here
 from mmcompile.compiler.sources import Scan, Source, roots_of
 from mmcompile.compiler.sources.choose import SourceOptions, open_source
-from mmcompile.compiler.sources.rows import RowSource
+from mmcompile.compiler.sources.rows import RowSource, is_row_source
 from mmcompile.compiler.staging import Staging
 from mmcompile.compiler.statcache import StatCache
 from mmcompile.compiler.task import Job, warm_up
@@ -60,6 +61,9 @@ from mmcompile.format.commit import write_atomic
 from mmcompile.format.lock import Lock
 from mmcompile.format.store import is_url, on_disk
 from mmcompile.format.storelock import StoreLock
+
+if TYPE_CHECKING:
+    from mmcompile.compiler.rowbuild import RowBuild
 
 __all__ = ["BuildOptions", "BuildReport", "build"]
 
@@ -72,7 +76,7 @@ def build(
     source: str | Path | Source | RowSource,
     out: str | Path,
     *,
-    preprocess: Preprocess | None = None,
+    preprocess: Preprocess | RowPreprocess | None = None,
     workers: int | None = None,
     options: BuildOptions | None = None,
     max_rejects: int | str = 0,
@@ -89,41 +93,43 @@ def build(
     be read or settled (both with everything else sealed, nothing published); OutputExistsError; EngineError; BuildError when another run is
     at work, or the disk is full.
     """
-    preprocess = preprocess or Preprocess()
     options = options or BuildOptions()
     if workers is not None:
         options = replace(options, workers=workers)
     progress = progress or (lambda _: None)
     out = on_disk(out)
+    if isinstance(source, str | Path):
+        source = open_source([os.fspath(source)], SourceOptions(compat=None if isinstance(preprocess, RowPreprocess | None) else preprocess.compat))
+    if is_row_source(source):
+        from mmcompile.compiler.rowbuild import RowBuild
+
+        return _outcome(RowBuild(source, out, preprocess, options, progress), dry_run)
+    preprocess = preprocess or Preprocess()
+    if isinstance(preprocess, RowPreprocess):
+        raise OptionError("a RowPreprocess is for rows of arrays: give a Preprocess for images")
+    given = cast(Source, source)
     if is_url(out):
         if options.part is not None or options.plan_only:
             raise OptionError(f"{out}: parts are sealed in a folder that all machines share; with a URL for OUT let an engine spread the work")
         with Staging(str(out), progress) as staging:
             try:
-                run = Build(_as_source(source, preprocess), staging.folder, preprocess, options, max_rejects, staging.progress, staging)
+                run = Build(given, staging.folder, preprocess, options, max_rejects, staging.progress, staging)
                 return staging.report(_outcome(run, dry_run))
             except MMCompileError as error:
                 raise staging.told(error) from error
     made: type[Build] = Build
     if options.part is not None or options.plan_only:
         from mmcompile.compiler.apart import PartBuild as made  # it is a Build itself
-    return _outcome(made(_as_source(source, preprocess), Path(out), preprocess, options, max_rejects, progress), dry_run)
+    return _outcome(made(given, Path(out), preprocess, options, max_rejects, progress), dry_run)
 
 
-def _outcome(run: Build, dry_run: bool) -> BuildReport:
+def _outcome(run: Build | RowBuild, dry_run: bool) -> BuildReport:
     try:
         return run.dry() if dry_run else run.build()
     except MMCompileError:
         raise
     except OSError as error:
         raise failed_call(run.report.out, error, staged=run.staging is not None) from error
-
-
-def _as_source(source: str | Path | Source | RowSource, preprocess: Preprocess) -> Source:
-    """What a path or URL is decides how it is read; files are chosen as the preset says: as torchvision does, or all formats without hidden names."""
-    if isinstance(source, str | Path):
-        source = open_source([os.fspath(source)], SourceOptions(compat=preprocess.compat))
-    return cast(Source, source)
 
 
 class Build:
@@ -364,9 +370,9 @@ class Build:
         for task in self.planned.tasks:
             whole, seal = self.planned.whole.get(task.number), self.sealed.get(task.number)
             if whole is not None:
-                parts.append(Part(whole.files, whole.rows, whole.sums() if whole.rows else [], whole.flags))
+                parts.append(Part(whole.files, whole.rows, {"image": whole.sums()} if whole.rows else {}, whole.flags))
             elif seal is not None:
-                parts.append(Part(seal.files, seal.rows, seal.sums or [], seal.flags or {}))
+                parts.append(Part(seal.files, seal.rows, {"image": seal.sums or []}, seal.flags or {}))
             elif not self.runner.failures:  # else all items of the shard failed
                 raise EngineError(f"{self.out}: shard {task.number} is neither there nor made; nothing is published: run the same command again")
         lines = self._rejects()
@@ -381,7 +387,7 @@ class Build:
             raise too_many(self.out, rejects, len(self.scan.keys), self.allowed)
         refuse_removed(self.out, lock.still_held)
         done = publish_shards(self.out, scratch, self._contents(parts, rejects, self._rows()))
-        gone = clean_up(self.out, self.planned.previous.seals, self.sealed)
+        gone = clean_up(self.out, self.planned.previous.seals.values(), self.sealed.values())
         remove_plan(self.out)
         listed.unlink(missing_ok=True)  # the generation has them now
         if self.staging is not None:
@@ -392,12 +398,14 @@ class Build:
     def _contents(self, parts: list[Part], rejects: list[dict[str, Any]], rows: Sequence[int]) -> Contents:
         """`rows`: how many are stored of each task."""
         wanted, splits = self.wanted, self.planned.stored_splits(rows)
-        return Contents(parts, rejects, wanted.fields, splits, wanted.lists, self.scan.classes, wanted.preprocess, wanted.settings, wanted.versions)
+        auto = ("image",) if wanted.preprocess.normalize == "auto" else ()
+        made = wanted.settings, wanted.versions, wanted.preprocess.scale == "unit", auto
+        return Contents(parts, rejects, wanted.fields, splits, wanted.lists, self.scan.classes, *made)
 
     def _standing(self) -> BuildReport:
         """The report of a build that found its dataset published already."""
         whole = [self.planned.whole[task.number] for task in self.planned.tasks]
-        parts = [Part(w.files, w.rows, [], w.flags) for w in whole]
+        parts = [Part(w.files, w.rows, {}, w.flags) for w in whole]
         index, generation = self.planned.previous.index, self.planned.previous.generation
         assert index is not None
         assert generation is not None

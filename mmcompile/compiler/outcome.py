@@ -28,6 +28,7 @@ class BuildReport:
 
     With `plan_only` nothing was built, and with `part` only the shards of one part, of which this run `sealed` some: nothing is published by either.
     `decoded`, `copied` (rows taken over after their hash was checked) and `kept` (rows of shards that were left alone) sum up to `samples`.
+    `fields` are what a sample holds, in order, where that is known; `unit`, "image" or "row", what was counted.
     `bytes` are those of all files that the dataset names, index and table included, each once; 0 where nothing is published.
     `splits` are the samples of each; `repeats` says which samples have the same source, None where nothing was published.
 
@@ -51,6 +52,8 @@ class BuildReport:
     splits: dict[str, int] = field(default_factory=dict)
     shape: tuple[int, ...] = ()
     dtype: str = ""
+    fields: tuple[str, ...] = ()
+    unit: str = "image"
     geometry: str = ""
     dry_run: bool = False
     plan_only: bool = False

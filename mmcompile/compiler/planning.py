@@ -42,7 +42,7 @@ from mmcompile.format.npy import hash_bytes
 from mmcompile.format.rejects import load_rejects
 from mmcompile.format.samples import hash_pair, pair_hash
 
-__all__ = ["Listed", "Planned", "Prediction", "Wanted"]
+__all__ = ["Listed", "Planned", "Prediction", "Wanted", "with_lists"]
 
 #: Items hashed by one call of a worker, and calls on their way at a time.
 _HASH_CHUNK, _HASH_AHEAD = 128, 256
@@ -126,7 +126,7 @@ class Wanted:
             None if normalize is None else (normalize.mean, normalize.std),
         )
         lists: dict[str, bytes] = {}
-        fields = (image, *(_named(spec, lists) for spec in scan.fields))
+        fields = (image, *(with_lists(spec, lists) for spec in scan.fields))
         versions = versions_of(preprocess)
         settings = {"preprocess": preprocess.settings(), "source": source.identity(), "shard_bytes": options.shard_bytes}
         if options.seed is not None:
@@ -404,7 +404,7 @@ class Planned:
             return False
 
 
-def _named(spec: Field, lists: dict[str, bytes]) -> Field:
+def with_lists(spec: Field, lists: dict[str, bytes]) -> Field:
     """A field as the index has it: long lists of names become hashes, and their bytes are added to `lists`."""
 
     def short(names: Names | None) -> Names | None:

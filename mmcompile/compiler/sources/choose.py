@@ -25,7 +25,8 @@ class SourceOptions:
 
     `source`: the name of a kind, None: what RAW is decides.  `include`, `exclude`, `hidden`: which files (see FolderSource).  `compat`:
     "torchvision" for exactly the files that its ImageFolder takes.  `split`: NAME=FOLDER for each folder that is a split.  `classes_from`: a dataset
-    or file that says the names and numbers of the classes.
+    or file that says the names and numbers of the classes.  `as_`, `shape`, `array_dtype`: what arrays mean, and what files without a header hold
+    (see `array_source`).
     """
 
     source: str | None = None
@@ -35,6 +36,9 @@ class SourceOptions:
     compat: str | None = None
     split: tuple[str, ...] = ()
     classes_from: str | None = None
+    as_: tuple[str, ...] = ()
+    shape: str | None = None
+    array_dtype: str | None = None
 
     @property
     def extensions(self) -> frozenset[str] | None:
@@ -89,8 +93,32 @@ def _folder(raw: Sequence[str], options: SourceOptions) -> Source:
     return JoinedSource(tuple(made), layout)
 
 
+def _is_arrays(form: str) -> Callable[[Sequence[str]], bool]:
+    """Does RAW hold arrays of this form?"""
+
+    def recognises(raw: Sequence[str]) -> bool:
+        from mmcompile.compiler.sources.arrays import recognised
+
+        return recognised(raw) == form
+
+    return recognises
+
+
+def _arrays(form: str) -> Callable[[Sequence[str], SourceOptions], RowSource]:
+    def make(raw: Sequence[str], options: SourceOptions) -> RowSource:
+        from mmcompile.compiler.sources.arrays import array_source
+
+        return array_source(form, raw, options.as_, options.shape, options.array_dtype)
+
+    return make
+
+
 #: In the order in which they are asked; the last takes what is left, and its scan says what is wrong with it.
-KINDS: tuple[Kind, ...] = (Kind("folder", lambda raw: True, _folder, frozenset({"include", "exclude", "hidden", "compat", "split", "classes_from"})),)
+KINDS: tuple[Kind, ...] = (
+    *(Kind(form, _is_arrays(form), _arrays(form), frozenset({"as_"})) for form in ("npy", "npz", "idx", "npy-folder")),
+    Kind("raw", lambda raw: False, _arrays("raw"), frozenset({"as_", "shape", "array_dtype"})),
+    Kind("folder", lambda raw: True, _folder, frozenset({"include", "exclude", "hidden", "compat", "split", "classes_from"})),
+)
 
 
 def open_source(raw: Sequence[str], options: SourceOptions) -> Source | RowSource:
@@ -108,7 +136,7 @@ def open_source(raw: Sequence[str], options: SourceOptions) -> Source | RowSourc
 
 def _refusal(kind: Kind, refused: list[str], asked: bool) -> OptionError:
     """What to say of options that a kind of source does not take; `asked`: --source names that kind."""
-    words = [name.replace("_", "-") for name in refused]
+    words = [name.strip("_").replace("_", "-") for name in refused]
     listed = ", ".join(f"--{word}" for word in words)
     read = f"--source {kind.name}" if asked else f"this RAW, which is read as {kind.name}"
     others = [other.name for other in KINDS if other.takes.issuperset(refused)]
