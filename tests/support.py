@@ -61,7 +61,8 @@ def make_dataset(
         if classes is None:
             classes = tuple(f"class {c}" for c in range(int(arrays["label"].max(initial=-1)) + 1))
     for name, array in (values or {}).items():
-        said = {key: _named(folder, fact) if isinstance(fact, tuple) and key != "normalize" else fact for key, fact in (facts or {}).get(name, {}).items()}
+        said = dict((facts or {}).get(name, {}))
+        said |= {key: _named(folder, said[key]) for key in ("columns", "categories") if key in said}
         fields.append(Field(**{"name": name, "dtype": array.dtype.name, "shape": array.shape[1:], "meaning": "value"} | said))
         arrays[name] = np.ascontiguousarray(array, fields[-1].stored)
     n = len(next(iter(arrays.values())))

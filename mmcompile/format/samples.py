@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -144,7 +144,7 @@ def block_hashes(rows: list[Array], count: int) -> npt.NDArray[np.uint64]:
     for i in range(len(out)):
         state = xxhash.xxh3_64()
         for view in views:
-            state.update(view[i * count : (i + 1) * count])
+            state.update(cast(Any, view[i * count : (i + 1) * count]))
         out[i] = state.intdigest()
     return out
 

@@ -17,7 +17,7 @@ from torch.profiler import record_function
 from mmcompile.runtime.ahead import Stage
 from mmcompile.runtime.augment import Augment, Cut, apply
 from mmcompile.runtime.buffers import Pool, can_pin, pinned
-from mmcompile.runtime.column import ClassColumn, ImageColumn
+from mmcompile.runtime.column import Column, ImageColumn
 from mmcompile.runtime.dataset import MMapShardDataset
 from mmcompile.runtime.device import Mover, Sent
 from mmcompile.runtime.seeding import drawn_rows
@@ -85,7 +85,7 @@ class Maker:
 
     def __init__(self, dataset: MMapShardDataset, augment: Augment | None, device: torch.device | None, ahead: int, pin: bool) -> None:
         self.dataset, self.augment, self.device = dataset, augment, device
-        self.columns: list[ImageColumn | ClassColumn] = dataset._columns
+        self.columns = dataset._columns
         images = [column for column in self.columns if isinstance(column, ImageColumn)]
         if augment is not None and not images:
             raise ValueError(f"{dataset.root}: augment needs an image, the fields are {[c.name for c in self.columns]}")
@@ -167,7 +167,7 @@ class Maker:
         stage.text = f"copying to {self.device} "
         return self.mover.send(raws, finish)
 
-    def _cut(self, column: ImageColumn | ClassColumn, job: Job, keyed: Rows) -> Cut | None:
+    def _cut(self, column: Column, job: Job, keyed: Rows) -> Cut | None:
         if self.augment is None or not isinstance(column, ImageColumn):
             return None
         return self.augment.draw(job.seed, job.epoch, keyed, *column.shape[1:])

@@ -22,9 +22,9 @@ from mmcompile.format.reader import Reader
 from mmcompile.format.samples import pooled_statistics
 from mmcompile.format.store import is_url, on_disk
 from mmcompile.runtime.buffers import Pool
-from mmcompile.runtime.column import ClassColumn, ImageColumn
+from mmcompile.runtime.column import ClassColumn, Column, ImageColumn, column_of
 from mmcompile.runtime.gathered import gathered, in_worker, shared_memory
-from mmcompile.runtime.hooks import Hooks, unbound, warn_of_normalizing_twice, warn_of_one_epoch, with_valid
+from mmcompile.runtime.hooks import Hooks, warn_of_normalizing_twice, warn_of_one_epoch, with_valid
 from mmcompile.runtime.seeding import SampleIndex, stream_keys
 from mmcompile.runtime.selection import Selection, divide, integer, integers, said_valid, stream_keys_of, whole
 
@@ -138,12 +138,7 @@ class MMapShardDataset(Dataset[Any]):
         for name in names:
             if name not in known:
                 raise ValueError(f"{self.root}: no field {name!r}; it has {list(known)}")
-        self._columns: list[ImageColumn | ClassColumn] = [
-            ImageColumn(self._reader, known[name], self._dtype, self._crop)
-            if known[name].meaning == "image"
-            else ClassColumn(self._reader, known[name])
-            for name in names
-        ]
+        self._columns: list[Column] = [column_of(self._reader, known[name], self._dtype, self._crop) for name in names]
         self._pools = [Pool(_SPARE) for _ in names]
         self._sized: set[str] = set()
         self._image = next((i for i, c in enumerate(self._columns) if isinstance(c, ImageColumn)), None)
@@ -151,6 +146,10 @@ class MMapShardDataset(Dataset[Any]):
         self._hooks.check(self.root, names, self._image is not None, self._label is not None)
         if self._crop is not None and self._image is None:
             raise ValueError(f"{self.root}: crop needs an image, the fields are {list(names)}")
+        values = any(known[name].meaning == "value" for name in names)
+        if self._dtype is not None and values and not any(column.takes for column in self._columns):
+            said = ", ".join(f"{name} {known[name].dtype}" for name in names)
+            raise ValueError(f"{self.root}: dtype {self._dtype} is for images, and for values that are floats or normalised; the fields are {said}")
         self._targets: Rows | None = None
         self._resident: Resident | None = None
 
@@ -187,15 +186,15 @@ class MMapShardDataset(Dataset[Any]):
         """The samples of a batch, as DataLoader asks for them: gathered in one go, so that they are what the file holds."""
         rows = self._where(integers(keys, len(self._rows)))
         if self._hooked:
-            return self._called(unbound(self._gather(rows)), rows, keys)
+            return self._called(self._unbind(self._gather(rows)), rows, keys)
         valid = said_valid(keys)
-        bare = self._output == "tuple" and valid is None and len(self._columns) == 1 and self._image is not None
-        return gathered(lambda: self._gather(rows, valid), len(rows), self._packed, bare)
+        bare = self._output == "tuple" and valid is None and len(self._columns) == 1 and self._label is None
+        return gathered(lambda: self._gather(rows, valid), len(rows), self._unbind, self._packed, bare)
 
     def _sample(self, key: int) -> Any:
         row = self._rows.row(key)
         if self._resident is not None:
-            values = [part[0] if part.ndim > 1 else int(part[0]) for part in self._gather(np.array([row], np.int64))]
+            values = self._unbind(self._gather(np.array([row], np.int64)))[0]
         elif self._copy or self._hooks.take_images:
             values = [column.own(row) for column in self._columns]
         else:
@@ -212,7 +211,7 @@ class MMapShardDataset(Dataset[Any]):
             return self._packed(self._gather(rows, said_valid(keys)))
         if not len(rows):
             raise ValueError("an empty batch has no shape once there is a transform")
-        out = default_collate(self._called(unbound(self._gather(rows)), rows, keys))
+        out = default_collate(self._called(self._unbind(self._gather(rows)), rows, keys))
         return tuple(out) if isinstance(out, list) else out
 
     def _gather(self, rows: Rows, valid: list[bool] | None = None) -> list[torch.Tensor]:
@@ -225,6 +224,11 @@ class MMapShardDataset(Dataset[Any]):
                 self._sized.add(column.name)
             parts.append(column.batch(rows, column.empty(len(rows), shared_memory if shared else pool.lend)))
         return parts if valid is None else [*parts, torch.tensor(valid, device="cpu")]
+
+    def _unbind(self, parts: list[torch.Tensor]) -> list[list[Any]]:
+        """The values of each sample of a batch, or of a part of it: views of the parts.  The part of `valid` comes last."""
+        values = [column.samples(part) for column, part in zip(self._columns, parts, strict=False)]
+        return [list(sample) for sample in zip(*values, *(part.tolist() for part in parts[len(values) :]), strict=True)]
 
     def _called(self, samples: list[list[Any]], rows: Rows, keys: Any) -> list[Any]:
         """The samples after the hooks, each keyed by what its index carries, else by the epoch of the dataset."""
@@ -240,7 +244,7 @@ class MMapShardDataset(Dataset[Any]):
 
     def _samples(self, rows: Rows, seed: int, epoch: int, parts: list[torch.Tensor]) -> list[Any]:
         """The samples of rows after the hooks; `parts` holds their values, a tensor for each column, and is the hooks' to write to."""
-        made, _ = self._hooks.run(stream_keys(seed, epoch, rows).tolist(), unbound(parts), self._image, self._label)
+        made, _ = self._hooks.run(stream_keys(seed, epoch, rows).tolist(), self._unbind(parts), self._image, self._label)
         return [self._finished(sample) for sample in made]
 
     def _finished(self, out: Any) -> Any:
