@@ -18,6 +18,7 @@ from torch.utils.data import Dataset, default_collate
 
 from mmcompile.format.canonical import as_bytes, as_text
 from mmcompile.format.files import Files, LocalFiles
+from mmcompile.format.index import Field
 from mmcompile.format.reader import Reader
 from mmcompile.format.samples import pooled_statistics
 from mmcompile.format.store import is_url, on_disk
@@ -55,8 +56,9 @@ class _Epoch:
 class MMapShardDataset(Dataset[Any]):
     """The samples of a folder that `mmcompile build` made.
 
-    `ds[i]` is `(image, label)`, or the image alone where there are no labels: image (C, H, W), label a Python int.  `ds[2:5]`, `ds[[7, 1, 7]]`, or an
-    array or tensor of ints is a batch: (N, C, H, W) and int64 (N,), one copy into memory of its own.
+    `ds[i]` is `(image, label)`, or the image alone where there are no labels: image (C, H, W), label a Python int.  Values, the rows of arrays and
+    tables, are tensors of the field's shape and dtype, of no axis where they are single numbers.  `ds[2:5]`, `ds[[7, 1, 7]]`, or an array or tensor
+    of ints is a batch: (N, C, H, W), int64 (N,) and (N, *shape), one copy into memory of its own.
 
     A sample of stored values is a view of a copy-on-write map: writing to it never changes the file, but is seen by later `ds[i]` of the same row
     in this process; `.clone()` it, or pass `copy=True`.  Batches, computed samples and what a transform gets are copies of what the file holds.
@@ -73,7 +75,9 @@ class MMapShardDataset(Dataset[Any]):
         of the two.  One with a parameter named `generator` gets a torch.Generator there; it and the global generators of torch, numpy and random
         are seeded by (seed, epoch, row) once for all hooks of a sample, in whatever process; the global ones are left as the user had them.
     dtype: the dtype on disk for raw values, or a float dtype for the numbers: x / 255 (16 bit: x / 65535), normalised if built so.  By default the
-        numbers in float32 where the dataset was built with normalisation, else what lies on disk.
+        numbers in float32 where the dataset was built with normalisation, else what lies on disk.  Values too, stored floats in the dtype that they
+        have (normalised ones are computed in float64 where that is float64), but a float dtype says nothing of integers that are not normalised:
+        counts, times, categories.
     crop: an int or (height, width): the centre of each image, equal to torchvision's CenterCrop.
     copy: every sample in memory of its own.
     output: "tuple" or "dict" (field name -> value).
@@ -371,12 +375,12 @@ class MMapShardDataset(Dataset[Any]):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of a sample before any transform: (C, H, W); () where no image is read."""
+        """The shape of an image before any transform: (C, H, W); of the first field where no image is read."""
         return self._columns[self._image or 0].shape
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of an image before any transform; int64 where no image is read."""
+        """The dtype of an image before any transform; of the first field where no image is read."""
         return self._columns[self._image or 0].dtype
 
     @property
@@ -417,20 +421,33 @@ class MMapShardDataset(Dataset[Any]):
         return self._targets.view()
 
     @property
+    def fields(self) -> dict[str, Field]:
+        """What is known of the fields in use, by name, in order: dtype and shape on disk, meaning, and of values `columns` and `categories`
+        (`.listed` has the names), and `unit`, where they have them."""
+        return {column.name: self._reader.origins.field(column.name) for column in self._columns}
+
+    @property
     def stats(self) -> dict[str, tuple[float, ...]] | None:
-        """{"mean": …, "std": …} of the split's pixels, a number for each channel, before normalisation (8 bit: of x / 255); None without pixels."""
+        """{"mean": …, "std": …} of the split's pixels, a number for each channel, before normalisation (8 bit: of x / 255); None without any.
+
+        Without an image: those of the first value in use, a number for each of its columns.
+        """
         index = self._reader.index
-        field = next((f for f in index.fields if f.meaning == "image"), None)
-        if field is None:
-            return None
-        return pooled_statistics(index, field.name, *self._range)
+        names = [f.name for f in index.fields if f.meaning == "image"] or [f.name for f in self.fields.values() if f.channels]
+        return pooled_statistics(index, names[0], *self._range) if names else None
 
     def source(self, i: int) -> str:
-        """The key of a sample: its source's path in RAW, as text by `os.fsdecode`."""
-        return as_text(self._reader.key(self._rows.row(integer(i))))
+        """The key of a sample: its source's path in RAW, as text by `os.fsdecode`.
+
+        Of rows of arrays and tables, which have none: NAME[NUMBER], the group and the row's number in it.
+        """
+        return self._reader.origins.source(self._rows.row(integer(i)))
 
     def find(self, key: str | bytes) -> int:
-        """The number of the (first) sample made from this source.  Raises KeyError.  The first call reads all keys; 16 bytes a row stay in memory."""
+        """The number of the (first) sample made from this source.  The first call reads all keys; 16 bytes a row stay in memory.
+
+        Raises KeyError; ValueError where rows have no keys, as those of arrays and tables.
+        """
         at = self._rows.find(self._reader.find(as_bytes(key)))
         if at < 0:
             raise KeyError(as_text(key))

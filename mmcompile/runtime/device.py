@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from mmcompile.runtime.buffers import pinned
+from mmcompile.runtime.numbers import signed
 from mmcompile.runtime.selection import Selection
 
 if TYPE_CHECKING:
@@ -104,15 +105,16 @@ class Resident:
 
     def join(self, k: int, places: Rows, here: npt.NDArray[np.bool_], rest: Tensor) -> Tensor:
         """Column k of a batch on the device: the resident rows, and the others from `rest`, which holds them in order."""
+        store = signed(self.store[k])
         if not len(places):
             return self.store[k][:0]
         if here.all():
-            return _rows(self.store[k], self._at(places))
-        out = torch.empty((len(places), *rest.shape[1:]), dtype=rest.dtype, device=self.device, memory_format=_format(rest))
-        out[self._at(np.flatnonzero(~here))] = rest
+            return _rows(store, self._at(places)).view(rest.dtype)
+        out = torch.empty((len(places), *rest.shape[1:]), dtype=store.dtype, device=self.device, memory_format=_format(rest))
+        out[self._at(np.flatnonzero(~here))] = signed(rest)
         if here.any():
-            out[self._at(np.flatnonzero(here))] = _rows(self.store[k], self._at(places[here]))
-        return out
+            out[self._at(np.flatnonzero(here))] = _rows(store, self._at(places[here]))
+        return out.view(rest.dtype)
 
     def parts(self, columns: list[Any], rows: Rows) -> list[Tensor]:
         """A batch of the numbers of all columns, on the device."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mmcompile.format.index import Field
 
-__all__ = ["FLOATS", "Numbers", "as_array", "scratch"]
+__all__ = ["FLOATS", "Numbers", "as_array", "scratch", "signed"]
 
 Array = npt.NDArray[Any]
 
@@ -35,6 +35,8 @@ _SHORT = 1 << 13
 _TINY = 1 << 9
 #: Scratch memory larger than this is not kept.
 _KEPT = 16 << 20
+#: Unsigned integers that torch only copies (on some devices), and what moves their bits.
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 _local = threading.local()
 
@@ -192,6 +194,11 @@ def as_array(values: Tensor) -> Array:
     if values.dtype == torch.bfloat16:
         return values.view(torch.int16).numpy().view(np.uint16)
     return values.numpy()
+
+
+def signed(values: Tensor) -> Tensor:
+    """A view of the same bits in a dtype that torch can index."""
+    return values.view(_SIGNED.get(values.dtype, values.dtype))
 
 
 def scratch(name: str, nbytes: int) -> Array:
