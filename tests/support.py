@@ -69,24 +69,26 @@ def make_dataset(
     rows = shards if shards is not None else ((n,) if n else ())
     assert sum(rows) == n
     assert min(rows, default=1) > 0
-    names = keys if keys is not None else [b"%s/%06d.png" % (_folder(arrays, classes, i), i) for i in range(n)]
+    names = keys if keys is not None or not keyed else [b"%s/%06d.png" % (_folder(arrays, classes, i), i) for i in range(n)]
     schema = tuple(fields)
     table, sums, start = [], [], 0
     for count in rows:
         part = {k: v[start : start + count] for k, v in arrays.items()}
-        records = _records(schema, part, names[start : start + count])
-        blob = np.array(list(b"".join(names[start : start + count])), np.uint8)
-        beside = [("samples", records), ("keys", blob)] if keyed else [("hashes", block_hashes(list(part.values()), block_rows(schema)))]
+        if keyed:
+            records = _records(schema, part, names[start : start + count])
+            beside = [("samples", records), ("keys", np.array(list(b"".join(names[start : start + count])), np.uint8))]
+        else:
+            beside = [("hashes", block_hashes(list(part.values()), block_rows(schema)))]
         files = [*part.items(), *beside]
         table.append((count, *(hash_pair(save_array(folder, kind, array, folder)) for kind, array in files)))
-        if images is not None:
+        if images is not None and keyed:
             sums.append(shard_sums(records, int(np.prod(schema[0].sample_shape[1:]))))
         start += count
     ranges, at = [], 0
     for split, size in (splits or {"all": n}).items():
         ranges.append(Split(split, at, at + size))
         at += size
-    statistics = {} if images is None else {s.name: {"image": combine_statistics(_within(rows, sums, s), True)} for s in ranges}
+    statistics = {} if images is None or not keyed else {s.name: {"image": combine_statistics(_within(rows, sums, s), True)} for s in ranges}
     index = Index(schema, tuple(ranges), n, len(rows), "0" * 32, classes=classes, settings=settings or {}, statistics=statistics, keyed=keyed)
     if groups is not None:
         blob = canonical([[name_to_json(name), stop] for name, stop in groups])
