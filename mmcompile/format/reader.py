@@ -33,6 +33,8 @@ Rows = npt.NDArray[np.int64]
 
 #: Bytes read at a time to warm the page cache: far above what a disk wants at once, and little enough to answer `stop` at once.
 _PIECE = 4 << 20
+#: Spans of rows up to this are copied many at a time, by way of the cache; larger ones one by one.
+_SPAN = 1 << 16
 
 
 def shard_starts(table: Array, index: Index, path: Path) -> npt.NDArray[np.int64]:
@@ -154,6 +156,40 @@ class Reader:
         else:
             np.take(found[0], found[1], axis=0, out=out, mode="clip")
         return out
+
+    def spans(self, field: str, rows: Rows, length: int, out: Array) -> None:
+        """Copy the `length` rows that begin at each of these into `out` (N, length, *shape), C-contiguous.  Raises as `gather`."""
+        ends = rows + (length - 1)
+        found, last = self.flat(field, rows), self.flat(field, ends)
+        nbytes = length * self._fields[field].row_bytes
+        if found is None or last is None or nbytes > _SPAN:
+            self._spans_apart(field, rows, np.arange(len(rows)), out)
+            return
+        # each span as one element of an array whose elements overlap
+        flat, at = found
+        kind = np.dtype((np.void, nbytes))
+        spans = np.ndarray((max(0, len(flat) - length + 1),), kind, cast(Any, flat), 0, (nbytes // length,))
+        target = out.reshape(-1).view(np.uint8).view(kind)
+        apart = self.shards_of(rows) != self.shards_of(ends)
+        if apart.any():
+            target[~apart] = spans[at[~apart]]
+            self._spans_apart(field, rows, np.flatnonzero(apart), out)
+        else:
+            target[...] = spans[at]
+
+    def _spans_apart(self, field: str, rows: Rows, which: Rows, out: Array) -> None:
+        """Those of the spans one by one, of as many shards as each lies in."""
+        for i, first in zip(which.tolist(), rows[which].tolist(), strict=True):
+            done = 0
+            while done < out.shape[1]:
+                shard, local = self.locate(first + done)
+                count = min(out.shape[1] - done, int(self.starts[shard + 1]) - first - done)
+                part, source = out[i, done : done + count], self._map(field, shard)
+                if source is None:
+                    self._pread(field, shard, local, part)
+                else:
+                    part[...] = source[local : local + count]
+                done += count
 
     def _gather_apart(self, field: str, rows: Rows, out: Array, region: tuple[slice, ...]) -> None:
         """Gather from a map for each shard, and read the rows of shards that are not mapped."""

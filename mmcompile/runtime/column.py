@@ -49,7 +49,9 @@ class Column:
     """
 
     def __init__(self, reader: Reader, field: Field, dtype: torch.dtype | str | None) -> None:
-        self._reader, self.name = reader, field.name
+        self._reader = reader
+        #: The field that is read, and what its value is called in a sample.
+        self.field = self.name = field.name
         self._hwc, self._kind = field.layout == "hwc", field.stored
         wanted, stored = _dtype(dtype, field), getattr(torch, field.dtype)
         is_float = stored.is_floating_point or field.scale != 1 or field.normalize is not None
@@ -73,16 +75,17 @@ class Column:
         if not self._mapped:
             return self.own(row)
         if not self._numbers.given:
-            stored = self._reader.view(self.name, shard)[local : local + 1]
+            stored = self._stored(shard, local)
             if self._region:
-                stored = np.ascontiguousarray(stored[(slice(None), *self._region)])
+                lead: tuple[Any, ...] = (...,)
+                stored = np.ascontiguousarray(stored[lead + self._region])
             out = self.empty(1)
-            self._numbers.fill(stored, self._rows(out))
+            self._fill(stored, self._rows(out))
             return out[0]
         rows = self._held.get(shard)
         if rows is None:
             rows = self._hold(shard)
-        return rows[local]
+        return rows[self._at(local)]
 
     def own(self, row: int) -> Any:
         """The value of a row as the file holds it, in memory of its own."""
@@ -103,7 +106,7 @@ class Column:
         nbytes = n * math.prod(shape) * dtype.itemsize
         lent = _fresh(nbytes) if memory is None else memory(nbytes)
         if self._hwc:
-            return lent.view(dtype).view(n, *shape[1:], shape[0]).permute(0, 3, 1, 2)
+            return lent.view(dtype).view(n, *shape[:-3], *shape[-2:], shape[-3]).movedim(-1, -3)
         return lent.view(dtype).view(n, *shape)
 
     def batch(self, rows: Rows, out: Tensor | None = None, *, cut: Cut | None = None, raw: bool = False, times: Any = None) -> Tensor:
@@ -115,7 +118,7 @@ class Column:
         size = None if cut is None else cut.size
         if out is None:
             if len(rows):  # before memory is asked for
-                self._reader.ready(self.name, int(rows[0]))
+                self._reader.ready(self.field, int(rows[0]))
             out = self.empty(len(rows), size=size, raw=raw)
         target = self._memory(out, len(rows), size, raw)
         began = time.perf_counter()
@@ -124,7 +127,8 @@ class Column:
             if times is not None:
                 times.gathered_s += time.perf_counter() - began
             return out
-        found = self._reader.flat(self.name, rows) if cut is None and not self._region and target[:1].size * self._kind.itemsize >= _LARGE else None
+        alone = cut is None and not self._region and self.base is self and target[:1].size * self._kind.itemsize >= _LARGE
+        found = self._reader.flat(self.field, rows) if alone else None
         if found is not None:  # large rows are computed straight from their map, page faults and all
             self._numbers.fill_rows(*found, target)
             if times is not None:
@@ -132,7 +136,7 @@ class Column:
             return out
         for piece, part in self._pieces(rows, cut, target.shape[1:]):
             gathered = time.perf_counter()
-            self._numbers.fill(part, target[piece])
+            self._fill(part, target[piece])
             converted = time.perf_counter()
             if times is not None:
                 times.gathered_s += gathered - began
@@ -140,9 +144,34 @@ class Column:
             began = converted
         return out
 
+    @property
+    def base(self) -> Column:
+        """The column of single rows that this one is made of."""
+        return self
+
+    def needed(self, rows: Rows) -> Rows:
+        """The rows of `base` that a batch of these is made of."""
+        return rows
+
+    def shaped(self, needed: Tensor) -> Tensor:
+        """A batch, of its needed rows."""
+        return needed
+
     def numbers(self, raw: Tensor) -> Tensor:
         """The settings' values of stored ones (N, *shape), on the device where they are: the same bits on each."""
         return self._numbers.of(raw)
+
+    def _at(self, local: int) -> Any:
+        """Where in the rows of a shard a sample lies."""
+        return local
+
+    def _stored(self, shard: int, local: int) -> Array:
+        """A batch of one sample as it lies on disk: a view of the copy-on-write map."""
+        return self._reader.view(self.field, shard)[local : local + 1]
+
+    def _fill(self, raw: Array, out: Array) -> None:
+        """The numbers of a batch, both as rows lie on disk."""
+        self._numbers.fill(raw, out)
 
     def _pieces(self, rows: Rows, cut: Cut | None, shape: tuple[int, ...]) -> Iterator[tuple[slice, Array]]:
         """Stored rows of this shape, as many at a time as stay in the cache: which they are, and memory that the next piece may overwrite."""
@@ -157,11 +186,11 @@ class Column:
     def _gather(self, rows: Rows, cut: Cut | None, out: Array) -> None:
         """Stored rows as they lie on disk, cut, into `out`."""
         if cut is None:
-            self._reader.gather(self.name, rows, out=out, region=self._region)
+            self._reader.gather(self.field, rows, out=out, region=self._region)
             return
         from mmcompile.runtime.cut import cut_rows  # reading alone does not load it
 
-        found = self._reader.flat(self.name, rows)
+        found = self._reader.flat(self.field, rows)
         if found is not None:  # a crop is a view of the map, copied once
             images, at = found
             cut_rows(images[(slice(None), *self._region)], at, cut, out, self.stored, self._hwc)
@@ -170,14 +199,14 @@ class Column:
         whole = (height, width, channels) if self._hwc else (channels, height, width)
         image = scratch("whole", math.prod(whole) * self._kind.itemsize).view(self._kind).reshape(1, *whole)
         for i in range(len(rows)):
-            self._reader.gather(self.name, rows[i : i + 1], out=image, region=self._region)
+            self._reader.gather(self.field, rows[i : i + 1], out=image, region=self._region)
             cut_rows(image, _FIRST, cut[i : i + 1], out[i : i + 1], self.stored, self._hwc)
 
     def _memory(self, out: Tensor, n: int, size: tuple[int, int] | None, raw: bool) -> Array:
         """`out` as an array of rows as they lie on disk.  Raises ValueError where it is not what `empty` makes."""
         wanted, dtype = (n, *(self.shape if size is None else (self.shape[0], *size))), self.stored if raw else self.dtype
         fits = out.shape == wanted and out.dtype == dtype and out.device.type == "cpu"
-        if not fits or not (out.permute(0, 2, 3, 1) if self._hwc else out).is_contiguous():
+        if not fits or not (out.movedim(-3, -1) if self._hwc else out).is_contiguous():
             raise ValueError(
                 f"out is {tuple(out.shape)} of {out.dtype}, strides {out.stride()}, on {out.device}; field {self.name!r} fills {wanted} of {dtype}, "
                 f"{'channels_last' if self._hwc else 'contiguous'}, in memory of the CPU: make it with empty()"
@@ -186,11 +215,11 @@ class Column:
 
     def _rows(self, values: Tensor) -> Array:
         """The memory of a batch as rows as they lie on disk."""
-        return as_array(values.permute(0, 2, 3, 1) if self._hwc else values)
+        return as_array(values.movedim(-3, -1) if self._hwc else values)
 
     def _hold(self, shard: int) -> Tensor:
         with torch.inference_mode(False):  # it is kept, and may be trained on later
-            rows = torch.from_numpy(self._reader.view(self.name, shard))
+            rows = torch.from_numpy(self._reader.view(self.field, shard))
             if self.stored == torch.bfloat16:
                 rows = rows.view(torch.bfloat16)
             if self._region:

@@ -17,13 +17,12 @@ import torch
 from torch.utils.data import Dataset, default_collate
 
 from mmcompile.format.canonical import as_bytes, as_text
-from mmcompile.format.files import Files, LocalFiles
 from mmcompile.format.index import Field
 from mmcompile.format.reader import Reader
 from mmcompile.format.samples import pooled_statistics
-from mmcompile.format.store import is_url, on_disk
+from mmcompile.runtime.arguments import columns_of, field_names, files_of, split_range
 from mmcompile.runtime.buffers import Pool
-from mmcompile.runtime.column import ClassColumn, Column, ImageColumn, column_of
+from mmcompile.runtime.column import ClassColumn, ImageColumn
 from mmcompile.runtime.gathered import gathered, in_worker, shared_memory
 from mmcompile.runtime.hooks import Hooks, warn_of_normalizing_twice, warn_of_one_epoch, with_valid
 from mmcompile.runtime.seeding import SampleIndex, stream_keys
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from mmcompile.runtime.device import Resident
     from mmcompile.runtime.upcoming import Upcoming
     from mmcompile.runtime.warming import Warming
+    from mmcompile.runtime.windows import Windows
 
 __all__ = ["MMapShardDataset"]
 
@@ -111,9 +111,9 @@ class MMapShardDataset(Dataset[Any]):
         if not isinstance(root, str | os.PathLike):
             raise TypeError(f"root is the path of a folder that `mmcompile build` made, not {root!r}")
         self._hooks = Hooks(transform, target_transform, transforms)
-        self._reader = Reader(_files(root, cache), generation=generation, engine=engine)
+        self._reader = Reader(files_of(root, cache), generation=generation, engine=engine)
         self._split = split
-        self._fields = fields if fields is None else _names(fields)
+        self._fields = fields if fields is None else field_names(fields)
         self._dtype, self._crop = dtype, crop
         self._copy = bool(copy)
         self._output = output
@@ -121,6 +121,7 @@ class MMapShardDataset(Dataset[Any]):
         self._epoch = _Epoch()
         self._watch = _WATCHED if self._hooked else 0
         self._chosen: Rows | None = None  # the rows of a subset
+        self._windows: Windows | None = None
         self._open()
         if self._image is not None and self._columns[self._image].normalized:
             warn_of_normalizing_twice(self._hooks, self.root)
@@ -128,32 +129,20 @@ class MMapShardDataset(Dataset[Any]):
     def _open(self) -> None:
         """Set what follows from the reader and the arguments."""
         index = self._reader.index
-        ranges = {s.name: (s.start, s.stop) for s in index.splits}
-        if self._split is None and len(ranges) > 1:
-            raise ValueError(f"{self.root}: has the splits {list(ranges)}; pass split= one of them, or 'all' for all")
-        wanted = next(iter(ranges)) if self._split is None else self._split
-        if wanted not in ranges and wanted != "all":
-            raise ValueError(f"{self.root}: no split {wanted!r}; it has {list(ranges)}, and 'all' joins them")
-        whole = (0, index.samples)
-        self._range = start, stop = whole if wanted == "all" and len(ranges) > 1 else ranges.get(wanted, whole)
+        self._range = start, stop = split_range(self._reader, self._split)
         self._rows = Selection(start, stop - start, self._chosen)
-        known = {f.name: f for f in index.fields}
-        names = tuple(known) if self._fields is None else self._fields
-        for name in names:
-            if name not in known:
-                raise ValueError(f"{self.root}: no field {name!r}; it has {list(known)}")
-        self._columns: list[Column] = [column_of(self._reader, known[name], self._dtype, self._crop) for name in names]
-        self._pools = [Pool(_SPARE) for _ in names]
+        self._columns = columns_of(self._reader, self._fields, self._dtype, self._crop)
+        names = [column.name for column in self._columns]
+        if self._windows is not None:
+            bounds = np.array([0, *(s.stop for s in index.splits)], np.int64)
+            self._columns = self._windows.columns(self._columns, self.fields, str(self.root))
+            if self._chosen is None:
+                self._rows = self._windows.selection(self._reader.origins.groups[1], bounds, *self._range, str(self.root))
+        self._pools = [Pool(_SPARE) for _ in self._columns]
         self._sized: set[str] = set()
-        self._image = next((i for i, c in enumerate(self._columns) if isinstance(c, ImageColumn)), None)
-        self._label = next((i for i, c in enumerate(self._columns) if isinstance(c, ClassColumn)), None)
+        self._image = next((i for i, c in enumerate(self._columns) if isinstance(c.base, ImageColumn)), None)
+        self._label = next((i for i, c in enumerate(self._columns) if isinstance(c.base, ClassColumn)), None)
         self._hooks.check(self.root, names, self._image is not None, self._label is not None)
-        if self._crop is not None and self._image is None:
-            raise ValueError(f"{self.root}: crop needs an image, the fields are {list(names)}")
-        values = any(known[name].meaning == "value" for name in names)
-        if self._dtype is not None and values and not any(column.takes for column in self._columns):
-            said = ", ".join(f"{name} {known[name].dtype}" for name in names)
-            raise ValueError(f"{self.root}: dtype {self._dtype} is for images, and for values that are floats or normalised; the fields are {said}")
         self._targets: Rows | None = None
         self._resident: Resident | None = None
 
@@ -180,7 +169,7 @@ class MMapShardDataset(Dataset[Any]):
         if isinstance(key, slice):
             wanted = range(*key.indices(len(self._rows)))
             for end in {*wanted[:1], *wanted[-1:]}:  # before numbers are made for as many rows as the index claims
-                self._reader.ready(self._columns[0].name, self._rows.row(end))
+                self._reader.ready(self._columns[0].field, self._rows.row(end))
             return self._batch(self._where(np.arange(wanted.start, wanted.stop, wanted.step, dtype=np.int64)), ())
         if isinstance(key, list | range) or (isinstance(key, np.ndarray | torch.Tensor) and key.ndim):
             return self._batch(self._where(integers(key, len(self._rows))), key)
@@ -223,9 +212,9 @@ class MMapShardDataset(Dataset[Any]):
         shared = in_worker() and not self._hooked
         parts = [] if self._resident is None else self._resident.parts(self._columns, rows)
         for column, pool in zip(self._columns, self._pools, strict=True) if self._resident is None else ():
-            if len(rows) and column.name not in self._sized:  # before memory is asked for: does a file bear out the size of its rows?
-                self._reader.ready(column.name, int(rows[0]))
-                self._sized.add(column.name)
+            if len(rows) and column.field not in self._sized:  # before memory is asked for: does a file bear out the size of its rows?
+                self._reader.ready(column.field, int(rows[0]))
+                self._sized.add(column.field)
             parts.append(column.batch(rows, column.empty(len(rows), shared_memory if shared else pool.lend)))
         return parts if valid is None else [*parts, torch.tensor(valid, device="cpu")]
 
@@ -316,6 +305,44 @@ class MMapShardDataset(Dataset[Any]):
         rows = self._where(np.arange(len(self._rows), dtype=np.int64))
         return [self.subset(part) for part in divide(rows, lengths, seed, labels)]
 
+    def windows(self, length: int, stride: int = 1, horizon: int | None = None, target: str | Sequence[str] | None = None) -> MMapShardDataset:
+        """A dataset of the windows of `length` rows in a row, each `stride` rows behind the one before; nothing is copied, or exists per window.
+
+        No window crosses the end of a group or of a split.  Each field comes as (T, *shape), a view within a shard; batches are (N, T, *shape).
+        With `horizon` and `target` a sample has, behind the windows, the target: the row `horizon` rows behind the window's last one, in the same
+        group.  For the window that begins at row t:
+
+            windows(4, horizon=2, target="y")   row   t  t+1  t+2  t+3  t+4  t+5  t+6
+                                                x     x   x    x    x                      (T, *shape)
+                                                y                             y            row t + 4 - 1 + 2
+
+        target: names of fields, which come as (N, *shape), or of columns of one field, (N, K), for one name as text (N,), called "target" in a dict.
+            A class, and with horizon=0 (the window's last row) any field, comes as a target only; other fields come as windows too.  Columns need a
+            horizon of at least 1: the window has them up to its last row.
+
+        `source(i)` is that of the first row.  Raises ValueError where no window fits, and for a subset: take a subset of the windows instead.
+        """
+        from mmcompile.runtime.windows import Windows  # reading alone does not load it
+
+        if self._windows is not None or self._chosen is not None or self._resident is not None:
+            raise ValueError(
+                f"{self.root}: windows are of a whole dataset or split: call windows() first, then subset(), random_split() or to_device()"
+            )
+        out = type(self).__new__(type(self))
+        out.__setstate__({**self.__getstate__(), "_windows": Windows.of(length, stride, horizon, target)})
+        return out
+
+    @property
+    def _reach(self) -> int:
+        """Rows behind the row of a sample that it is made of."""
+        return 0 if self._windows is None else self._windows.reach
+
+    def _needed(self) -> Selection:
+        """The rows that samples are made of, rising, each once."""
+        if self._windows is None or self._chosen is None:
+            return self._rows.ascending()
+        return self._windows.needed(np.unique(self._chosen))
+
     def blocks(self) -> Rows:
         """The first sample of each shard, then the number of samples: int64 (shards + 1,); of a subset only shards that it has samples of.
 
@@ -341,7 +368,7 @@ class MMapShardDataset(Dataset[Any]):
 
     def upcoming(self) -> Upcoming | None:
         """What asks for shards before they are read, where they have to be brought here first: with a cache."""
-        resident = self._resident is not None and len(self._resident.store[0]) == len(self._rows.ascending())
+        resident = self._resident is not None and len(self._resident) == len(self._needed())
         if resident or not self._reader.far:
             return None
         from mmcompile.runtime.upcoming import Upcoming
@@ -371,7 +398,8 @@ class MMapShardDataset(Dataset[Any]):
     @property
     def part(self) -> str | None:
         """Which part of the folder's rows these are, for a state to be told apart from one of another part; None for all of them in order."""
-        return self._rows.part(len(self._reader))
+        part = self._rows.part(len(self._reader))
+        return part if self._windows is None else self._windows.part(part, len(self))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -409,13 +437,17 @@ class MMapShardDataset(Dataset[Any]):
 
     @property
     def targets(self) -> Rows | None:
-        """The labels of all samples, int64 (N,), read-only, read in one go and kept; None for a dataset without labels."""
+        """The labels of all samples, int64 (N,), read-only, read in one go and kept; None without labels.  Of windows those that are a target."""
         if self._targets is None:
             name = next((f.name for f in self._reader.index.fields if f.meaning == "class"), None)
-            if name is None:
+            offset = 0 if self._windows is None or name is None else self._windows.offset(self._columns, name)
+            if name is None or offset is None:
                 return None
             column = self._reader.column(name)
-            targets = column[slice(*self._range)].copy() if self._chosen is None else column[self._chosen]
+            if self._windows is None and self._chosen is None:
+                targets = column[slice(*self._range)].copy()
+            else:
+                targets = column[self._where(np.arange(len(self), dtype=np.int64)) + offset]
             targets.flags.writeable = False
             self._targets = targets
         return self._targets.view()
@@ -424,7 +456,7 @@ class MMapShardDataset(Dataset[Any]):
     def fields(self) -> dict[str, Field]:
         """What is known of the fields in use, by name, in order: dtype and shape on disk, meaning, and of values `columns` and `categories`
         (`.listed` has the names), and `unit`, where they have them."""
-        return {column.name: self._reader.origins.field(column.name) for column in self._columns}
+        return {column.field: self._reader.origins.field(column.field) for column in self._columns}
 
     @property
     def stats(self) -> dict[str, tuple[float, ...]] | None:
@@ -459,26 +491,3 @@ class MMapShardDataset(Dataset[Any]):
         classes = "" if names is None else f", {len(names):,} classes"
         split = ("" if self._split is None else f", split={self._split!r}") + ("" if self._chosen is None else ", a subset")
         return f"{type(self).__name__}({str(self.root)!r}{split}): {len(self._rows):,} samples of {fields}{classes}; generation {self.generation}"
-
-
-def _files(root: str | os.PathLike[str], cache: Any) -> Files:
-    """Where the files come from."""
-    place = on_disk(os.fspath(root))
-    if cache is None:
-        if is_url(place):
-            raise ValueError(f"{place}: shards behind a URL are read from a local disk; say where: cache=mmcompile.Cache(dir, max_bytes=...)")
-        return LocalFiles(place)
-    from mmcompile.runtime.cache import Cache, Staged  # reading alone does not load it
-
-    if not isinstance(cache, Cache):
-        raise TypeError(f"cache must be a mmcompile.Cache, not {cache!r}")
-    return Staged(place, cache)
-
-
-def _names(fields: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(fields, str):
-        raise TypeError(f"fields is a sequence of names: ({fields!r},), not {fields!r}")
-    names = tuple(fields)
-    if not names or len(set(names)) != len(names):
-        raise ValueError(f"fields must be at least one name, each once, not {names}")
-    return names

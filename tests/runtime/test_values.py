@@ -188,7 +188,7 @@ def test_resident_rows_are_those_of_the_files(tmp_path: Path) -> None:
     ds = MMapShardDataset(tmp_path)
     for held in (N, 9):
         there = copy.copy(ds)
-        store = [column.batch(np.arange(held), raw=True) for column in ds._columns]
+        store = {column.field: column.batch(np.arange(held), raw=True) for column in ds._columns}
         there._resident = Resident(torch.device("cpu"), store, Selection(0, N))
         order = [3, 22, 8, 9, 0]
         assert all(same(a, b) for a, b in zip(there[order], ds[order], strict=True))
