@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
 import threading
 from collections.abc import Callable
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +104,16 @@ def _named(folder: Path, names: tuple[str, ...]) -> Names:
     if len(names) <= LIST_LIMIT:
         return Names(names)
     return Names(file=save_blob(folder, "classes", [canonical([name_to_json(name) for name in names])], folder, ".json"))
+
+
+def forked(target: Callable[..., None], *args: Any) -> tuple[ForkServerProcess, Connection]:
+    """A process of the fork server, in which torch is loaded already, that runs `target(*args, connection)`; and the other end of its connection."""
+    context = multiprocessing.get_context("forkserver")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=target, args=(*args, theirs))
+    process.start()
+    theirs.close()
+    return process, ours
 
 
 def in_threads(work: Callable[[int], None], count: int = 4) -> None:

@@ -25,9 +25,12 @@ class BuildReport:
 
     With `plan_only` nothing was built, and with `part` only the shards of one part, of which this run `sealed` some: nothing is published by either.
     `decoded`, `copied` (rows taken over after their hash was checked) and `kept` (rows of shards that were left alone) sum up to `samples`.
-    `bytes` are those of the files that the dataset names.  With `dry_run` nothing was written: the counts are what a build would do (`rejects` those
-    that are known already; every image that would be decoded counts as one that can be), `write_bytes` is the size of the shard files that it would
-    write, `free_bytes` and `estimate_s` say whether there is room and how long it may take (None where it cannot be known).
+    `bytes` are those of all files that the dataset names, index and table included, each once; 0 where nothing is published.
+
+    With `dry_run` nothing was written: the counts are what a build (or that part) would do (`rejects` those that are known already; every image that
+    would be decoded counts as one that can be), `bytes` those of the dataset (of a part: of its shards), `write_bytes` those of them in files that
+    are not there yet; both within 2 KiB if all images can be decoded and no two shards turn out to be the same.  `free_bytes` and `estimate_s` say
+    whether there is room and how long it may take (None where it cannot be known).
     """
 
     out: str
