@@ -259,6 +259,9 @@ def info_lines(report: Mapping[str, Any]) -> list[str]:
     rows += _labelled("fields", [_field(f) for f in report["fields"]])
     if len(report["splits"]) > 1:
         rows.append(("splits", _splits((s["name"], s["stop"] - s["start"]) for s in report["splits"])))
+    if report["groups"] is not None:
+        groups = report["groups"]
+        rows.append(("groups", f"{groups['count']:,}, of {groups['shortest']:,} to {number(groups['longest'], 'row')}"))
     rows += _classes(report["classes"], report["unknown_labels"])
     rows += _labelled("settings", _settings(report["settings"]))
     versions = [f"{escape(k)} {escape(v)}" for k, v in sorted(report["versions"].items())]
@@ -291,6 +294,12 @@ def _field(entry: Mapping[str, Any]) -> str:
     parts = [f"{entry['name']}: {entry['dtype']}" + (f" ({shape})" if shape else "")]
     if entry["layout"]:
         parts.append(f"{entry['layout']} on disk")
+    for kind in ("columns", "categories"):
+        if names := entry.get(kind):
+            shown = [name(n) for n in names[:8]]
+            parts.append(f"{len(names):,} {kind}: {' '.join(shown)}" + (" …" if len(names) > 8 else ""))
+    if entry.get("unit"):
+        parts.append(f"times in {entry['unit']}")
     if entry["normalize"]:
         parts.append(f"normalised when read, mean {_numbers(entry['normalize']['mean'])}, std {_numbers(entry['normalize']['std'])}")
     return ", ".join(parts)
@@ -298,7 +307,7 @@ def _field(entry: Mapping[str, Any]) -> str:
 
 def _classes(classes: Sequence[Mapping[str, Any]] | None, unknown: int) -> list[Pair]:
     if classes is None:
-        return [("classes", "none: images without labels")]
+        return [("classes", "none: samples without labels")]
     shown = [name(c["name"]) + ("" if c["count"] is None else f" {c['count']:,}") for c in classes[:MOST_CLASSES]]
     if len(classes) > MOST_CLASSES:
         shown.append(f"and {len(classes) - MOST_CLASSES:,} more")
