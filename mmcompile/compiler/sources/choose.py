@@ -15,6 +15,7 @@ from mmcompile.compiler.sources.remote import folder_source
 from mmcompile.compiler.sources.rows import RowSource
 from mmcompile.compiler.sources.splits import Layout, parse_splits
 from mmcompile.errors import OptionError
+from mmcompile.format.store import is_url, on_disk
 
 __all__ = ["KINDS", "Kind", "SourceOptions", "open_source"]
 
@@ -26,7 +27,7 @@ class SourceOptions:
     `source`: the name of a kind, None: what RAW is decides.  `include`, `exclude`, `hidden`: which files (see FolderSource).  `compat`:
     "torchvision" for exactly the files that its ImageFolder takes.  `split`: NAME=FOLDER for each folder that is a split.  `classes_from`: a dataset
     or file that says the names and numbers of the classes.  `as_`, `shape`, `array_dtype`: what arrays mean, and what files without a header hold
-    (see `array_source`).
+    (see `array_source`).  `images`, `image_column`, `label_column`, `columns`: see ManifestSource.
     """
 
     source: str | None = None
@@ -39,6 +40,10 @@ class SourceOptions:
     as_: tuple[str, ...] = ()
     shape: str | None = None
     array_dtype: str | None = None
+    images: str | None = None
+    image_column: str | None = None
+    label_column: str | None = None
+    columns: tuple[str, ...] | None = None
 
     @property
     def extensions(self) -> frozenset[str] | None:
@@ -113,8 +118,28 @@ def _arrays(form: str) -> Callable[[Sequence[str], SourceOptions], RowSource]:
     return make
 
 
+def _is_manifest(raw: Sequence[str]) -> bool:
+    from mmcompile.compiler.sources.manifest import is_manifest
+
+    return len(raw) == 1 and is_manifest(on_disk(raw[0]))
+
+
+def _manifest(raw: Sequence[str], options: SourceOptions) -> Source:
+    from mmcompile.compiler.sources.manifest import ManifestSource, Wishes
+
+    if len(raw) > 1:
+        raise OptionError("expected one list of images: put them together in one file, with a column split where they are splits")
+    if is_url(on_disk(raw[0])):
+        raise OptionError(f"{raw[0]}: a list of images is read from a disk: bring it, and the images, to one")
+    wishes = Wishes(options.image_column, options.label_column, options.columns, options.include, options.exclude)
+    return ManifestSource(on_disk(raw[0]), wishes, options.images)
+
+
+_COLUMNS = frozenset({"images", "image_column", "label_column", "columns"})
+
 #: In the order in which they are asked; the last takes what is left, and its scan says what is wrong with it.
 KINDS: tuple[Kind, ...] = (
+    Kind("manifest", _is_manifest, _manifest, frozenset({"include", "exclude", "compat"}) | _COLUMNS),
     *(Kind(form, _is_arrays(form), _arrays(form), frozenset({"as_"})) for form in ("npy", "npz", "idx", "npy-folder")),
     Kind("raw", lambda raw: False, _arrays("raw"), frozenset({"as_", "shape", "array_dtype"})),
     Kind("folder", lambda raw: True, _folder, frozenset({"include", "exclude", "hidden", "compat", "split", "classes_from"})),
