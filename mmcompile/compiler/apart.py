@@ -86,7 +86,7 @@ class PartBuild(Build):
 
     def _unpublished(self, **more: Any) -> BuildReport:
         """The report of a plan, or of one part."""
-        lines = [line for found in (*self.planned.whole.values(), *getattr(self, "sealed", {}).values()) for line in found.rejects.values()]
+        lines = self._rejects().values()
         return replace(
             self._described(),
             samples=sum(len(task) for task in self.planned.tasks) - len(lines),

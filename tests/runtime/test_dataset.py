@@ -226,7 +226,7 @@ def test_what_is_in_there(root: Path) -> None:
 def test_keys_that_are_not_utf8_and_keys_that_share_a_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = [b"a/\xff.png", "a/ü.png".encode(), b"a/1.png"]
     make_dataset(tmp_path, pixels(3), keys=keys, shards=(2, 1))
-    monkeypatch.setattr("mmcompile.format.reader.key_hash", lambda key: 42)
+    monkeypatch.setattr("mmcompile.format.origins.key_hash", lambda key: 42)
     ds = MMapShardDataset(tmp_path)
     assert ds.source(0) == "a/\udcff.png"
     assert [ds.find(ds.source(i)) for i in range(3)] == [ds.find(k) for k in keys] == [0, 1, 2]

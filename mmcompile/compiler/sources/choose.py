@@ -13,6 +13,7 @@ from mmcompile.compiler.formats import TORCHVISION_EXTENSIONS
 from mmcompile.compiler.sources import Source
 from mmcompile.compiler.sources.remote import folder_source
 from mmcompile.compiler.sources.rows import RowSource
+from mmcompile.compiler.sources.splits import Layout, parse_splits
 from mmcompile.errors import OptionError
 from mmcompile.format.store import is_url, on_disk
 
@@ -24,7 +25,9 @@ class SourceOptions:
     """What is taken from RAW, and as what; called as on the command line.  Each kind of source takes some of these, and the others are refused.
 
     `source`: the name of a kind, None: what RAW is decides.  `include`, `exclude`, `hidden`: which files (see FolderSource).  `compat`:
-    "torchvision" for exactly the files that its ImageFolder takes.  `images`, `image_column`, `label_column`, `columns`: see ManifestSource.
+    "torchvision" for exactly the files that its ImageFolder takes.  `split`: NAME=FOLDER for each folder that is a split.  `classes_from`: a dataset
+    or file that says the names and numbers of the classes.  `as_`, `shape`, `array_dtype`: what arrays mean, and what files without a header hold
+    (see `array_source`).  `images`, `image_column`, `label_column`, `columns`: see ManifestSource.
     """
 
     source: str | None = None
@@ -32,6 +35,11 @@ class SourceOptions:
     exclude: tuple[str, ...] = ()
     hidden: bool = False
     compat: str | None = None
+    split: tuple[str, ...] = ()
+    classes_from: str | None = None
+    as_: tuple[str, ...] = ()
+    shape: str | None = None
+    array_dtype: str | None = None
     images: str | None = None
     image_column: str | None = None
     label_column: str | None = None
@@ -66,9 +74,48 @@ class Kind:
 
 
 def _folder(raw: Sequence[str], options: SourceOptions) -> Source:
-    if len(raw) > 1:
-        raise OptionError("expected one folder of images")
-    return folder_source(raw[0], options.include, options.exclude, hidden=options.takes_hidden, extensions=options.extensions)
+    classes = None
+    if options.classes_from is not None:
+        from mmcompile.compiler.sources.classmap import read_classes
+
+        classes = read_classes(options.classes_from)
+    layout = Layout(parse_splits(raw, options.split), classes)
+    made = [
+        folder_source(
+            place,
+            options.include,
+            options.exclude,
+            hidden=options.takes_hidden,
+            extensions=options.extensions,
+            layout=layout if len(raw) == 1 else None,
+        )
+        for place in raw
+    ]
+    if len(made) == 1:
+        return made[0]
+    from mmcompile.compiler.sources.joined import JoinedSource
+
+    return JoinedSource(tuple(made), layout)
+
+
+def _is_arrays(form: str) -> Callable[[Sequence[str]], bool]:
+    """Does RAW hold arrays of this form?"""
+
+    def recognises(raw: Sequence[str]) -> bool:
+        from mmcompile.compiler.sources.arrays import recognised
+
+        return recognised(raw) == form
+
+    return recognises
+
+
+def _arrays(form: str) -> Callable[[Sequence[str], SourceOptions], RowSource]:
+    def make(raw: Sequence[str], options: SourceOptions) -> RowSource:
+        from mmcompile.compiler.sources.arrays import array_source
+
+        return array_source(form, raw, options.as_, options.shape, options.array_dtype)
+
+    return make
 
 
 def _is_manifest(raw: Sequence[str]) -> bool:
@@ -111,7 +158,9 @@ _COLUMNS = frozenset({"images", "image_column", "label_column", "columns"})
 KINDS: tuple[Kind, ...] = (
     Kind("manifest", _is_manifest, _manifest, frozenset({"include", "exclude", "compat"}) | _COLUMNS),
     Kind("coco", _is_coco, _coco, frozenset({"include", "exclude", "compat", "images"})),
-    Kind("folder", lambda raw: True, _folder, frozenset({"include", "exclude", "hidden", "compat"})),
+    *(Kind(form, _is_arrays(form), _arrays(form), frozenset({"as_"})) for form in ("npy", "npz", "idx", "npy-folder")),
+    Kind("raw", lambda raw: False, _arrays("raw"), frozenset({"as_", "shape", "array_dtype"})),
+    Kind("folder", lambda raw: True, _folder, frozenset({"include", "exclude", "hidden", "compat", "split", "classes_from"})),
 )
 
 
@@ -130,7 +179,7 @@ def open_source(raw: Sequence[str], options: SourceOptions) -> Source | RowSourc
 
 def _refusal(kind: Kind, refused: list[str], asked: bool) -> OptionError:
     """What to say of options that a kind of source does not take; `asked`: --source names that kind."""
-    words = [name.replace("_", "-") for name in refused]
+    words = [name.strip("_").replace("_", "-") for name in refused]
     listed = ", ".join(f"--{word}" for word in words)
     read = f"--source {kind.name}" if asked else f"this RAW, which is read as {kind.name}"
     others = [other.name for other in KINDS if other.takes.issuperset(refused)]
