@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import tracemalloc
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.sources import Scan
 from mmcompile.compiler.sources.choose import SourceOptions, open_source
 from mmcompile.compiler.sources.manifest import ManifestSource, Wishes
-from mmcompile.errors import DecodeError, OptionError, SourceError
+from mmcompile.errors import DecodeError, OptionError, OutputExistsError, SourceError
 from mmcompile.format.fields import Split
 from mmcompile.format.reader import Reader
 from tests.compiler.builds import SMALL, age, dataset, expected, images, inline, keys, picture, run, write
@@ -202,6 +203,7 @@ def test_faults_beyond_the_first_are_counted(tmp_path: Path) -> None:
         ('{"file_name": "0.png"}\n{"label": 1}\n', "row 2: no path"),
         ('{"file_name": "0.png", "x": "\\u0000"}\n', "column x holds a NUL"),
         ('{"file_name": ["0.png"]}\n', "holds no paths"),
+        ('{"file_name": "0.png", "label": "\\ud83d"}\n', "column label holds half a surrogate pair"),
         ("[" * 100_000, "line 1 is no JSON object"),
         ('{"file_name": "0.png", "x": ' + "9" * 5000 + "}\n", "line 1 is no JSON object"),
     ],
@@ -315,6 +317,31 @@ def test_labels(tmp_path: Path, cells: str, labels: list[int], classes: tuple[st
     found = scan(make(tmp_path, "path,label\n" + "".join(f"{i}.png,{cell}\n" for i, cell in enumerate(cells.split(",")))))
     assert (values(found, "label"), found.classes) == (labels, classes)
     assert any("without a label" in line for line in found.warnings) == (-1 in labels)
+
+
+def test_classes_that_differ_in_case_or_spaces_are_said(tmp_path: Path) -> None:
+    found = scan(make(tmp_path, "path,label\n0.png,cat\n1.png,Cat \n2.png,dog\n"))
+    assert found.classes == ("Cat ", "cat", "dog")
+    assert "classes 'Cat ' and 'cat' differ in case or spaces only" in found.warnings
+
+
+def test_out_may_lie_beside_a_list_but_not_in_a_folder_that_is_looked_into(tmp_path: Path) -> None:
+    path = make(tmp_path, "path,label\n0.png,a\n", "metadata.csv")
+    assert run(open_source([str(path)], SourceOptions()), tmp_path / "out").samples == 1
+    with pytest.raises(OutputExistsError, match="inside RAW"):
+        run(open_source([str(tmp_path)], SourceOptions()), tmp_path / "other")
+
+
+def test_a_long_list_is_held_in_columns(tmp_path: Path) -> None:
+    rows = 40_000
+    text = "".join(f"{i:08d}.png,class {i % 97},{i},{i / 7},some words of row {i}\n" for i in range(rows))
+    path = make(tmp_path, "path,label,n,x,text\n" + text, images=1)
+    tracemalloc.start()
+    with pytest.raises(SourceError, match=f"^{rows:,} rows"):
+        scan(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak / rows < 700  # bytes; one short str alone takes 60, and a row has five
 
 
 def test_a_label_that_is_no_class_is_said_and_an_error_where_it_was_asked_for(tmp_path: Path) -> None:

@@ -52,6 +52,8 @@ class ManifestSource:
     wishes: Wishes = field(default_factory=Wishes)
     images: str | None = None
     splits: tuple[tuple[str, str], ...] = ()
+    #: What OUT must not lie in: of lists nothing, as no folder is looked into but those that rows name.
+    roots: tuple[str, ...] = field(init=False, repr=False, compare=False)
     _files: FolderSource = field(init=False, repr=False, compare=False)
     _parts: tuple[Part, ...] = field(init=False, repr=False, compare=False)
     _packed: Packed = field(init=False, repr=False, compare=False)
@@ -64,6 +66,7 @@ class ManifestSource:
         named = {os.path.abspath(file): name for file, name in self.splits}
         parts = _parts(places[0]) if len(places) == 1 else _lists(places, root, named, within=self.images is None)
         object.__setattr__(self, "raw", places[0] if len(places) == 1 else root)
+        object.__setattr__(self, "roots", tuple(place for place in places if os.path.isdir(place)))
         object.__setattr__(self, "_files", FolderSource(root if self.images is None else self.images))
         object.__setattr__(self, "_parts", parts)
         object.__setattr__(self, "_packed", Packed(root, [part.file for part in parts], self.wishes.image))

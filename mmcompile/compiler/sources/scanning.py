@@ -269,6 +269,9 @@ class Scanning:
         if fixed is not None and classes != fixed:
             labels, classes = as_numbered(labels, classes, fixed, self.where), fixed
         self._counts[f"labels by column {show(label)}, {how}"] = int((labels >= 0).sum())
+        plain = [" ".join(name.casefold().split()) for name in classes]
+        if alike := next((i for i, name in enumerate(plain) if plain.index(name) < i), None) if len(set(plain)) < len(plain) else None:
+            self._warnings.append(f"classes {classes[plain.index(plain[alike])]!r} and {classes[alike]!r} differ in case or spaces only")
         if gaps := int((labels < 0).sum()):
             self._warnings.append(f"rows without a label, which is -1 there: {gaps:,} (the first: {self.where(int((labels < 0).argmax()))})")
         return classes, labels
