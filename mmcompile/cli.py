@@ -1,8 +1,8 @@
 """The command line: parse, one library call, print.  The only home of click and exit codes.
 
 Results go to standard output, all else to standard error.  With --json standard output is exactly one JSON document, for errors too, valid against
-schemas/report.schema.json.  An expected error is one line and an exit code: 0 fine, 1 a problem, 2 wrong usage, 130 stopped by Ctrl-C; where a
-command goes on from there, that command is the last line.  Nothing heavy is imported before a command needs it.
+schemas/report.schema.json.  An expected error is one line and an exit code: 0 fine, 1 a problem, 2 wrong usage, 130 stopped by Ctrl-C, 143 by
+SIGTERM; where a command goes on from there, that command is the last line.  Nothing heavy is imported before a command needs it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import click
 from mmcompile import summary, text
 from mmcompile.compiler.outcome import Progress
 from mmcompile.errors import EngineError, MMCompileError, OptionError, RemoteError
-from mmcompile.options import BYTES, COUNT, NUMBERS, PAIR, PLACE, RANGE, RATIO, REJECTS, SECONDS, SIZE, Form, as_typed, read_config
-from mmcompile.terminal import Show, fill_standard_streams, say, say_json
+from mmcompile.options import BYTES, COUNT, NUMBERS, PAIR, PLACE, RANGE, RATIO, REJECTS, SECONDS, SIZE, TRIPLE, Form, as_typed, read_config
+from mmcompile.terminal import Show, Terminable, fill_standard_streams, say, say_json
 
 if TYPE_CHECKING:
     from mmcompile.compiler.preprocess import Preprocess
@@ -29,7 +29,8 @@ __all__ = ["main", "program"]
 
 #: Bad files named under an error; all of them stand in the file that the error names.
 _EXAMPLES = 5
-_STOPPED = 130
+#: Exit codes as a shell has them for a process that a signal ended.
+_STOPPED, _TERMINATED = 130, 143
 
 # ---------------------------------------------------------------- every outcome -> exit code
 
@@ -44,14 +45,17 @@ class _Program(click.Group):
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="backslashreplace")  # a name that this terminal's encoding lacks is no error
-        try:
-            code = super().main(arguments, prog_name or "mmcompile", standalone_mode=False, obj=arguments, **extra)
-        except SystemExit:  # how click ends when the reader of its help left
-            code = 0
-        except Exception as error:
-            code = _report(error, arguments)
-            if code is None:
-                raise
+        with Terminable() as term:
+            try:
+                code = super().main(arguments, prog_name or "mmcompile", standalone_mode=False, obj=arguments, **extra)
+            except SystemExit:  # how click ends when the reader of its help left
+                code = 0
+            except Exception as error:
+                code = _report(error, arguments)
+                if code is None:
+                    raise
+                if code == _STOPPED and term.came:
+                    code = _TERMINATED
         sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -193,7 +197,33 @@ _NO_LOCK = _option("--no-lock", None, "For file systems without locks: you make 
 _DTYPES = _one_of("uint8|uint16|int16|int32|float16|bfloat16|float32|float64")
 
 
-@program.command(short_help="Compile a folder of images into a dataset.")
+#: How the options of `build` stand in its help: the eight that most people need, then by what they are about.
+_HELP_GROUPS = {
+    "Options that most people need": "resize crop normalize dtype workers max-rejects config dry-run",
+    "What RAW is, and what of it": "source include exclude hidden split classes-from",
+    "Size": "pad keep-size filter resampler jpeg-scaling",
+    "Pixels": "mode mean std scale orientation alpha depth16 range icc frames truncated max-pixels max-aspect compat transform transform-version "
+    "transform-shape",
+    "Rows and shards": "layout order shard-bytes",
+    "How it runs": "decode-timeout checksum redecode no-lock json help",
+    "On many machines": "engine address plan-only part",
+}
+
+
+class _Grouped(click.Command):
+    """A command with many options, which its help shows in groups."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        lines = {p.opts[-1].removeprefix("--"): line for p in self.get_params(ctx) if (line := p.get_help_record(ctx)) is not None}
+        for title, names in _HELP_GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([lines.pop(name) for name in names.split()])
+        if lines:
+            with formatter.section("More"):
+                formatter.write_dl(list(lines.values()))
+
+
+@program.command(cls=_Grouped, short_help="Compile a folder of images into a dataset.")
 @click.argument("raw", type=_PLACE, nargs=-1, required=True)
 @click.argument("out", type=_PLACE)
 @_option("--resize", _Typed(SIZE), "Short side (then add --crop), or HxW.  Without geometry: the size that all have, else 256 and --crop 256.")
@@ -220,6 +250,10 @@ _DTYPES = _one_of("uint8|uint16|int16|int32|float16|bfloat16|float32|float64")
 @_option("--max-pixels", _Typed(COUNT), "Reject larger pictures.  Default: 178956970, Pillow's limit.")
 @_option("--max-aspect", _Typed(RATIO), "Reject longer pictures.  Default: no limit.")
 @_option("--jpeg-scaling", _Typed(RATIO), "Decode large JPEGs at 1/2, 1/4 or 1/8 while this many times the size remains, as in 2.  Default: whole.")
+@_option("--transform", str, "A step of your own on each array, between geometry and cast.", metavar="MODULE:FUNCTION")
+@_option("--transform-version", str, "Of that step: change it when the step changes.", metavar="TEXT")
+@_option("--transform-shape", _Typed(TRIPLE), "What that step makes: height x width x channels.  Default: the shape that it gets.")
+@_option("--order", str, "Rows as the source has them, or mixed: reading in sequence is then random.", metavar="source|shuffled[:SEED]")
 @_option("--source", str, "What RAW is, where that cannot be told from it.", metavar="KIND")
 @_option("--include", str, "Take only these, as in 'cats/*.png' (* matches / too).  May repeat.", multiple=True, metavar="GLOB")
 @_option("--exclude", str, "Leave these out: pattern or exact path in RAW.  May repeat; adds to --config.", multiple=True, metavar="GLOB|KEY")
@@ -237,7 +271,14 @@ _DTYPES = _one_of("uint8|uint16|int16|int32|float16|bfloat16|float32|float64")
 @_NO_LOCK
 @_option("--checksum", None, "Read every file, also those that look unchanged by size, times and inode.", is_flag=True)
 @_option("--redecode", None, "Decode again what only another library version made.", is_flag=True)
-@_option("--config", str, 'JSON with these options; the command line wins.  Example: {"crop": 224}', metavar="FILE", is_eager=True, callback=_config)
+@_option(
+    "--config",
+    str,
+    'JSON or TOML with these options; the command line wins.  Example: {"crop": 224}',
+    metavar="FILE",
+    is_eager=True,
+    callback=_config,
+)
 @_option("--dry-run", None, "Say what would be decoded, copied, kept and written, and write nothing.", is_flag=True)
 @_JSON
 @click.pass_context
@@ -272,12 +313,15 @@ def build(ctx: click.Context, /, raw: tuple[str, ...], out: str, dry_run: bool, 
         "part": "part",
         "shard_bytes": "shard_bytes",
         "decode_timeout": "decode_timeout_s",
+        "order": "order",
     }
     again = {name: given.pop(name) for name in ("checksum", "redecode", "plan_only")}
     options = BuildOptions(
         lock=not given.pop("no_lock"), **again, **{name: v for key, name in run_names.items() if (v := given.pop(key)) is not None}
     )
     max_rejects = given.pop("max_rejects")
+    if given["transform"] is not None:
+        _look_here()
     preprocess = _preprocess(given)
     show = Show(sys.stderr)
     try:
@@ -291,8 +335,15 @@ def build(ctx: click.Context, /, raw: tuple[str, ...], out: str, dry_run: bool, 
     if as_json:
         say_json(report.to_json())
     else:
-        say([*summary.build_lines(report), *text.next_parts(_called(), ctx.obj, report.shards, report.plan_only, report.part)])
+        following = [] if dry_run else text.next_parts(_called(), ctx.obj, report.shards, report.plan_only, report.part)
+        say([*summary.build_lines(report), *following])
     return 0
+
+
+def _look_here() -> None:
+    """Find modules in the current folder, as `python -m` does: a step of one's own lies where one works."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
 
 
 def _preprocess(given: dict[str, Any]) -> Preprocess:
@@ -332,6 +383,7 @@ def verify(out: str, raw: str | None, no_lock: bool, as_json: bool) -> int:
         else:
             from mmcompile.compiler.repair import repair
 
+            _look_here()
             report = repair(out, raw, progress=show, lock=not no_lock)
     finally:
         show.close()
@@ -348,14 +400,18 @@ def verify(out: str, raw: str | None, no_lock: bool, as_json: bool) -> int:
 @click.option(
     "--samples", "table", type=_PLACE, metavar="FILE.csv", help="Write a new file with a line for each sample: where it came from, what was done."
 )
+@click.option(
+    "--config", "as_config", is_flag=True, help="Print its settings as what `build --config` takes: the same RAW gives the same bytes then."
+)
 @click.option("--generation", metavar="G", help="An earlier one, by its 32 hex digits.  Default: the current one.")
 @_JSON
-def info(out: str, table: str | None, generation: str | None, as_json: bool) -> int:
-    """Show what is in OUT: fields, samples, classes, sizes, settings, statistics, rejects, generations.
+def info(out: str, table: str | None, as_config: bool, generation: str | None, as_json: bool) -> int:
+    """Show what is in OUT: fields, samples, classes, sizes, settings, statistics, rejects, generations.  Exit code 1 if shard files are missing.
 
     \b
     mmcompile info out/
     mmcompile info out/ --samples samples.csv
+    mmcompile info out/ --config > build.json
     """
     from mmcompile.format.describe import describe, samples_table
 
@@ -363,11 +419,15 @@ def info(out: str, table: str | None, generation: str | None, as_json: bool) -> 
     if table is not None:
         document["samples_file"] = table
         _write_csv(table, samples_table(out, generation))
-    if as_json:
+    if as_config:
+        from mmcompile.compiler import options
+
+        say_json(options.as_config(document["settings"]))
+    elif as_json:
         say_json(document)
     else:
         say(summary.info_lines(document))
-    return 0
+    return 1 if document["missing"] else 0
 
 
 def _write_csv(path: str, rows: Iterable[dict[str, Any]]) -> None:

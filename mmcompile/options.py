@@ -5,17 +5,35 @@ A config file goes through the same forms as the command line: each value is tur
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import re
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mmcompile.errors import OptionError
 
-__all__ = ["BYTES", "COUNT", "NUMBERS", "PAIR", "PLACE", "RANGE", "RATIO", "REJECTS", "SECONDS", "SIZE", "Form", "as_typed", "read_config"]
+__all__ = [
+    "BYTES",
+    "COUNT",
+    "NUMBERS",
+    "PAIR",
+    "PLACE",
+    "RANGE",
+    "RATIO",
+    "REJECTS",
+    "SECONDS",
+    "SIZE",
+    "TRIPLE",
+    "Form",
+    "as_typed",
+    "nearest",
+    "read_config",
+]
 
 #: A config file is read whole; one that is longer is no config file.
 _CONFIG_LIMIT = 1 << 20
@@ -63,6 +81,11 @@ def _pair(text: str) -> tuple[int, int]:
     return _positive(height), _positive(width)
 
 
+def _triple(text: str) -> tuple[int, int, int]:
+    height, width, channels = text.lower().split("x")
+    return _positive(height), _positive(width), _positive(channels)
+
+
 def _ratio(text: str) -> float:
     if not _finite(text) >= 1:
         raise ValueError(text)
@@ -101,6 +124,7 @@ COUNT = Form("N", "a whole number above 0", _positive, types=(int,))
 RATIO = Form("RATIO", "a number of at least 1", _ratio, types=(int, float))
 SIZE = Form("N|HxW", "a whole number above 0, or height x width as in 240x320", _size, "x")
 PAIR = Form("HxW", "height x width as in 240x320", _pair, "x", (str,))
+TRIPLE = Form("HxWxC", "height x width x channels as in 224x224x1", _triple, "x", (str,))
 NUMBERS = Form(
     "A,B,...", "numbers with commas between them, one for each channel", lambda text: tuple(_finite(part) for part in text.split(",")), ","
 )
@@ -129,16 +153,27 @@ def read_config(path: str, known: set[str]) -> dict[str, Any]:
     try:
         if len(data) > _CONFIG_LIMIT:
             raise ValueError(f"it is longer than {_CONFIG_LIMIT:,} bytes")
-        document = json.loads(data, object_pairs_hook=pairs)
+        document = tomllib.loads(data.decode()) if path.endswith(".toml") else json.loads(data, object_pairs_hook=pairs)
         if not isinstance(document, dict):
             raise ValueError("it is not an object")
     except (ValueError, RecursionError) as error:
-        remedy = 'expected JSON as in {"resize": 256, "crop": 224}'
+        toml, other = "TOML as in resize = 256", 'JSON as in {"resize": 256, "crop": 224}'
+        remedy = f"expected {toml}" if path.endswith(".toml") else f"expected {other}, or {toml} in a file called .toml"
         raise OptionError(f"--config {path}: {error}; {remedy}", options=["config"]) from None
     if strange := sorted(set(document) - known):
         words = "unknown key " if len(strange) == 1 else "unknown keys "
-        raise OptionError(f"--config {path}: {words}{', '.join(strange)}; known are {', '.join(sorted(known))}", options=strange)
+        raise OptionError(f"--config {path}: {words}{nearest(strange, known)}", options=strange)
     return document
+
+
+def nearest(names: Iterable[str], known: Iterable[str]) -> str:
+    """Unknown names in a line, each with the known one that it probably was meant to be; where one is like none, all that are known."""
+    shown, like_none = [], False
+    for name in names:
+        close = difflib.get_close_matches(name.replace("_", "-"), sorted(known), 1)
+        like_none |= not close
+        shown.append(f"{name} (did you mean {close[0]}?)" if close else name)
+    return ", ".join(shown) + (f"; known are {', '.join(sorted(known))}" if like_none else "")
 
 
 def as_typed(value: Any, types: tuple[type, ...], *, joint: str = "", many: bool = False) -> Any:

@@ -66,18 +66,24 @@ def build_lines(report: BuildReport) -> list[str]:
 
 
 def _unpublished_lines(report: BuildReport, head: str) -> list[str]:
-    """What a person reads after a plan for parts, or after one part."""
+    """What a person reads after a plan for parts, after one part, or after a dry run of one."""
+    rows: list[Pair]
+    took = [("took", _took(report))]
     standing = f", {report.kept:,} samples of them sealed or published before" if report.kept else ""
-    if report.part is None:
+    if report.dry_run:
+        head += f" in the {number(report.shards, 'shard')} of part {report.part}; nothing was written"
+        rows = [*_stored(report), *_dry(report)]
+        took = []
+    elif report.part is None:
         head += f" planned in {number(report.shards, 'shard')}{standing}; nothing was built"
-        rows: list[Pair] = [("geometry", escape(report.geometry))]
+        rows = [("geometry", escape(report.geometry))]
     else:
         head += f" in the {number(report.shards, 'shard')} of part {report.part}{standing}; nothing was published"
         rows = [("sealed", f"{number(report.sealed, 'shard')}: {report.decoded:,} decoded, {report.copied:,} copied")]
     rows += _counted("rejects", report.reject_reasons, report.rejects)
     rows += [("changed" if i == 0 else "", escape(line)) for i, line in enumerate(report.changed)]
     rows += [("warning", escape(line)) for line in report.warnings]
-    return [head, *table([*rows, ("took", _took(report))])]
+    return [head, *table([*rows, *took])]
 
 
 def _stored(report: BuildReport) -> list[Pair]:
@@ -104,12 +110,13 @@ def _dry(report: BuildReport) -> list[Pair]:
     rows = []
     need = report.bytes if report.write_bytes is None else report.write_bytes
     if report.write_bytes is not None:
-        rows.append(("writes", f"{size(need)} of shards"))
+        rows.append(("writes", size(need)))
     if report.free_bytes is not None:
         enough = "enough" if report.free_bytes >= need else f"NOT enough: {size(need - report.free_bytes)} are missing"
         rows.append(("free", f"{size(report.free_bytes)} on that disk, {enough}"))
     if report.estimate_s is not None:
-        rows.append(("time", f"about {duration(report.estimate_s)}" + (f" with {number(report.workers, 'worker')}" if report.workers else "")))
+        about = f"about {duration(report.estimate_s)}" if report.estimate_s >= 1 else "less than 1 s"
+        rows.append(("time", about + (f" with {number(report.workers, 'worker')}" if report.workers else "")))
     return rows
 
 
@@ -261,7 +268,12 @@ def info_lines(report: Mapping[str, Any]) -> list[str]:
         generations = [*generations[:MOST_LINES], f"and {len(generations) - MOST_LINES:,} more: --json has all of them"]
     rows += _labelled("generations", generations)
     lines = [f"{name(report['root'])}: generation {report['generation']}, format {report['format_version']}", *table(rows)]
-    return [*lines, f"provenance of every sample: {escape(report['samples_file'])}"] if "samples_file" in report else lines
+    if "samples_file" in report:
+        lines.append(f"provenance of every sample: {escape(report['samples_file'])}")
+    if missing := report["missing"]:
+        what = f"{number(missing, 'shard file')} {'is' if missing == 1 else 'are'} missing"
+        lines.append(f"{what}; `mmcompile verify {quote([typed(report['root'])])}` names what is wrong, and how to mend it")
+    return lines
 
 
 def _labelled(label: str, texts: Sequence[str]) -> list[Pair]:

@@ -1,10 +1,15 @@
-"""Hides how a line, a JSON document and progress reach a terminal, or whatever stands in its place.  The only home of tqdm and print."""
+"""Hides how a line, a JSON document and progress reach a terminal, or whatever stands in its place, and how it ends a command.
+
+The only home of tqdm and print.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, TextIO
@@ -12,7 +17,7 @@ from typing import Any, TextIO
 from mmcompile import summary, text
 from mmcompile.compiler.outcome import Progress
 
-__all__ = ["Show", "fill_standard_streams", "say", "say_json"]
+__all__ = ["Show", "Terminable", "fill_standard_streams", "say", "say_json"]
 
 #: Plain progress lines where standard error is no terminal: the first after this many seconds, then one every so many.
 _FIRST_LINE_S, _LINES_S = 3.0, 10.0
@@ -113,3 +118,26 @@ def fill_standard_streams() -> None:
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(fd)
+
+
+class Terminable:
+    """While this lasts, SIGTERM is what Ctrl-C is, once: what was begun is put away, and no process is left.  `came`: has there been one?"""
+
+    def __init__(self) -> None:
+        self.came = False
+        # What the caller ignores stays ignored; only the main thread may change it.
+        self._ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+    def __enter__(self) -> Terminable:
+        if self._ours:
+            signal.signal(signal.SIGTERM, self._raise)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def _raise(self, *_: object) -> None:
+        if not self.came:  # some send it to a process and to its group: the second one must not end what the first one began
+            self.came = True
+            raise KeyboardInterrupt

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
 import threading
 from collections.abc import Callable
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +81,16 @@ def make_dataset(
     index = Index(schema, tuple(ranges), n, len(rows), "0" * 32, classes=classes, settings=settings or {}, statistics=statistics)
     stored_table = np.array(table, index.table_dtype())
     return publish(Path(root), dataclasses.replace(index, table=save_array(folder, "table", stored_table, folder)))
+
+
+def forked(target: Callable[..., None], *args: Any) -> tuple[ForkServerProcess, Connection]:
+    """A process of the fork server, in which torch is loaded already, that runs `target(*args, connection)`; and the other end of its connection."""
+    context = multiprocessing.get_context("forkserver")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=target, args=(*args, theirs))
+    process.start()
+    theirs.close()
+    return process, ours
 
 
 def in_threads(work: Callable[[int], None], count: int = 4) -> None:

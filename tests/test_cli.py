@@ -275,7 +275,8 @@ def test_a_config_file_gives_defaults_and_the_command_line_wins(planted: Planted
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ('{"crop": 1, "colour": 2, "sise": 3}', "unknown keys colour, sise"),
+        ('{"crop": 1, "colour": 2, "sise": 3}', "unknown keys colour, sise (did you mean resize?); known are "),
+        ('{"layuot": "chw", "keep_size": "8x8"}', "unknown keys keep_size (did you mean keep-size?), layuot (did you mean layout?)\n"),
         ('{"dry-run": true}', "unknown key dry-run"),
         ('{"crop": 1, "crop": 2}', "twice"),
         ("[1]", "not an object"),
@@ -305,6 +306,31 @@ def test_a_bad_config_file_is_one_error_that_names_file_and_key(planted: Planted
     assert named in result.stderr
     assert len(result.stderr.splitlines()) == 1
     assert not planted.calls
+
+
+def test_a_config_may_be_toml(planted: Planted, tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text('resize = [240, 320]\ncrop = 200\nmean = [0.5, 0, 1]\nstd = "1,1,1"\nexclude = ["a/*"]\nmax-rejects = "5%"\n')
+    assert run("build", "raw", "out", "--config", str(path)).exit_code == 0
+    (call,) = planted.calls
+    assert call["preprocess"] == Preprocess(resize=(240, 320), crop=200, normalize=Normalize((0.5, 0.0, 1.0), (1.0, 1.0, 1.0)))
+    assert (call["source"].exclude, call["max_rejects"]) == (("a/*",), "5%")
+    for bad, said in (
+        ("crop = ", "expected TOML as in resize = 256"),
+        ("crop = 1\ncrop = 2\n", "Cannot overwrite"),
+        ("[crop]\na = 1\n", "crop must be"),
+    ):
+        path.write_text(bad)
+        result = run("build", "raw", "out", "--config", str(path))
+        assert result.exit_code == 2
+        assert result.stderr.startswith(f"error: --config {path}: ")
+        assert said in result.stderr
+
+
+def test_help_shows_the_options_that_most_people_need_first_and_each_of_them_once() -> None:
+    named = [name for names in cli._HELP_GROUPS.values() for name in names.split()]
+    assert len(next(iter(cli._HELP_GROUPS.values())).split()) == 8
+    assert sorted(named) == sorted({p.opts[-1].removeprefix("--") for p in cli.build.params if isinstance(p, click.Option)} | {"help"})
 
 
 def test_config_schema_and_command_line_know_the_same_options() -> None:
@@ -375,9 +401,15 @@ def test_a_dry_run_says_what_would_be_built(planted: Planted) -> None:
     counts: dict[str, Any] = {"decoded": 3, "copied": 1, "kept": 1, "write_bytes": 1 << 20, "free_bytes": 1 << 30}
     planted.outcome = BuildReport("out", 5, 0, 1, 2 << 30, 0.0, shape=(3, 8, 8), dtype="uint8", dry_run=True, **counts)
     text = run("build", "raw", "out", "--dry-run").stdout
-    for part in ("3 to decode, 1 to copy, 1 kept as they are", "writes     1.0 MiB of shards", "1.0 GiB on that disk, enough"):
+    for part in ("3 to decode, 1 to copy, 1 kept as they are", "writes     1.0 MiB", "1.0 GiB on that disk, enough"):
         assert part in text
+    assert "time" not in text
     assert checked(run("build", "raw", "out", "--dry-run", "--json").stdout)["write_bytes"] == 1 << 20
+    planted.outcome = BuildReport("out", 5, 0, 1, 9, 0.0, dry_run=True, part="1/3", estimate_s=0.04, workers=2, decoded=3, copied=2)
+    text = run("build", "raw", "out", "--part", "1/3", "--dry-run").stdout
+    for part in ("out: 5 samples in the 1 shard of part 1/3; nothing was written", "3 to decode, 2 to copy", "less than 1 s with 2 workers"):
+        assert part in text
+    assert "next" not in text
 
 
 @pytest.mark.parametrize("report", [FULL, BuildReport("out", 0, 0, 0, 0, 0.0), BuildReport(EVIL, 1, 0, 1, 5, 0.1, dry_run=True, free_bytes=7)])
@@ -698,3 +730,29 @@ def test_a_build_whose_standard_streams_are_closed_is_a_build(tmp_path: Path) ->
     env = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).resolve().parents[1])}
     assert subprocess.run(["bash", "-c", script, sys.executable], cwd=tmp_path, env=env, check=False).returncode == 0
     assert (tmp_path / "out" / "index.json").exists()
+
+
+def test_sigterm_is_one_interrupt_and_is_as_before_afterwards() -> None:
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    caught = 0
+    with terminal.Terminable() as term:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except KeyboardInterrupt:
+            caught += 1
+        signal.raise_signal(signal.SIGTERM)
+        assert (term.came, caught) == (True, 1)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_caller_who_ignores_sigterm_or_handles_it_is_left_to_it() -> None:
+    heard: list[int] = []
+    for theirs in (signal.SIG_IGN, lambda number, _: heard.append(number)):
+        before = signal.signal(signal.SIGTERM, theirs)
+        try:
+            with terminal.Terminable() as term:
+                signal.raise_signal(signal.SIGTERM)
+            assert (term.came, signal.getsignal(signal.SIGTERM)) == (False, theirs)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    assert heard == [signal.SIGTERM]

@@ -5,43 +5,44 @@ Until `publish` replaces index.json the published dataset is untouched; whatever
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import functools
 import os
 import shutil
 import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
-from mmcompile.compiler import decode, forecast, geometry
+import numpy as np
+
+from mmcompile.compiler import decode, forecast, geometry, transform
 from mmcompile.compiler.broker import BrokerExecutor, connect
 from mmcompile.compiler.cluster import Cluster
 from mmcompile.compiler.engines import LocalExecutor, make_executor
 from mmcompile.compiler.options import BuildOptions, allowed_rejects, typed
-from mmcompile.compiler.outcome import BuildReport, Progress
+from mmcompile.compiler.outcome import BuildReport, Progress, sizes_of
 from mmcompile.compiler.output import (
     Contents,
     Part,
     Published,
     check_output,
+    check_room,
     clean_up,
     describe_published,
     free_bytes,
-    make_scratch,
+    open_output,
     publish_shards,
-    remove_temporaries,
+    refuse_removed,
+    unless_removed,
 )
 from mmcompile.compiler.parts import plan_exists, refuse_other, remove_plan
+from mmcompile.compiler.plan import shuffled
 from mmcompile.compiler.planning import Listed, Planned, Wanted
 from mmcompile.compiler.preprocess import Preprocess
-from mmcompile.compiler.previous import Whole
 from mmcompile.compiler.run import Counts, Runner, ShardWork
 from mmcompile.compiler.seals import Seal
 from mmcompile.compiler.shardcall import versions_here
@@ -51,11 +52,10 @@ from mmcompile.compiler.sources.rows import RowSource
 from mmcompile.compiler.staging import Staging
 from mmcompile.compiler.statcache import StatCache
 from mmcompile.compiler.task import Job, warm_up
-from mmcompile.compiler.verdict import listed_rejects, replaced, too_many, unsettled
-from mmcompile.errors import BuildError, EngineError, MMCompileError, OptionError, RemoteError, SourceError
+from mmcompile.compiler.verdict import failed_call, listed_rejects, too_many, unsettled
+from mmcompile.errors import EngineError, MMCompileError, OptionError, RemoteError, SourceError
 from mmcompile.format.canonical import canonical
-from mmcompile.format.commit import sync_folder, write_atomic
-from mmcompile.format.index import Split
+from mmcompile.format.commit import write_atomic
 from mmcompile.format.lock import Lock
 from mmcompile.format.store import is_url, on_disk
 from mmcompile.format.storelock import StoreLock
@@ -110,19 +110,12 @@ def build(
 
 
 def _outcome(run: Build, dry_run: bool) -> BuildReport:
-    out = run.report.out
     try:
         return run.dry() if dry_run else run.build()
     except MMCompileError:
         raise
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            where = "on the device" if run.staging is None else f"in {tempfile.gettempdir()}, where shards are made (TMPDIR)"
-            what = f"no space left {where}; what is finished is kept: free some space and run the same command again"
-        else:
-            where = "" if error.filename is None or str(error.filename) == str(run.out) else f"{error.filename}: "
-            what = f"{where}{error.strerror or error}; whatever was finished is kept, and the same command goes on when this is mended"
-        raise BuildError(f"{out}: {what}", errno=error.errno) from error
+        raise failed_call(run.report.out, error, staged=run.staging is not None) from error
 
 
 def _as_source(source: str | Path | Source | RowSource, preprocess: Preprocess) -> Source:
@@ -156,6 +149,8 @@ class Build:
         self.report = BuildReport(out=str(out), samples=0, rejects=0, shards=0, bytes=0, seconds=0.0)
         allowed_rejects(max_rejects, 0)
         preprocess.resolved()
+        if preprocess.transform is not None:
+            transform.find(preprocess.transform)
         self.executor = make_executor(options.workers)
         if not (self.out / "index.json").exists():  # else there may be nothing to do
             self._prepare()
@@ -181,19 +176,16 @@ class Build:
                     self._scan()
                     if self._stands():
                         return self._standing()
-                scratch = self._make_scratch()
+                scratch = open_output(self.out)
                 try:
-                    self._choose(scratch)
-                    self._plan()
-                    if self._is_current():
-                        remove_plan(self.out)
-                        return self._standing()
-                    self._run(scratch)
-                    return self._publish(lock, scratch)
-                except OSError as error:
-                    if isinstance(error, MMCompileError) or lock.still_held():
-                        raise
-                    self._raise_removed(error)
+                    with unless_removed(self.out, lock.still_held):
+                        self._choose(scratch)
+                        self._plan()
+                        if self._is_current():
+                            remove_plan(self.out)
+                            return self._standing()
+                        self._run(scratch)
+                        return self._publish(lock, scratch)
                 finally:
                     self._stop()
                     self._save_stats()
@@ -207,33 +199,51 @@ class Build:
         """Say what would be built; write nothing."""
         try:
             self._check_output()
-            if self.staging is not None:
-                self.staging.pull()
-            self._scan()
-            self._choose(Path(os.devnull))
-            self._plan()
-            self.planned.check_versions(self.progress)
-            foreseen = self.planned.predict(self.progress)
-            rejects = foreseen.rejects + sum(len(w.rejects) for w in self.planned.whole.values())
-            return replace(
-                self._described(),
-                samples=len(self.scan.keys) - rejects,
-                rejects=rejects,
-                shards=len(self.planned.tasks),
-                bytes=forecast.stored_bytes(self.out / "shards", self.planned, foreseen),
-                decoded=foreseen.decoded,
-                copied=foreseen.copied,
-                kept=self.planned.kept,
-                dry_run=True,
-                free_bytes=self._free_bytes(),
-                write_bytes=foreseen.write_bytes,
-                estimate_s=forecast.seconds(
-                    self.executor, replace(self.job, preprocess=self.wanted.preprocess), self.planned, foreseen, self.scan.keys, self.workers
-                ),
-                seconds=time.monotonic() - self.began,
-            )
+            return self._foresee()
         finally:
             self._stop()
+
+    def _foresee(self) -> BuildReport:
+        if self.staging is not None:
+            self.staging.pull()
+        self._scan()
+        self._choose(Path(os.devnull))
+        self._plan()
+        if self._is_current():
+            return replace(self._foreseen(whole=True), bytes=self._standing().bytes, write_bytes=0)
+        return self._foreseen(whole=True)
+
+    def _foreseen(self, *, whole: bool) -> BuildReport:
+        """The report of a dry run of what is planned: of the `whole` dataset, or of shards alone."""
+        self.planned.check_versions(self.progress)
+        foreseen = self.planned.predict(self.progress)
+        found = dict(foreseen.rejects)
+        for task in self.planned.tasks:
+            if (stands := self.planned.whole.get(task.number)) is not None:
+                found |= {task.start + i: line for i, line in stands.rejects.items()}
+        rejects = [found[i] for i in sorted(found)]
+        stored = np.ones(len(self.scan.keys), bool)
+        stored[list(found)] = False
+        contents = self._contents([], rejects, [int(stored[t.start : t.stop].sum()) for t in self.planned.tasks]) if whole else None
+        total, written = forecast.sizes(self.out, self.planned, foreseen, self.wanted, self.listed, contents)
+        job = replace(self.job, preprocess=self.wanted.preprocess, fields=self.wanted.fields)
+        return replace(
+            self._described(),
+            samples=sum(len(task) for task in self.planned.tasks) - len(rejects),
+            rejects=len(rejects),
+            reject_reasons=dict(Counter(line["code"] for line in rejects)),
+            splits={} if contents is None else sizes_of(contents.splits),
+            shards=len(self.planned.tasks),
+            bytes=total,
+            decoded=foreseen.decoded,
+            copied=foreseen.copied,
+            kept=self.planned.kept,
+            dry_run=True,
+            free_bytes=self._free_bytes(),
+            write_bytes=written,
+            estimate_s=forecast.seconds(self.executor, job, self.planned, foreseen, self.scan.keys, self.workers),
+            seconds=time.monotonic() - self.began,
+        )
 
     # ------------------------------------------------------------------ steps
 
@@ -255,23 +265,13 @@ class Build:
         self.progress(Progress("scan"))
         at_ns = time.time_ns()
         self.scan = self.source.scan(lambda n: self.progress(Progress("scan", n)))
+        if self.options.seed is not None:
+            self.scan = shuffled(self.scan, self.options.seed)
         if not self.scan.keys:
             raise SourceError(f"{self.source.root}: there are no images", path=self.source.root)
         cache = StatCache(self.out / ".build" / "stat-cache", self.source.location())
         self.listed = Listed(self.scan, at_ns, cache, checksum=self.options.checksum)
         self.allowed = allowed_rejects(self.max_rejects, len(self.scan.keys))
-
-    def _make_scratch(self) -> Path:
-        seals = self.out / ".build" / "seals"
-        if seals.is_symlink():
-            raise BuildError(f"{seals}: a link; remove it")
-        scratch = make_scratch(self.out)
-        remove_temporaries(self.out)
-        (self.out / "shards").mkdir(exist_ok=True)
-        for path in (self.out, self.out.parent):  # the files in it are made durable one by one, so the folders must be, too
-            with contextlib.suppress(OSError):
-                sync_folder(path)
-        return scratch
 
     def _choose(self, scratch: Path) -> None:
         self.job = self._job(self.asked.resolved(), scratch)
@@ -324,7 +324,7 @@ class Build:
         todo = self.planned.todo
         total = sum(len(t) for t in todo)
         self.planned.check_versions(self.progress)
-        self._check_disk(total)
+        check_room(self.out, total, self.wanted.row_bytes, self._free_bytes())
         write_atomic(self.out / ".build" / "settings.json", canonical(self.wanted.compared))
         if self.staging is not None:
             self.staging.keep()
@@ -353,22 +353,8 @@ class Build:
             self.workers = self.runner.workers
         self.runner.run(self.planned.works())
 
-    def _check_disk(self, items: int) -> None:
-        need = items * (self.wanted.row_bytes + 256)
-        free = self._free_bytes()
-        if free is not None and need > free:
-            raise BuildError(
-                f"{self.out}: {need:,} bytes are needed for {items:,} samples, {free:,} are free; nothing was decoded: free some space, "
-                "or choose a smaller size or --dtype uint8",
-                needed=need,
-                free=free,
-            )
-
     def _free_bytes(self) -> int | None:
         return free_bytes(self.out) if self.staging is None else None
-
-    def _raise_removed(self, error: OSError | None = None) -> NoReturn:
-        raise BuildError(f"{self.out}: .build was removed while the build ran; nothing is published: run the same command again") from error
 
     def _publish(self, lock: Lock | StoreLock, scratch: Path) -> BuildReport:
         self.progress(Progress("publish"))
@@ -385,8 +371,7 @@ class Build:
                 raise EngineError(f"{self.out}: shard {task.number} is neither there nor made; nothing is published: run the same command again")
         lines = self._rejects()
         rejects = list(lines.values())
-        if not lock.still_held():
-            self._raise_removed()
+        refuse_removed(self.out, lock.still_held)
         listed = listed_rejects(self.out)
         write_atomic(listed, b"".join(canonical(line) for line in rejects))
         if self.runner.failures:
@@ -394,20 +379,8 @@ class Build:
         stored = len(self.scan.keys) - len(rejects)
         if not stored or len(rejects) > self.allowed:
             raise too_many(self.out, rejects, len(self.scan.keys), self.allowed)
-        contents = Contents(
-            parts,
-            rejects,
-            self.wanted.fields,
-            self._splits(),
-            self.wanted.lists,
-            self.scan.classes,
-            self.wanted.preprocess,
-            self.wanted.settings,
-            self.wanted.versions,
-        )
-        if not lock.still_held():
-            self._raise_removed()
-        done = publish_shards(self.out, scratch, contents)
+        refuse_removed(self.out, lock.still_held)
+        done = publish_shards(self.out, scratch, self._contents(parts, rejects, [part.rows for part in parts]))
         gone = clean_up(self.out, self.planned.previous.seals, self.sealed)
         remove_plan(self.out)
         listed.unlink(missing_ok=True)  # the generation has them now
@@ -415,6 +388,11 @@ class Build:
             self.staging.publish(lock.still_held, gone)
         counts, made = self.runner.counts, self._finished(done, lines)
         return replace(made, decoded=counts.decoded, copied=counts.copied, warnings=(*made.warnings, *counts.notes()))
+
+    def _contents(self, parts: list[Part], rejects: list[dict[str, Any]], rows: Sequence[int]) -> Contents:
+        """`rows`: how many are stored of each task."""
+        wanted, splits = self.wanted, self.planned.stored_splits(rows)
+        return Contents(parts, rejects, wanted.fields, splits, wanted.lists, self.scan.classes, wanted.preprocess, wanted.settings, wanted.versions)
 
     def _standing(self) -> BuildReport:
         """The report of a build that found its dataset published already."""
@@ -425,10 +403,18 @@ class Build:
         assert generation is not None
         return self._finished(describe_published(self.out, index, generation, parts), self._rejects())
 
+    def _rejects(self) -> dict[int, dict[str, Any]]:
+        """The line of each rejected item by its number, in order, of all shards that stand or were sealed."""
+        out = {}
+        for task in self.planned.tasks:
+            if (found := self.planned.whole.get(task.number) or self.sealed.get(task.number)) is not None:
+                out.update({task.start + i: found.rejects[i] for i in sorted(found.rejects)})
+        return out
+
     def _finished(self, done: Published, rejects: dict[int, dict[str, Any]]) -> BuildReport:
         return replace(
             self._described(),
-            splits={split.name: split.stop - split.start for split in self._splits()},
+            splits=sizes_of(done.splits),
             repeats=self.planned.repeats(list(rejects)),
             samples=len(self.scan.keys) - len(rejects),
             rejects=len(rejects),
@@ -444,29 +430,15 @@ class Build:
 
     # ------------------------------------------------------------------ small things
 
-    def _settled(self) -> list[Whole | Seal | None]:
-        """What became of each shard; None where all of its items failed."""
-        return [self.planned.whole.get(task.number) or self.sealed.get(task.number) for task in self.planned.tasks]
-
-    def _splits(self) -> tuple[Split, ...]:
-        return self.planned.stored_splits(self._settled())
-
-    def _rejects(self) -> dict[int, dict[str, Any]]:
-        """The line of each rejected item by its number, in order."""
-        settled = zip(self.planned.tasks, self._settled(), strict=True)
-        return {task.start + i: part.rejects[i] for task, part in settled if part is not None for i in sorted(part.rejects)}
-
     def _described(self) -> BuildReport:
-        previous = self.planned.previous
-        warnings = [*self.scan.warnings, *self.wanted.preprocess.notes(), *replaced(previous.index, previous.generation, self.scan)]
-        if damaged := previous.damaged:
-            warnings.append(f"{damaged:,} sealed shard{'s' if damaged > 1 else ''} of an unfinished build had been damaged, and had to be made again")
+        warnings = [*self.scan.warnings, *self.wanted.preprocess.notes()]
+        warnings += self.planned.previous.warnings(len(self.scan.keys), self.scan.labels is not None)
         if (warning := decode.pillow_warning()) is not None:
             warnings.append(warning)
         return replace(
             self.report,
             classes=self.scan.classes,
-            splits={split.name: split.stop - split.start for split in self.scan.ranges},
+            splits=sizes_of(self.scan.ranges),
             shape=self.wanted.preprocess.sample_shape(),
             dtype=self.wanted.preprocess.dtype,
             geometry=self.wanted.why or typed(self.wanted.preprocess),

@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any
 
 from mmcompile.compiler.plan import SHARD_BYTES
-from mmcompile.compiler.preprocess import Preprocess
+from mmcompile.compiler.preprocess import Normalize, Preprocess
 from mmcompile.errors import OptionError
 
-__all__ = ["ENGINES", "BuildOptions", "allowed_rejects", "typed"]
+__all__ = ["ENGINES", "BuildOptions", "allowed_rejects", "as_config", "typed"]
 
 #: Engines by name; any other is given as an Executor.
 ENGINES = ("local", "dask", "ray")
+_ORDER = re.compile(r"source|shuffled(:[0-9]{1,18})?")
 
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """How to run a build.  Nothing here changes a byte of the dataset but `shard_bytes`, which moves the cuts.
+    """How to run a build.  Nothing here changes a byte of the dataset but `shard_bytes`, which moves the cuts, and `order`.
 
     `workers`: processes, None: as many as this process may use, or as the engine has.  `engine`: "local", "dask", "ray", or an Executor of yours,
     which is not shut down; `address`: of its scheduler.  `plan_only`: save the listing and the plan, build nothing; `part`: build the shards of part
     "I/N" of that plan (0 <= I <= N, 0 and N are the same), and publish nothing.  `decode_timeout_s`: seconds that one image may take, and one more
     for each megapixel.  `lock=False` is for file systems without file locks: the caller makes sure that no other run is at work.  `checksum`: read
     all files, also those whose size, times and inode say that they are unchanged.  `redecode`: decode again what other library versions made.
+    `order`: "source", or "shuffled" or "shuffled:SEED": the rows of each split stand in a random order, which a row that is added or taken away does
+    not change for the others.
     """
 
     workers: int | None = None
@@ -39,6 +44,7 @@ class BuildOptions:
     lock: bool = True
     checksum: bool = False
     redecode: bool = False
+    order: str = "source"
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
@@ -49,10 +55,17 @@ class BuildOptions:
             raise OptionError(f"address {self.address!r} is that of a dask or ray cluster: give the engine, too (--engine dask or --engine ray)")
         if self.part is not None and (self.plan_only or self.engine != "local"):
             raise OptionError(f"part {self.part} is built by processes of this machine: leave --engine and --plan-only out", options=["part"])
+        if not _ORDER.fullmatch(self.order):
+            raise OptionError(f"order must be source, shuffled or shuffled:SEED, not {self.order!r}", options=["order"])
         if self.shard_bytes < 1:
             raise OptionError(f"shard_bytes must be at least 1, not {self.shard_bytes}")
         if not self.decode_timeout_s > 0:
             raise OptionError(f"decode_timeout_s must be above 0, not {self.decode_timeout_s}")
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of a shuffled order; None for the order of the source."""
+        return None if self.order == "source" else int(self.order.partition(":")[2] or 0)
 
 
 def allowed_rejects(max_rejects: int | str, items: int) -> int:
@@ -81,3 +94,36 @@ def typed(preprocess: Preprocess) -> str:
 
     names = (("resize", "--resize"), ("crop", "--crop"), ("pad", "--pad"), ("keep_size", "--keep-size"))
     return " ".join(f"{flag} {size(value)}" for name, flag in names if (value := getattr(preprocess, name)) is not None)
+
+
+def as_config(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a dataset, as its index has them, as what a --config file holds; building with that gives the same bytes."""
+    made = Preprocess.from_settings(settings["preprocess"])
+    config: dict[str, Any] = {}
+    for spec in fields(Preprocess):
+        value = getattr(made, spec.name)
+        if spec.name != "kept_mode" and value != spec.default:
+            config[spec.name.replace("_", "-")] = list(value) if isinstance(value, tuple) else value
+    if isinstance(made.normalize, Normalize):
+        del config["normalize"]
+        config |= {"mean": list(made.normalize.mean), "std": list(made.normalize.std)}
+    if made.range is not None:
+        config["range"] = f"{made.range[0]!r}:{made.range[1]!r}"
+    if made.compat is not None:  # the preset decides these, and refuses some of them
+        for name in ("resampler", "orientation", "alpha", "depth16"):
+            config.pop(name, None)
+    source = dict(settings["source"])
+    kind = source.pop("kind")
+    if kind != "folder":
+        config["source"] = kind
+    if made.compat is not None:
+        source.pop("hidden", None)
+        source.pop("extensions", None)
+    for name, value in source.items():
+        if value not in (None, False, [], ""):
+            config[name.replace("_", "-")] = value
+    if settings["shard_bytes"] != SHARD_BYTES:
+        config["shard-bytes"] = settings["shard_bytes"]
+    if "order" in settings:
+        config["order"] = settings["order"]
+    return dict(sorted(config.items()))

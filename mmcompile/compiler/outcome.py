@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mmcompile.format.fields import Split
     from mmcompile.format.leakage import Repeats
 
-__all__ = ["BuildReport", "Progress"]
+__all__ = ["BuildReport", "Progress", "sizes_of"]
 
 
 @dataclass(frozen=True)
@@ -28,10 +30,14 @@ class BuildReport:
 
     With `plan_only` nothing was built, and with `part` only the shards of one part, of which this run `sealed` some: nothing is published by either.
     `decoded`, `copied` (rows taken over after their hash was checked) and `kept` (rows of shards that were left alone) sum up to `samples`.
-    `bytes` are those of the files that the dataset names.  With `dry_run` nothing was written: the counts are what a build would do (`rejects` those
-    that are known already; every image that would be decoded counts as one that can be), `write_bytes` is the size of the shard files that it would
-    write, `free_bytes` and `estimate_s` say whether there is room and how long it may take (None where it cannot be known).
-    `splits` are the samples of each; `repeats` says which samples have the same source, None where nothing was published.
+    `bytes` are those of all files that the dataset names, index and table included, each once; 0 where nothing is published.
+
+    With `dry_run` nothing was written: the counts are what a build (or that part) would do (`rejects` those that are known already; every image that
+    would be decoded counts as one that can be), `bytes` those of the dataset (of a part: of its shards), `write_bytes` those of them in files that
+    are not there yet; both within 2 KiB if all images can be decoded and no two shards turn out to be the same.  `free_bytes` and `estimate_s` say
+    whether there is room and how long it may take (None where it cannot be known).
+
+    `splits` are the samples of each; `repeats` says which samples have the same source, None where nothing is published.
     """
 
     out: str
@@ -72,3 +78,8 @@ class BuildReport:
 
     def to_json(self) -> dict[str, Any]:
         return {"command": "build", **asdict(self), "images_per_s": self.images_per_s}
+
+
+def sizes_of(splits: Iterable[Split]) -> dict[str, int]:
+    """Split -> its samples."""
+    return {split.name: split.stop - split.start for split in splits}

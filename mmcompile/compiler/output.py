@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.seals import Seal
 from mmcompile.compiler.sources.splits import train_of
-from mmcompile.errors import BuildError, FormatError, OutputExistsError, ResumeError
+from mmcompile.errors import BuildError, FormatError, MMCompileError, OutputExistsError, ResumeError
 from mmcompile.format.canonical import canonical, name_to_json, parse
 from mmcompile.format.catalog import kept_files, list_folder, load_table, named_files, single_files
+from mmcompile.format.commit import sync_folder
 from mmcompile.format.index import LIST_LIMIT, Field, Index, Split, load_index, publish
 from mmcompile.format.npy import file_bytes, file_name, save_array, save_blob
 from mmcompile.format.samples import combine_statistics, hash_pair
@@ -30,16 +33,24 @@ __all__ = [
     "Part",
     "Published",
     "check_output",
+    "check_room",
     "clean_up",
     "describe_changes",
     "describe_published",
+    "draft_index",
     "free_bytes",
     "is_inside",
+    "lists_of",
     "make_scratch",
+    "open_output",
     "publish_shards",
-    "remove_temporaries",
+    "refuse_removed",
+    "table_of",
+    "unless_removed",
 ]
 
+#: Bytes of provenance, key and label of one row, more or less.
+_NOTED = 256
 #: Characters of a setting that are shown where it differs.
 _LINE = 60
 #: A file that a commit had not yet given its name when it was killed.
@@ -88,6 +99,7 @@ class Published:
     bytes: int
     flags: dict[str, int]
     rejects_file: str | None
+    splits: tuple[Split, ...]
 
 
 def is_inside(out: str | Path, raw: str | Path) -> bool:
@@ -111,6 +123,20 @@ def make_scratch(out: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     scratch = folder / secrets.token_hex(8)
     scratch.mkdir(parents=True)
+    return scratch
+
+
+def open_output(out: Path) -> Path:
+    """Make OUT ready for shards, as durable as they will be, and return a new folder for unfinished ones.  The caller holds the lock."""
+    seals = out / ".build" / "seals"
+    if seals.is_symlink():
+        raise BuildError(f"{seals}: a link; remove it")
+    scratch = make_scratch(out)
+    _remove_temporaries(out)
+    (out / "shards").mkdir(exist_ok=True)
+    for path in (out, out.parent):  # the files in it are made durable one by one, so the folders must be, too
+        with contextlib.suppress(OSError):
+            sync_folder(path)
     return scratch
 
 
@@ -154,8 +180,8 @@ def check_output(out: Path, roots: Iterable[str], url: str | None = None) -> Non
         )
 
 
-def remove_temporaries(out: Path) -> None:
-    """Delete what killed runs left half written.  The caller holds the lock."""
+def _remove_temporaries(out: Path) -> None:
+    """Delete what killed runs left half written."""
     for folder, allowed in _CONTENT.items():
         path = out / folder
         if not path.is_dir() or (folder != "." and path.is_symlink()):
@@ -175,6 +201,35 @@ def free_bytes(out: Path) -> int | None:
     except OSError:
         return None
     return found.f_bavail * found.f_frsize
+
+
+def check_room(out: Path, items: int, row_bytes: int, free: int | None) -> None:
+    """Raises BuildError where `free` bytes are fewer than so many rows, and what is noted of each, take."""
+    need = items * (row_bytes + _NOTED)
+    if free is not None and need > free:
+        raise BuildError(
+            f"{out}: {need:,} bytes are needed for {items:,} samples, {free:,} are free; nothing was decoded: free some space, "
+            "or choose a smaller size or --dtype uint8",
+            needed=need,
+            free=free,
+        )
+
+
+def refuse_removed(out: Path, still_held: Callable[[], bool], error: OSError | None = None) -> None:
+    """Raises BuildError where somebody deleted `.build` from under the run that holds its lock; `error`: what told that something is amiss."""
+    if not still_held():
+        raise BuildError(f"{out}: .build was removed while the build ran; nothing is published: run the same command again") from error
+
+
+@contextlib.contextmanager
+def unless_removed(out: Path, still_held: Callable[[], bool]) -> Iterator[None]:
+    """Work below `.build`: a system call that fails because somebody deleted that is said to have failed for that."""
+    try:
+        yield
+    except OSError as error:
+        if not isinstance(error, MMCompileError):
+            refuse_removed(out, still_held, error)
+        raise
 
 
 def describe_changes(before: dict[str, Any] | None, now: dict[str, Any], prefix: str = "") -> Iterator[str]:
@@ -199,45 +254,67 @@ def _shown(value: Any) -> str:
 
 def publish_shards(out: Path, scratch: Path, contents: Contents) -> Published:
     """Write the shard table, lists and index of what is sealed and kept, and make it the current generation."""
-    shards, parts, rejects = out / "shards", [part for part in contents.parts if part.rows], contents.rejects
+    shards, parts = out / "shards", [part for part in contents.parts if part.rows]
     samples = sum(part.rows for part in parts)
-    found = _statistics(contents, parts)
-    fields, classes = contents.fields, contents.classes
-    if contents.preprocess.normalize == "auto":
-        statistics = found[train_of(contents.splits).name]
-        if statistics is None or min(statistics["std"]) <= 0:
-            raise BuildError(f"{out}: --normalize auto needs channels that vary; a standard deviation is 0 or unknown: give --mean and --std")
-        fields = (replace(fields[0], normalize=(tuple(statistics["mean"]), tuple(statistics["std"]))), *fields[1:])
-    classes_file = None
-    if classes is not None and len(classes) > LIST_LIMIT:
-        classes_file = save_blob(shards, "classes", [canonical([name_to_json(c) for c in classes])], scratch, ".json")
-        classes = None
-    for digest, data in contents.lists.items():
-        if save_blob(shards, "classes", [data], scratch, ".json") != digest:
-            raise BuildError(f"{out}: a list of names changed while it was written")
-    rejects_file = save_blob(shards, "rejects", [canonical(line) for line in rejects], scratch, ".jsonl") if rejects else None
-    index = Index(
+    statistics = _statistics(contents, parts)
+    chosen = _of_training(contents, statistics)
+    if contents.preprocess.normalize == "auto" and (chosen is None or min(chosen["std"]) <= 0):
+        raise BuildError(f"{out}: --normalize auto needs channels that vary; a standard deviation is 0 or unknown: give --mean and --std")
+    files = {name: save_blob(shards, kind, [data], scratch, suffix) for name, (kind, suffix, data) in lists_of(contents).items()}
+    index = draft_index(contents, samples, len(parts), statistics, files)
+    index = replace(index, table=save_array(shards, "table", table_of(index, [(part.rows, part.files) for part in parts]), scratch))
+    _check_files(out, index.fields, parts)
+    return describe_published(out, index, publish(out, index), parts)
+
+
+def lists_of(contents: Contents) -> dict[str, tuple[str, str, bytes]]:
+    """What of a generation is a file of its own because it may be long, by a name: its kind, how its own name ends, and its bytes."""
+    found: dict[str, tuple[str, str, bytes]] = {digest: ("classes", ".json", data) for digest, data in contents.lists.items()}
+    if contents.classes is not None and len(contents.classes) > LIST_LIMIT:
+        found["classes"] = ("classes", ".json", canonical([name_to_json(c) for c in contents.classes]))
+    if contents.rejects:
+        found["rejects"] = ("rejects", ".jsonl", b"".join(canonical(line) for line in contents.rejects))
+    return found
+
+
+def draft_index(contents: Contents, samples: int, shards: int, statistics: Mapping[str, dict[str, Any] | None], files: dict[str, str]) -> Index:
+    """The index of so many samples in so many shards, all but the name of its table; `files` are the hashes of `lists_of`.
+
+    `statistics` are those of the images of each split, and of "all".
+    """
+    fields = contents.fields
+    chosen = _of_training(contents, statistics)
+    if chosen is not None:
+        fields = (replace(fields[0], normalize=(tuple(chosen["mean"]), tuple(chosen["std"]))), *fields[1:])
+    return Index(
         fields=fields,
         splits=contents.splits,
         samples=samples,
-        shards=len(parts),
+        shards=shards,
         table="0" * 32,
-        classes=classes,
-        classes_file=classes_file,
+        classes=None if "classes" in files else contents.classes,
+        classes_file=files.get("classes"),
         settings=contents.settings,
         versions=contents.versions,
-        statistics={s.name: {"image": found[s.name]} for s in contents.splits if found[s.name] is not None},
-        rejects=len(rejects),
-        rejects_file=rejects_file,
+        statistics={s.name: {"image": statistics[s.name]} for s in contents.splits if statistics[s.name] is not None},
+        rejects=len(contents.rejects),
+        rejects_file=files.get("rejects"),
     )
-    table = np.zeros(len(parts), index.table_dtype())
-    for i, part in enumerate(parts):
-        table[i]["rows"] = part.rows
-        for name, digest in part.files.items():
+
+
+def table_of(index: Index, shards: Sequence[tuple[int, dict[str, str]]]) -> npt.NDArray[Any]:
+    """The shard table (shards,) of these shards, rows and files by kind each."""
+    table = np.zeros(len(shards), index.table_dtype())
+    for i, (rows, files) in enumerate(shards):
+        table[i]["rows"] = rows
+        for name, digest in files.items():
             table[i][name] = hash_pair(digest)
-    index = replace(index, table=save_array(shards, "table", table, scratch))
-    _check_files(out, fields, parts)
-    return describe_published(out, index, publish(out, index), parts)
+    return table
+
+
+def _of_training(contents: Contents, statistics: Mapping[str, dict[str, Any] | None]) -> dict[str, Any] | None:
+    """The statistics of what is trained on, where `--normalize auto` asks for them."""
+    return statistics[train_of(contents.splits).name] if contents.preprocess.normalize == "auto" else None
 
 
 def _statistics(contents: Contents, parts: list[Part]) -> dict[str, dict[str, Any] | None]:
@@ -278,7 +355,7 @@ def describe_published(out: Path, index: Index, generation: str, parts: list[Par
     named = [out / "index.json", out / "generations" / f"{generation}.json", *(shards / file for file in files)]
     total = sum(os.path.getsize(path) for path in named)
     rejects_path = None if index.rejects_file is None else str(shards / file_name("rejects", index.rejects_file, ".jsonl"))
-    return Published(generation, len(parts), total, dict(flags), rejects_path)
+    return Published(generation, len(parts), total, dict(flags), rejects_path, index.splits)
 
 
 def clean_up(out: Path, before: dict[str, Seal], now: dict[int, Seal]) -> set[str] | None:

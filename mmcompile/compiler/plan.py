@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from mmcompile.compiler.sources.keys import Keys
 from mmcompile.format.canonical import canonical
 from mmcompile.format.npy import hash_bytes
 
-__all__ = ["SHARD_BYTES", "ShardTask", "cuts", "fingerprint", "key_hashes", "make_tasks", "rows_per_shard", "task_id"]
+__all__ = ["SHARD_BYTES", "ShardTask", "cuts", "fingerprint", "key_hashes", "make_tasks", "rows_per_shard", "shuffled", "task_id"]
 
 #: A shard's usual size: large enough that 10^7 images make some thousand files, small enough to be hashed from the page cache in 10 ms.
 SHARD_BYTES = 1 << 28
@@ -62,6 +62,14 @@ def cuts(hashes: npt.NDArray[np.uint64], rows: int) -> list[int]:
         found = int(marks[at]) if at < len(marks) else n
         out.append(min(found, most, n))
     return out if n else [0, 0]
+
+
+def shuffled(scan: Scan, seed: int) -> Scan:
+    """The same items, those of each split in a random order: that of the xxh3-64 of their keys with this seed.  An item more moves no other."""
+    keys = Keys.of(scan.keys)
+    marks = keys.hashes(seed)
+    order = np.concatenate([np.empty(0, np.int64), *(s.start + np.argsort(marks[s.start : s.stop], kind="stable") for s in scan.ranges)])
+    return replace(scan, keys=keys.take(order), values=scan.values[order], stat=scan.stat[order])
 
 
 def fingerprint(settings: dict[str, Any], versions: dict[str, str], revision: int) -> str:

@@ -45,7 +45,8 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
 }
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _TORCH_FILTERS = ("bilinear", "bicubic")
-_NEWER = frozenset({"jpeg_scaling"})
+_NEWER = frozenset({"jpeg_scaling", "transform", "transform_version", "transform_shape"})
+_FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _COLOUR = re.compile(r"#[0-9a-f]{6}")
 
 
@@ -84,6 +85,8 @@ class Preprocess:
 
     Checked on construction: an OptionError names the options that clash, and what to do.  `None` where a preset decides (`resolved`).
     `jpeg_scaling=N` decodes large JPEGs at 1/2, 1/4 or 1/8 as long as N times the size that they are resized to remains.
+    `transform="package.module:function"` is a step of your own between geometry and cast: an array (H, W, C) in, one of the same shape or of
+    `transform_shape` (H, W, C) out; its code is not looked at, so change `transform_version` when it changes.
     `keep_size` (height, width) and `kept_mode` are set by a build that looked at its sources, when no geometry or `mode="keep"` was
     asked for.
     """
@@ -111,6 +114,9 @@ class Preprocess:
     jpeg_scaling: float | None = None
     kept_mode: str | None = None
     keep_size: tuple[int, int] | None = None
+    transform: str | None = None
+    transform_version: str | None = None
+    transform_shape: tuple[int, int, int] | None = None
 
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():
@@ -120,6 +126,7 @@ class Preprocess:
                 raise OptionError(f"{_flag(name)} must be one of {words}, found {value!r}", options=[name])
         self._check_geometry()
         self._check_values()
+        self._check_transform()
         self._check_normalize()
         self._check_resampler()
 
@@ -175,6 +182,18 @@ class Preprocess:
                 clash("range", "dtype", f"--range maps values to 8 bit, and {self.dtype} keeps them: leave one of them out")
             object.__setattr__(self, "range", (float(low_high[0]), float(low_high[1])))
 
+    def _check_transform(self) -> None:
+        if self.transform is None:
+            for name in ("transform_version", "transform_shape"):
+                if getattr(self, name) is not None:
+                    raise OptionError(f"{_flag(name)} belongs to --transform: give it, too", options=[name])
+            return
+        if not _FUNCTION.fullmatch(self.transform):
+            raise OptionError(f"--transform must be package.module:function, found {self.transform!r}", options=["transform"])
+        shape = self.transform_shape
+        if shape is not None and (len(shape) != 3 or not all(type(n) is int and 1 <= n <= MAX_SIDE for n in shape)):
+            raise OptionError(f"--transform-shape must be height x width x channels, found {shape!r}", options=["transform_shape"])
+
     def _check_normalize(self) -> None:
         if self.normalize is None:
             return
@@ -192,7 +211,7 @@ class Preprocess:
                     f"auto is known only after the build: store --dtype uint8 instead of {self.dtype}, or give --mean and --std",
                 )
             return
-        wanted = self._channels()
+        wanted = self._channels() if self.transform_shape is None else self.transform_shape[2]
         found = len(_normalizer(self.normalize).mean)
         if wanted is not None and wanted != found:
             clash("normalize", "mode", f"mean and std have {found} values, --mode {self.mode} has {wanted} channel{'s'[: wanted - 1]}")
@@ -261,7 +280,7 @@ class Preprocess:
 
     @property
     def channels(self) -> int:
-        """Channels of a sample; OptionError while `mode="keep"` has no `kept_mode`."""
+        """Channels of a picture before `transform`; OptionError while `mode="keep"` has no `kept_mode`."""
         count = self._channels()
         if count is None:
             raise OptionError("--mode keep: the mode of the sources is not known yet", options=["mode"])
@@ -271,14 +290,17 @@ class Preprocess:
         return {"rgb": 3, "gray": 1, "rgba": 4}.get(self.mode) or CHANNELS.get(self.kept_mode or "")
 
     def output_hw(self) -> tuple[int, int]:
-        """(height, width) of every sample; OptionError while `needs_size()`."""
+        """(height, width) of every picture before `transform`; OptionError while `needs_size()`."""
         decided = self.crop or self.pad or self.keep_size or self.resize
         if decided is None:
             raise OptionError("no size yet: give --resize and --crop, or --pad", options=["resize", "crop", "pad"])
         return _pair(decided)
 
     def sample_shape(self) -> tuple[int, int, int]:
-        """(C, H, W)."""
+        """(C, H, W) of a sample."""
+        if self.transform_shape is not None:
+            height, width, channels = self.transform_shape
+            return channels, height, width
         return (self.channels, *self.output_hw())
 
     def row_shape(self) -> tuple[int, int, int]:

@@ -30,6 +30,7 @@ from mmcompile.compiler.reuse import RowTable
 from mmcompile.compiler.sealing import begin_writing, rows_path, write_all
 from mmcompile.compiler.sources import Source
 from mmcompile.compiler.staging import Fetched
+from mmcompile.compiler.transform import transformed
 from mmcompile.errors import DecodeError, MMCompileError
 from mmcompile.format.canonical import as_text, name_to_json
 from mmcompile.format.index import Field
@@ -50,6 +51,7 @@ __all__ = [
     "measure",
     "probe",
     "reject_line",
+    "renamed",
     "run_piece",
     "warm_up",
 ]
@@ -239,7 +241,7 @@ def _copy_known(job: Job, piece: Piece, copier: Copier, target: int, hand: Hand,
     for items, shard, first in copier.runs(piece.hashes, np.flatnonzero(piece.known)):
         hand.take(int(items[0]))
         rows, records, right = copier.copy(shard, first, piece.values[items])
-        right &= _renamed(records, [piece.keys[i] for i in items.tolist()])
+        right &= renamed(records, [piece.keys[i] for i in items.tolist()])
         positions = np.array(piece.positions)[items]
         good = np.flatnonzero(right)
         for run in np.split(good, np.flatnonzero((np.diff(good) != 1) | (np.diff(positions[good]) != 1)) + 1):
@@ -254,13 +256,13 @@ def _copy_one(copier: Copier, digest: str, key: bytes, values: npt.NDArray[np.vo
     """A row of this source that is right, wherever there is one; None where there is none."""
     for shard, at in copier.places(hash_pair(digest)):
         rows, records, right = copier.copy(shard, at, values)
-        if right[0] and _renamed(records, [key])[0]:
+        if right[0] and renamed(records, [key])[0]:
             row[...] = rows
             return cast("npt.NDArray[Any]", records[0])
     return None
 
 
-def _renamed(records: npt.NDArray[Any], keys: list[bytes]) -> npt.NDArray[np.bool_]:
+def renamed(records: npt.NDArray[Any], keys: list[bytes]) -> npt.NDArray[np.bool_]:
     """Make records (N,) say what they would say had these very files been decoded; False (N,) for those that would not have been."""
     files = [(as_text(key), format.decode("ascii")) for key, format in zip(keys, records["format"].tolist(), strict=True)]
     bit = np.uint32(_BITS["wrong-extension"])
@@ -272,7 +274,10 @@ def _decode(job: Job, data: bytes, key: bytes, digest: str, row: npt.NDArray[Any
     began = time.perf_counter()
     try:
         decoded = decode.decode(data, as_text(key), job.preprocess, on_open=hand.opened)
-        store(decoded.pixels, job.preprocess, decoded.depth, row[0])
+        pixels, depth = decoded.pixels, decoded.depth
+        if job.preprocess.transform is not None:
+            pixels, depth = transformed(pixels, depth, job.preprocess)
+        store(pixels, job.preprocess, depth, row[0])
     except (MMCompileError, MemoryError):
         raise
     except OwnFault as fault:
@@ -285,9 +290,9 @@ def _decode(job: Job, data: bytes, key: bytes, digest: str, row: npt.NDArray[Any
     record["source_size"], record["source_hash"] = len(data), hash_pair(digest)
     record["width"], record["height"] = decoded.width, decoded.height
     record["mode"], record["format"] = decoded.mode.encode(), decoded.format.encode()
-    record["orientation"], record["depth"] = decoded.orientation, decoded.depth
+    record["orientation"], record["depth"] = decoded.orientation, depth
     record["flags"] = sum(_BITS[word] for word in set(decoded.warnings))
-    record["sum"], record["sum_squares"] = channel_sums(_pixels_of(row[0], decoded.pixels, job.preprocess))
+    record["sum"], record["sum_squares"] = channel_sums(_pixels_of(row[0], pixels, job.preprocess))
     return record
 
 

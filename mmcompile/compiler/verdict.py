@@ -1,21 +1,22 @@
-"""Hides how a build says what went otherwise than was meant, and what to do: files that could not be settled, too many rejects, another RAW."""
+"""Hides how a build that publishes nothing says why, and what to do: files that could not be settled, too many rejects, a disk that failed."""
 
 from __future__ import annotations
 
+import errno
 import glob
 import json
+import os
+import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mmcompile.compiler.sources import Scan
-from mmcompile.errors import DecodeError, SourceError
+from mmcompile.errors import BuildError, DecodeError, SourceError
 from mmcompile.format.canonical import as_text, name_from_json
 from mmcompile.format.commit import write_atomic
-from mmcompile.format.index import INDEX_LIMIT, Index
+from mmcompile.format.index import INDEX_LIMIT
 
-__all__ = ["listed_rejects", "replaced", "too_many", "unsettled", "unsettled_part"]
+__all__ = ["failed_call", "listed_rejects", "too_many", "unsettled", "unsettled_part"]
 
 #: Most keys and reject lines that an error carries.
 _SHOWN = 1000
@@ -28,17 +29,15 @@ def listed_rejects(out: Path) -> Path:
     return out / ".build" / "rejects.jsonl"
 
 
-def replaced(before: Index | None, generation: str | None, scan: Scan) -> Iterator[str]:
-    """A line where most of what OUT held, or its labels, is not in RAW: perhaps another OUT was meant."""
-    if before is None:
-        return
-    labelled, now = any(f.meaning == "class" for f in before.fields), scan.labels is not None
-    if len(scan.keys) * 2 < before.samples or labelled != now:
-        kind = {True: "with labels", False: "without labels"}
-        yield (
-            f"this replaces {before.samples:,} samples {kind[labelled]} by {len(scan.keys):,} {kind[now]}; until `mmcompile prune` "
-            f"the old ones are read with MMapShardDataset(out, generation='{generation}')"
-        )
+def failed_call(out: str, error: OSError, *, staged: bool) -> BuildError:
+    """The error where a system call failed; `staged`: OUT is a URL, and shards are made in a temporary folder."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = f"in {tempfile.gettempdir()}, where shards are made (TMPDIR)" if staged else "on the device"
+        what = f"no space left {where}; what is finished is kept: free some space and run the same command again"
+    else:
+        where = "" if error.filename is None or str(error.filename) == os.path.abspath(out) else f"{error.filename}: "
+        what = f"{where}{error.strerror or error}; whatever was finished is kept, and the same command goes on when this is mended"
+    return BuildError(f"{out}: {what}", errno=error.errno)
 
 
 def unsettled(out: Path, failures: list[tuple[bytes, str]], rejects: int, allowed: int) -> SourceError:

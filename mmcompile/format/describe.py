@@ -37,8 +37,9 @@ def describe(root: str | Path, generation: str | None = None) -> dict[str, Any]:
     """What a generation (by default the current one) holds, as plain JSON values; names that are not UTF-8 are {"bytes": percent-encoded}.
 
     Reads (of a URL: fetches) the index, the table, the labels and the rejects, none of the images.  `bytes.folder` is the size of everything in the
-    folder, older generations and unfinished builds included.  `generations` are newest first, `modified` in seconds since 1970.  `repeats` says which
-    samples have the same source, from their provenance; None behind a URL, from where that would have to be fetched.  Raises FormatError.
+    folder, older generations and unfinished builds included; `missing` counts the files of shards that are not there.  `generations` are newest
+    first, `modified` in seconds since 1970.  `repeats` says which samples have the same source, from their provenance; None behind a URL, from where
+    that would have to be fetched, and where files are missing.  Raises FormatError.
     """
     root = on_disk(root)
     if is_url(root):
@@ -55,6 +56,7 @@ def _describe(root: Path, generation: str | None, *, repeats: bool = False) -> d
     rejects = load_rejects(root, index)
     field = _label_field(loaded)
     counts = _count_labels(root, loaded, field, len(classes or ())) if field is not None else None
+    dataset, total, missing = _sizes(root, loaded)
     ages = kept_files(root)[0]
     newest = sorted(ages, key=lambda n: (n != current, -ages[n], n))
     return {
@@ -73,7 +75,8 @@ def _describe(root: Path, generation: str | None, *, repeats: bool = False) -> d
         if classes is None
         else [{"name": name_to_json(c), "count": None if counts is None else int(sum(n[i] for n in counts))} for i, c in enumerate(classes)],
         "unknown_labels": 0 if counts is None else int(sum(n[-1] for n in counts)),
-        "bytes": {"dataset": _named_bytes(root, loaded), "folder": _folder_bytes(root)},
+        "bytes": {"dataset": dataset, "folder": total},
+        "missing": missing,
         "settings": index.settings,
         "versions": index.versions,
         "pixel_revision": index.pixel_revision,
@@ -83,7 +86,7 @@ def _describe(root: Path, generation: str | None, *, repeats: bool = False) -> d
             "file": None if index.rejects_file is None else f"shards/{file_name('rejects', index.rejects_file, '.jsonl')}",
             "reasons": dict(sorted(Counter(r.code for r in rejects).items())),
         },
-        "repeats": _repeats(root, loaded, field).to_json() if repeats and index.keyed else None,
+        "repeats": _repeats(root, loaded, field).to_json() if repeats and index.keyed and not missing else None,
         "generations": [{"name": n, "modified": ages[n], "current": n == current} for n in newest],
     }
 
@@ -227,25 +230,20 @@ def _path(root: Path, generation: Generation, kind: str, shard: int) -> Path:
     return root / "shards" / file_name(kind, pair_hash(generation.table[kind][shard]))
 
 
-def _named_bytes(root: Path, generation: Generation) -> int:
-    """The size of the files of a generation: index.json and its copy, and what they name, each once."""
-    names = {file for _, file in single_files(generation.index)} | {file for _, _, file in named_files(generation)}
-    paths = ["index.json", f"generations/{generation.name}.json", *(f"shards/{name}" for name in names)]
-    total = 0
-    for path in paths:
-        try:
-            total += os.lstat(root / path).st_size
-        except OSError:
-            continue
-    return total
-
-
-def _folder_bytes(root: Path) -> int:
-    total = 0
+def _sizes(root: Path, generation: Generation) -> tuple[int, int, int]:
+    """(bytes of the files of a generation, each once; of everything in the folder; files of its shards that are missing), by one walk."""
+    left = {file for _, file in single_files(generation.index)} | {file for _, _, file in named_files(generation)}
+    shards, generations = str(root / "shards"), str(root / "generations")
+    ours = {(str(root), "index.json"), (generations, f"{generation.name}.json")}
+    dataset = total = 0
     for folder, _, names in os.walk(root):
         for name in names:
             try:
-                total += os.lstat(os.path.join(folder, name)).st_size
+                size = os.lstat(os.path.join(folder, name)).st_size
             except OSError:  # gone meanwhile: a build or prune is at work
                 continue
-    return total
+            total += size
+            if (folder == shards and name in left) or (folder, name) in ours:
+                dataset += size
+                left.discard(name)
+    return dataset, total, len(left)

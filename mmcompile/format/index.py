@@ -344,7 +344,7 @@ def read_generation(root: Path, name: str) -> Index:
     path = root / "generations" / f"{name}.json"
     data = read_limited(path, INDEX_LIMIT)
     if hash_bytes(data) != name:
-        raise FormatError(f"{path}: its content does not match its name; run `mmcompile verify {root}`", path=str(path))
+        raise FormatError(f"{path}: its content does not match its name; run `mmcompile verify {root} --repair RAW`", path=str(path))
     return Index.from_bytes(data, path)
 
 
@@ -365,9 +365,9 @@ def read_blob(root: Path, kind: str, digest: str, suffix: str) -> tuple[Path, by
     try:
         data = read_limited(path, BLOB_LIMIT)
     except (FileNotFoundError, NotADirectoryError):
-        raise CorruptShardError(f"{path}: missing; run `mmcompile verify {root}`", path=str(path)) from None
+        raise CorruptShardError(f"{path}: missing; run `mmcompile verify {root} --repair RAW`", path=str(path)) from None
     if hash_bytes(data) != digest:
-        raise CorruptShardError(f"{path}: its content does not match its name; run `mmcompile verify {root}`", path=str(path))
+        raise CorruptShardError(f"{path}: its content does not match its name; run `mmcompile verify {root} --repair RAW`", path=str(path))
     return path, data
 
 

@@ -432,8 +432,16 @@ class Reader:
         return found
 
     def _pread(self, field: str, shard: int, local: int, out: Array) -> None:
+        at, path = local * self._fields[field].row_bytes, self.path(field, shard)
         file = self._opened.file(field, shard)
-        read_into(file.fd, out, file.offset + local * self._fields[field].row_bytes, self.path(field, shard))
+        try:
+            return read_into(file.fd, out, file.offset + at, path)
+        except CorruptShardError:
+            if not self._files.far:
+                raise
+        self._opened.files.pop((field, shard), None)  # a copy that was cut since is brought anew
+        file = self._opened.file(field, shard)
+        read_into(file.fd, out, file.offset + at, path)
 
     def close(self) -> None:
         """Drop all maps and descriptors; views that are still held stay valid, and the Reader can be used on."""

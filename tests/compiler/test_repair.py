@@ -18,7 +18,8 @@ from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.repair import RepairReport, aside, repair
 from mmcompile.compiler.repair import state as repair_state
 from mmcompile.compiler.sources.choose import SourceOptions, open_source
-from mmcompile.errors import BuildError, NotADatasetError, OptionError, OutputExistsError, SourceError
+from mmcompile.errors import BuildError, FormatError, NotADatasetError, OptionError, OutputExistsError, SourceError
+from mmcompile.format.describe import describe
 from mmcompile.format.index import load_index
 from mmcompile.format.lock import Lock
 from mmcompile.format.reader import Reader
@@ -510,3 +511,17 @@ def test_a_dataset_of_several_folders_is_left_alone_and_says_so(parted: Path, tm
         "how it was built cannot be repeated (it was built from 2 folders, and sources are looked for in one)"
     ]
     assert state(tmp_path / "joined") == before
+
+
+@pytest.mark.parametrize("how", [Path.unlink, flip])
+@pytest.mark.parametrize("kind", ["rejects", "table"])
+def test_what_cannot_be_read_names_the_command_that_mends_it(world: Path, one: Path, kind: str, how: Callable[[Path], object]) -> None:
+    before = describe(one)
+    how(files(one, kind)[0])
+    for call in (lambda: describe(one), lambda: make(world / "raw", one)):
+        with pytest.raises(FormatError, match=rf"{kind}-.*; run `mmcompile verify( {one} --repair RAW`|`, then `--repair RAW`)"):
+            call()
+    assert repair(one, world / "raw", workers=1).repaired == (f"shards/{files(one, kind)[0].name}",)
+    after = describe(one)
+    assert {**after, "bytes": None} == {**before, "bytes": None}
+    make(world / "raw", one)

@@ -437,15 +437,3 @@ assert not bad, bad
 """
     subprocess.run([sys.executable, "-c", code], check=True)
     assert sorted(root.rglob("*")) == before
-
-
-def test_importing_the_dataset_pulls_in_no_loader_no_compiler_and_no_pillow() -> None:
-    code = """
-import sys
-from mmcompile.runtime.dataset import MMapShardDataset
-ours = {m.removeprefix("mmcompile.runtime.") for m in sys.modules if m.startswith("mmcompile.")}
-assert not {"loader", "batches", "ahead", "augment", "cut", "device", "order", "sampler", "tune", "cache"} & ours, ours
-assert not {m for m in ours if m.startswith("mmcompile.compiler")}, ours
-assert not {"PIL", "torchvision", "click"} & set(sys.modules)
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from mmcompile.compiler.engines import LocalExecutor, usable_cpus
 from mmcompile.compiler.marks import Fingerprints, marks_of_index, versions_of
+from mmcompile.compiler.options import BuildOptions
 from mmcompile.compiler.plan import ShardTask
 from mmcompile.compiler.preprocess import PIXEL_REVISION, Preprocess
 from mmcompile.compiler.reuse import OldShard, write_table
@@ -60,6 +61,11 @@ class Recipe:
     source: Located
     shard_bytes: int
     marks: Fingerprints
+
+    @property
+    def seed(self) -> int | None:
+        """Of the order of the rows; None where it is that of the source."""
+        return BuildOptions(order=self.index.settings.get("order", "source")).seed
 
     def versions(self) -> tuple[tuple[str, str, str], ...]:
         """(library, wanted, found) of everything that pixels depend on and that differs here."""

@@ -14,7 +14,7 @@ import numpy as np
 from mmcompile.compiler.marks import Fingerprints, marks_of_index
 from mmcompile.compiler.outcome import Progress
 from mmcompile.compiler.output import free_bytes
-from mmcompile.compiler.plan import ShardTask, key_hashes, make_tasks, rows_per_shard
+from mmcompile.compiler.plan import ShardTask, key_hashes, make_tasks, rows_per_shard, shuffled
 from mmcompile.compiler.repair.aside import Made, Recipe, Workshop, recipe_of
 from mmcompile.compiler.reuse import OldShard
 from mmcompile.compiler.run import ShardWork
@@ -177,11 +177,13 @@ class Damaged:
 
     def plan(self, recipe: Recipe) -> tuple[Scan, list[ShardTask]]:
         """The items of RAW today and the shards that they would make.  Raises RecipeError."""
-        key = canonical([recipe.source.identity(), recipe.shard_bytes, recipe.index.row_bytes])
+        key = canonical([recipe.source.identity(), recipe.seed, recipe.shard_bytes, recipe.index.row_bytes])
         if key not in self._plans:
             try:
                 self.tell(Progress("scan"))
                 scan = recipe.source.scan(lambda n: self.tell(Progress("scan", n)))
+                if recipe.seed is not None:
+                    scan = shuffled(scan, recipe.seed)
             except SourceError as error:
                 raise RecipeError(str(error)) from None
             rows = rows_per_shard(recipe.index.row_bytes, recipe.shard_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -101,9 +102,9 @@ class Keys(Sequence[bytes]):
         """Where in `blob` each key ends: int64 (N,)."""
         return self._stops - self._start if self._start else self._stops
 
-    def hashes(self) -> npt.NDArray[np.uint64]:
+    def hashes(self, seed: int = 0) -> npt.NDArray[np.uint64]:
         """xxh3-64 of each key: uint64 (N,)."""
-        return np.fromiter(map(xxhash.xxh3_64_intdigest, self), np.uint64, len(self))
+        return np.fromiter(map(functools.partial(xxhash.xxh3_64_intdigest, seed=seed), self), np.uint64, len(self))
 
     def __len__(self) -> int:
         return len(self._stops)
