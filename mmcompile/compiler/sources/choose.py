@@ -127,12 +127,29 @@ def _is_manifest(raw: Sequence[str]) -> bool:
 def _manifest(raw: Sequence[str], options: SourceOptions) -> Source:
     from mmcompile.compiler.sources.manifest import ManifestSource, Wishes
 
-    if len(raw) > 1:
-        raise OptionError("expected one list of images: put them together in one file, with a column split where they are splits")
-    if is_url(on_disk(raw[0])):
-        raise OptionError(f"{raw[0]}: a list of images is read from a disk: bring it, and the images, to one")
     wishes = Wishes(options.image_column, options.label_column, options.columns, options.include, options.exclude)
-    return ManifestSource(on_disk(raw[0]), wishes, options.images)
+    return ManifestSource(_one_on_disk(raw, "one list of images (a column split makes splits)"), wishes, options.images)
+
+
+def _is_coco(raw: Sequence[str]) -> bool:
+    from mmcompile.compiler.sources.coco import is_coco
+
+    return len(raw) == 1 and is_coco(on_disk(raw[0]))
+
+
+def _coco(raw: Sequence[str], options: SourceOptions) -> Source:
+    from mmcompile.compiler.sources.coco import CocoSource
+
+    return CocoSource(_one_on_disk(raw, "one file of annotations"), options.images, options.include, options.exclude)
+
+
+def _one_on_disk(raw: Sequence[str], expected: str) -> str:
+    """The path of a list of images.  Raises OptionError where there are several, or it is a URL."""
+    if len(raw) > 1:
+        raise OptionError(f"expected {expected}, not {len(raw)} RAW")
+    if is_url(place := on_disk(raw[0])):
+        raise OptionError(f"{place}: a list of images is read from a disk: bring it, and the images, to one")
+    return place
 
 
 _COLUMNS = frozenset({"images", "image_column", "label_column", "columns"})
@@ -140,6 +157,7 @@ _COLUMNS = frozenset({"images", "image_column", "label_column", "columns"})
 #: In the order in which they are asked; the last takes what is left, and its scan says what is wrong with it.
 KINDS: tuple[Kind, ...] = (
     Kind("manifest", _is_manifest, _manifest, frozenset({"include", "exclude", "compat"}) | _COLUMNS),
+    Kind("coco", _is_coco, _coco, frozenset({"include", "exclude", "compat", "images"})),
     *(Kind(form, _is_arrays(form), _arrays(form), frozenset({"as_"})) for form in ("npy", "npz", "idx", "npy-folder")),
     Kind("raw", lambda raw: False, _arrays("raw"), frozenset({"as_", "shape", "array_dtype"})),
     Kind("folder", lambda raw: True, _folder, frozenset({"include", "exclude", "hidden", "compat", "split", "classes_from"})),
