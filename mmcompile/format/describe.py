@@ -35,14 +35,9 @@ _LABELS = 1 << 20
 def describe(root: str | Path, generation: str | None = None) -> dict[str, Any]:
     """What a generation (by default the current one) holds, as plain JSON values; names that are not UTF-8 are {"bytes": percent-encoded}.
 
-    <<<<<<< HEAD
-        Reads (of a URL: fetches) the index, the table, names, groups, labels and rejects, no other rows.  `bytes.folder` is the size of everything in the
-        folder, older generations and unfinished builds included.  `generations` are newest first, `modified` in seconds since 1970.  Raises FormatError.
-    =======
-        Reads (of a URL: fetches) the index, the table, the labels and the rejects, none of the images.  `bytes.folder` is the size of everything in the
-        folder, older generations and unfinished builds included; `missing` counts the files of shards that are not there.  `generations` are newest
-        first, `modified` in seconds since 1970.  Raises FormatError.
-    >>>>>>> core
+    Reads (of a URL: fetches) the index, the table, names, groups, labels and rejects, no other rows.  `bytes.folder` is the size of everything in the
+    folder, older generations and unfinished builds included; `missing` counts the files of shards that are not there.  `generations` are newest
+    first, `modified` in seconds since 1970.  Raises FormatError.
     """
     root = on_disk(root)
     if is_url(root):
