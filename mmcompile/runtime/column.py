@@ -85,7 +85,7 @@ class Column:
         rows = self._held.get(shard)
         if rows is None:
             rows = self._hold(shard)
-        return rows[self._at(local)]
+        return rows[local]
 
     def own(self, row: int) -> Any:
         """The value of a row as the file holds it, in memory of its own."""
@@ -160,10 +160,6 @@ class Column:
     def numbers(self, raw: Tensor) -> Tensor:
         """The settings' values of stored ones (N, *shape), on the device where they are: the same bits on each."""
         return self._numbers.of(raw)
-
-    def _at(self, local: int) -> Any:
-        """Where in the rows of a shard a sample lies."""
-        return local
 
     def _stored(self, shard: int, local: int) -> Array:
         """A batch of one sample as it lies on disk: a view of the copy-on-write map."""
