@@ -64,13 +64,17 @@ class Kind:
     takes: frozenset[str]
 
 
-def _folder(raw: Sequence[str], options: SourceOptions) -> Source:
-    classes = None
-    if options.classes_from is not None:
-        from mmcompile.compiler.sources.classmap import read_classes
+def _classes(options: SourceOptions) -> tuple[str, ...] | None:
+    """The class map that was given, if one was."""
+    if options.classes_from is None:
+        return None
+    from mmcompile.compiler.sources.classmap import read_classes
 
-        classes = read_classes(options.classes_from)
-    layout = Layout(parse_splits(raw, options.split), classes)
+    return read_classes(options.classes_from)
+
+
+def _folder(raw: Sequence[str], options: SourceOptions) -> Source:
+    layout = Layout(parse_splits(raw, options.split), _classes(options))
     made = [
         folder_source(
             place,
@@ -89,8 +93,26 @@ def _folder(raw: Sequence[str], options: SourceOptions) -> Source:
     return JoinedSource(tuple(made), layout)
 
 
+def _is_archive(raw: Sequence[str]) -> bool:
+    from mmcompile.compiler.sources.archive import is_archive
+
+    return all(map(is_archive, raw))
+
+
+def _archive(raw: Sequence[str], options: SourceOptions) -> Source:
+    from mmcompile.compiler.sources.archive import ArchiveSource
+
+    layout = Layout(parse_splits(raw, options.split), _classes(options))
+    return ArchiveSource(tuple(raw), options.include, options.exclude, hidden=options.takes_hidden, extensions=options.extensions, layout=layout)
+
+
+_FILES = frozenset({"include", "exclude", "hidden", "compat", "split", "classes_from"})
+
 #: In the order in which they are asked; the last takes what is left, and its scan says what is wrong with it.
-KINDS: tuple[Kind, ...] = (Kind("folder", lambda raw: True, _folder, frozenset({"include", "exclude", "hidden", "compat", "split", "classes_from"})),)
+KINDS: tuple[Kind, ...] = (
+    Kind("tar", _is_archive, _archive, _FILES),
+    Kind("folder", lambda raw: True, _folder, _FILES),
+)
 
 
 def open_source(raw: Sequence[str], options: SourceOptions) -> Source | RowSource:
