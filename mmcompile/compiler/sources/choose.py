@@ -6,6 +6,7 @@ all of RAW is taken; an option that it does not take is refused, never ignored.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
@@ -93,24 +94,30 @@ def _folder(raw: Sequence[str], options: SourceOptions) -> Source:
     return JoinedSource(tuple(made), layout)
 
 
-def _is_archive(raw: Sequence[str]) -> bool:
+def _is_archive(form: str, raw: Sequence[str]) -> bool:
     from mmcompile.compiler.sources.archive import is_archive
 
-    return all(map(is_archive, raw))
+    return all(is_archive(place, form) for place in raw)
 
 
-def _archive(raw: Sequence[str], options: SourceOptions) -> Source:
-    from mmcompile.compiler.sources.archive import ArchiveSource
+def _archive(form: str, raw: Sequence[str], options: SourceOptions) -> Source:
+    from mmcompile.compiler.sources.archive import ArchiveSource, names_below
 
-    layout = Layout(parse_splits(raw, options.split), _classes(options))
-    return ArchiveSource(tuple(raw), options.include, options.exclude, hidden=options.takes_hidden, extensions=options.extensions, layout=layout)
+    splits = parse_splits(raw, options.split)
+    if len(raw) > 1:  # as a folder of these archives would have it
+        names = names_below(raw)[1]
+        splits = tuple((split, names[int(number)] + slash + rest) for split, (number, slash, rest) in ((s, f.partition("/")) for s, f in splits))
+    layout = Layout(splits, _classes(options))
+    return ArchiveSource(
+        tuple(raw), form, options.include, options.exclude, hidden=options.takes_hidden, extensions=options.extensions, layout=layout
+    )
 
 
 _FILES = frozenset({"include", "exclude", "hidden", "compat", "split", "classes_from"})
 
 #: In the order in which they are asked; the last takes what is left, and its scan says what is wrong with it.
 KINDS: tuple[Kind, ...] = (
-    Kind("tar", _is_archive, _archive, _FILES),
+    *(Kind(form, functools.partial(_is_archive, form), functools.partial(_archive, form), _FILES) for form in ("tar", "zip")),
     Kind("folder", lambda raw: True, _folder, _FILES),
 )
 

@@ -9,20 +9,38 @@ import errno
 import os
 import stat as stat_bits
 import threading
+from array import array
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from mmcompile.compiler.sources import STAT_DTYPE
+from mmcompile.compiler.sources.arrange import Folder
+from mmcompile.compiler.sources.keys import Keys
 from mmcompile.compiler.sources.names import Choice, show
 from mmcompile.compiler.sources.walk import OPEN_FLAGS, stat_columns
 from mmcompile.errors import SourceError
 from mmcompile.format.canonical import as_text
 
-__all__ = ["TOO_LARGE", "ArchiveFile", "Descriptors", "FolderRules", "Member", "Place", "first_twice", "member_stats", "plain_name"]
+__all__ = [
+    "TOO_LARGE",
+    "ArchiveFile",
+    "Blob",
+    "Descriptors",
+    "FolderRules",
+    "Member",
+    "Place",
+    "TreeMembers",
+    "first_twice",
+    "member_stats",
+    "plain_name",
+    "refuse_twice",
+]
 
 #: A member of so many bytes is not read (see MAX_SOURCE_BYTES), so that a size takes 31 bits of a place.
 TOO_LARGE = 2**31 - 1
@@ -90,6 +108,67 @@ def first_twice(numbers: npt.NDArray[np.uint64]) -> tuple[int, int] | None:
         return None
     at = same[np.argmin(order[same + 1])]
     return int(order[at]), int(order[at + 1])
+
+
+def refuse_twice(file: ArchiveFile, keys: Keys, at: npt.NDArray[np.int64]) -> None:
+    """Raises SourceError where two images in an archive, which lie at these bytes (N,), have one name."""
+    if pair := first_twice(keys.hashes()):
+        a, b = (f"byte {int(at[i]):,}" for i in pair)
+        raise SourceError(
+            f"{file.shown}: two members are called {show(as_text(keys[pair[0]]))} (at {a} and {b}): pack it anew, each with its own name",
+            path=file.path,
+        )
+
+
+@dataclass
+class TreeMembers:
+    """The N images in an archive, in its order: `keys` with places, STAT_DTYPE (N,); `folders`: keys of those that are in it, with images or without.
+
+    `left_out` counts what is no image.
+    """
+
+    keys: Keys
+    stat: npt.NDArray[np.void]
+    folders: set[bytes]
+    left_out: Counter[str]
+
+    def as_folders(self, top: bytes, rules: FolderRules) -> Iterator[Folder]:
+        """Every folder with its images, from `top` on, in no particular order."""
+        items: dict[bytes, array[int]] = {top: array("q")}
+        for folder in self.folders:
+            if not rules.of(folder)[1]:
+                items[folder] = array("q")
+        bases = Blob()
+        for i, key in enumerate(self.keys):
+            slash = key.rfind(b"/")
+            bases.add(key[slash + 1 :])
+            folder = key[: max(slash, 0)]
+            while folder not in items:
+                items[folder] = array("q")
+                folder = folder.rpartition(b"/")[0]
+            items[key[: max(slash, 0)]].append(i)
+        names = bases.keys(self.keys.places)
+        for folder, numbers in items.items():
+            rows = np.frombuffer(numbers, np.int64)
+            made = Folder.of(folder, names.take(rows), self.stat[rows])
+            if folder == top:
+                made.left_out = self.left_out
+            yield made
+
+
+class Blob:
+    """Byte strings, one behind the other."""
+
+    def __init__(self) -> None:
+        self._blob, self._lengths = bytearray(), array("q")
+
+    def add(self, text: bytes) -> None:
+        self._blob += text
+        self._lengths.append(len(text))
+
+    def keys(self, places: npt.NDArray[np.int64] | None = None) -> Keys:
+        """All of them; with the places (N, 3) of each."""
+        return Keys(np.frombuffer(self._blob, np.uint8), np.cumsum(np.frombuffer(self._lengths, np.int64)), places=places)
 
 
 def plain_name(name: bytes) -> bytes:

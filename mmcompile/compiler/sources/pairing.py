@@ -12,14 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcompile.compiler.sources import LABEL, Scan
+from mmcompile.compiler.sources.arrange import lacking
 from mmcompile.compiler.sources.cells import Cells, Column, typed
 from mmcompile.compiler.sources.columns import LABEL_NAMES, as_label, as_value, field_names, named_alike
 from mmcompile.compiler.sources.keys import Keys
 from mmcompile.compiler.sources.names import show
+from mmcompile.compiler.sources.splits import rank
 from mmcompile.compiler.sources.webdataset import TarMembers, Values
 from mmcompile.errors import SourceError
 from mmcompile.format.canonical import as_text
-from mmcompile.format.index import Field, row_dtype
+from mmcompile.format.index import Field, Split, row_dtype
 
 __all__ = ["Pairing"]
 
@@ -46,10 +48,10 @@ class _Noted:
 
 
 class Pairing:
-    """The samples of archives, which are added in order.  `classes`: the whole class map, where it was given."""
+    """The samples of archives, which are added in order."""
 
-    def __init__(self, classes: tuple[str, ...] | None = None) -> None:
-        self._given = classes
+    def __init__(self) -> None:
+        self._given: tuple[str, ...] | None = None
         self._archives: list[tuple[TarMembers, npt.NDArray[np.int64]]] = []
         self._rows = 0
         self._classes = Cells(".cls", keeps_text=True)
@@ -88,13 +90,25 @@ class Pairing:
         self._left_out.update(members.left_out)
         self._warnings += members.warnings
 
-    def scan(self) -> Scan:
-        """All samples.  The archives are let go."""
+    @property
+    def members(self) -> list[TarMembers]:
+        """What was added."""
+        return [members for members, _ in self._archives]
+
+    @property
+    def paired(self) -> bool:
+        """Has a sample with an image a class, or a record?"""
+        return any(members.paired for members, _ in self._archives)
+
+    def scan(self, splits: Sequence[str], classes: tuple[str, ...] | None = None) -> Scan:
+        """All samples, once; `splits`: which each archive is ("": none), `classes`: the whole class map, where it was given.  Raises SourceError."""
+        self._given = classes
         if not self._rows:
             named = _some([members.shown for members, _ in self._archives])
             raise SourceError(f"no images in {named}: {_listed(self._left_out) or 'there is no file in it'}", path=named)
         keys = Keys.join([members.keys.take(images) for members, images in self._archives])
         stat = np.concatenate([members.stat[images] for members, images in self._archives])
+        numbers = np.repeat(np.arange(len(splits)), [len(images) for _, images in self._archives])
         self._archives.clear()
         for cells in self._records.values():
             _extend(cells, np.empty(0, np.int64), [], self._rows - len(cells), quoted=False)
@@ -104,7 +118,7 @@ class Pairing:
 
         fields: list[Field] = []
         arrays: list[npt.NDArray[np.generic]] = []
-        classes, labels, label = self._label(where)
+        names, labels, label = self._label(where)
         if labels is not None:
             fields.append(LABEL)
             arrays.append(labels)
@@ -112,8 +126,29 @@ class Pairing:
         values = np.zeros(len(keys), row_dtype(tuple(fields)))
         for f, column in zip(fields, arrays, strict=True):
             values[f.name] = column
+        order, ranges = self._in_splits(splits, numbers)
+        if ranges:
+            keys, values, stat = keys.take(order), values[order], stat[order]
+            if labels is not None:
+                self._warnings += lacking(names or (), values[LABEL.name], ranges)
         self._tell()
-        return Scan(keys, tuple(fields), values, stat, classes, dict(sorted(self._left_out.items())), tuple(self._warnings), counts)
+        return Scan(keys, tuple(fields), values, stat, names, dict(sorted(self._left_out.items())), tuple(self._warnings), counts, ranges)
+
+    def _in_splits(self, splits: Sequence[str], numbers: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], tuple[Split, ...]]:
+        """(rows in the order of their splits, the splits) by the number of each row's archive; no splits where all are one called "all"."""
+        if set(splits) == {"all"}:
+            return numbers, ()
+        names = sorted({split for split in splits if split}, key=rank)
+        of_archive = np.array([names.index(split) if split else len(names) for split in splits], np.int64)
+        of_row = of_archive[numbers]
+        stops = np.cumsum(np.bincount(of_row, minlength=len(names) + 1)).tolist()
+        ranges = tuple(Split(name, start, stop) for name, start, stop in zip(names, [0, *stops], stops, strict=False))
+        if empty := next((split for split in ranges if split.start == split.stop), None):
+            raise SourceError(f"no images in split {show(empty.name)}")
+        if outside := len(numbers) - stops[-2]:
+            self._left_out["in no split"] += outside
+            self._warnings.append(f"{outside:,} images lie in archives that are in no split, and are left out")
+        return np.argsort(of_row, kind="stable")[: stops[-2]], ranges
 
     def _choose(self, members: TarMembers) -> npt.NDArray[np.int64]:
         """The image of each sample, (M,) places among the images, in the order of samples: of several the one whose field is the first as text."""

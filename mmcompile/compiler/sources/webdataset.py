@@ -17,7 +17,7 @@ import xxhash
 
 from mmcompile.compiler.formats import sniff
 from mmcompile.compiler.sources.keys import Keys
-from mmcompile.compiler.sources.members import ArchiveFile, FolderRules, Place, first_twice, member_stats
+from mmcompile.compiler.sources.members import ArchiveFile, Blob, FolderRules, Place, TreeMembers, first_twice, member_stats, refuse_twice
 from mmcompile.compiler.sources.names import NO_EXTENSION, Choice, show
 from mmcompile.compiler.sources.tar import TarListing
 from mmcompile.compiler.sources.walk import HEAD_BYTES
@@ -70,6 +70,8 @@ class TarMembers:
     refused: npt.NDArray[np.int64]
     classes: Values
     records: dict[str, Values]
+    #: Members that were read for these.
+    read_records: int
     left_out: Counter[str]
     folders: set[bytes]
     warnings: list[str]
@@ -82,6 +84,11 @@ class TarMembers:
         with_image[-1] = False
         return any(with_image[np.frombuffer(values.samples, np.int64)].any() for values in (self.classes, *self.records.values()) if values.samples)
 
+    def tree(self) -> TreeMembers:
+        """All images, by the folders that they lie in."""
+        others = {f"extension .{what}": count for what, count in (("cls", len(self.classes.cells)), ("json", self.read_records)) if count}
+        return TreeMembers(self.keys, self.stat, self.folders, self.left_out + Counter(others))
+
 
 def list_tar(file: ArchiveFile, number: int, prefix: bytes, choice: Choice) -> TarMembers:
     """List archive `number`, whose keys begin with `prefix` ("" or a path that ends in "/").
@@ -91,20 +98,6 @@ def list_tar(file: ArchiveFile, number: int, prefix: bytes, choice: Choice) -> T
     return _Gathering(file, number, prefix, choice).run()
 
 
-class _Blob:
-    """Byte strings, one behind the other."""
-
-    def __init__(self) -> None:
-        self._blob, self._lengths = bytearray(), array("q")
-
-    def add(self, text: bytes) -> None:
-        self._blob += text
-        self._lengths.append(len(text))
-
-    def keys(self, places: npt.NDArray[np.int64] | None = None) -> Keys:
-        return Keys(np.frombuffer(self._blob, np.uint8), np.cumsum(np.frombuffer(self._lengths, np.int64)), places=places)
-
-
 class _Gathering:
     """One pass over the members of an archive; a run is members of one sample that stand together."""
 
@@ -112,12 +105,13 @@ class _Gathering:
         self._file, self._number, self._prefix, self._choice = file, number, prefix, choice
         self._listing = TarListing(file)
         self._rules = FolderRules(choice)
-        self._images, self._runs = _Blob(), _Blob()
+        self._images, self._runs = Blob(), Blob()
         self._columns = tuple(array("q") for _ in range(4))  # of images: run, offset, size, check
         self._hashes, self._firsts = array("Q"), array("q")
         self._refused = array("q")
         self._classes = Values()
         self._records: dict[str, Values] = {}
+        self._read_records = 0
         self._left_out: Counter[str] = Counter()
 
     def run(self) -> TarMembers:
@@ -181,6 +175,7 @@ class _Gathering:
         if not isinstance(record, dict):
             self._left_out[".json that is no object"] += 1
             return
+        self._read_records += 1
         for name, value in record.items():
             values = self._records.get(name)
             if values is None:
@@ -218,7 +213,7 @@ class _Gathering:
         of_run, at, sizes, checks = (np.frombuffer(column, np.int64) for column in self._columns)
         places = Place.packed(self._number, checks, at, sizes, sizes)
         keys = self._images.keys(places)
-        self._refuse_twice(keys, at)
+        refuse_twice(self._file, keys, at)
         for values in (self._classes, *self._records.values()):
             values.samples = array("q", sample_of[np.frombuffer(values.samples, np.int64)].tobytes())
         self._refuse_two_values(begins)
@@ -233,19 +228,11 @@ class _Gathering:
             sample_of[np.frombuffer(self._refused, np.int64)],
             self._classes,
             self._records,
+            self._read_records,
             self._left_out + self._listing.left_out,
-            self._listing.folders,
+            {self._prefix + folder for folder in self._listing.folders},
             self._listing.warnings,
         )
-
-    def _refuse_twice(self, keys: Keys, at: npt.NDArray[np.int64]) -> None:
-        if pair := first_twice(keys.hashes()):
-            a, b = (f"byte {int(at[i]):,}" for i in pair)
-            raise SourceError(
-                f"{self._file.shown}: two members are called {show(as_text(keys[pair[0]]))} (at {a} and {b}); each needs a name of its own: pack the "
-                "archive anew",
-                path=self._file.path,
-            )
 
     def _refuse_two_values(self, begins: npt.NDArray[np.int64]) -> None:
         """Two classes of one sample, or two records that hold one name."""
