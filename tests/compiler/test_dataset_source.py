@@ -112,7 +112,7 @@ def test_the_bytes_are_the_same_from_one_process_and_from_two(tmp_path: Path) ->
         (Pair(1.5, True), [("a", "float64", (), "value"), ("b", "bool", (), "value")]),
         ((1, 2, 3.0), [("x0", "int64", (), "value"), ("x1", "int64", (), "value"), ("x2", "float64", (), "value")]),
         (np.datetime64("2020-01-01T00:00:01", "s"), [("x", "int64", (), "value")]),
-        ({"image": np.zeros((4, 5, 3), "u1"), "label": np.uint8(1)}, [("image", "uint8", (4, 5, 3), "image"), ("label", "int64", (), "class")]),
+        ({"image": np.zeros((6, 5, 3), "u1"), "label": np.uint8(1)}, [("image", "uint8", (6, 5, 3), "image"), ("label", "int64", (), "class")]),
         ({"label": 1, "img": Image.new("L", (5, 4))}, [("img", "uint8", (3, 4, 5), "image"), ("label", "int64", (), "class")]),
     ],
 )
