@@ -49,7 +49,8 @@ from mmcompile.compiler.seals import Seal
 from mmcompile.compiler.shardcall import versions_here
 from mmcompile.compiler.sources import Scan, Source, roots_of
 from mmcompile.compiler.sources.choose import SourceOptions, open_source
-from mmcompile.compiler.sources.rows import RowSource, is_row_source
+from mmcompile.compiler.sources.dataset import wrap
+from mmcompile.compiler.sources.rows import is_row_source
 from mmcompile.compiler.staging import Staging
 from mmcompile.compiler.statcache import StatCache
 from mmcompile.compiler.task import Job, warm_up
@@ -72,7 +73,7 @@ _SAVE_S, _SAVE_SHARE = 30.0, 100
 
 
 def build(
-    source: str | Path | Source | RowSource,
+    source: Any,
     out: str | Path,
     *,
     preprocess: Preprocess | RowPreprocess | None = None,
@@ -99,6 +100,8 @@ def build(
     out = on_disk(out)
     if isinstance(source, str | Path):
         source = open_source([os.fspath(source)], SourceOptions(compat=None if isinstance(preprocess, RowPreprocess | None) else preprocess.compat))
+    elif not hasattr(source, "scan"):
+        source, preprocess = wrap(source, preprocess)
     if is_row_source(source):
         from mmcompile.compiler.rowbuild import RowBuild
 
