@@ -6,6 +6,7 @@ all of RAW is taken; an option that it does not take is refused, never ignored.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
@@ -73,8 +74,17 @@ class Kind:
     takes: frozenset[str]
 
 
+def _classes(options: SourceOptions) -> tuple[str, ...] | None:
+    """The class map that was given, if one was."""
+    if options.classes_from is None:
+        return None
+    from mmcompile.compiler.sources.classmap import read_classes
+
+    return read_classes(options.classes_from)
+
+
 def _folder(raw: Sequence[str], options: SourceOptions) -> Source:
-    layout = Layout(parse_splits(raw, options.split), _fixed_classes(options.classes_from))
+    layout = Layout(parse_splits(raw, options.split), _classes(options))
     made = [
         folder_source(
             place,
@@ -123,9 +133,7 @@ def _manifest(raw: Sequence[str], options: SourceOptions) -> Source:
     from mmcompile.compiler.sources.manifest import ManifestSource, Wishes
 
     lists = tuple(_on_this_disk(place) for place in raw)
-    wishes = Wishes(
-        options.image_column, options.label_column, options.columns, options.include, options.exclude, _fixed_classes(options.classes_from)
-    )
+    wishes = Wishes(options.image_column, options.label_column, options.columns, options.include, options.exclude, _classes(options))
     splits = []
     for text in options.split:
         name, sign, file = text.partition("=")
@@ -133,15 +141,6 @@ def _manifest(raw: Sequence[str], options: SourceOptions) -> Source:
             raise OptionError(f"--split {text}: expected NAME=LIST for one of several lists, as in train=a.csv", options=["split"])
         splits.append((file, name))
     return ManifestSource(lists[0] if len(lists) == 1 else lists, wishes, options.images, tuple(splits))
-
-
-def _fixed_classes(place: str | None) -> tuple[str, ...] | None:
-    """The class map of --classes-from."""
-    if place is None:
-        return None
-    from mmcompile.compiler.sources.classmap import read_classes
-
-    return read_classes(place)
 
 
 def _is_coco(raw: Sequence[str]) -> bool:
@@ -166,15 +165,36 @@ def _on_this_disk(place: str) -> str:
     return found
 
 
+def _is_archive(form: str, raw: Sequence[str]) -> bool:
+    from mmcompile.compiler.sources.archive import is_archive
+
+    return all(is_archive(place, form) for place in raw)
+
+
+def _archive(form: str, raw: Sequence[str], options: SourceOptions) -> Source:
+    from mmcompile.compiler.sources.archive import ArchiveSource, names_below
+
+    splits = parse_splits(raw, options.split)
+    if len(raw) > 1:  # as a folder of these archives would have it
+        names = names_below(raw)[1]
+        splits = tuple((split, names[int(number)] + slash + rest) for split, (number, slash, rest) in ((s, f.partition("/")) for s, f in splits))
+    layout = Layout(splits, _classes(options))
+    return ArchiveSource(
+        tuple(raw), form, options.include, options.exclude, hidden=options.takes_hidden, extensions=options.extensions, layout=layout
+    )
+
+
+_FILES = frozenset({"include", "exclude", "hidden", "compat", "split", "classes_from"})
 _COLUMNS = frozenset({"images", "image_column", "label_column", "columns"})
 
 #: In the order in which they are asked; the last takes what is left, and its scan says what is wrong with it.
 KINDS: tuple[Kind, ...] = (
     Kind("manifest", _is_manifest, _manifest, frozenset({"include", "exclude", "compat", "split", "classes_from"}) | _COLUMNS),
     Kind("coco", _is_coco, _coco, frozenset({"include", "exclude", "compat", "images"})),
+    *(Kind(form, functools.partial(_is_archive, form), functools.partial(_archive, form), _FILES) for form in ("tar", "zip")),
     *(Kind(form, _is_arrays(form), _arrays(form), frozenset({"as_"})) for form in ("npy", "npz", "idx", "npy-folder")),
     Kind("raw", lambda raw: False, _arrays("raw"), frozenset({"as_", "shape", "array_dtype"})),
-    Kind("folder", lambda raw: True, _folder, frozenset({"include", "exclude", "hidden", "compat", "split", "classes_from"})),
+    Kind("folder", lambda raw: True, _folder, _FILES),
 )
 
 
