@@ -215,7 +215,7 @@ _DTYPES = _one_of("uint8|uint16|int16|int32|float16|bfloat16|float32|float64|boo
 #: How the options of `build` stand in its help: the eight that most people need, then by what they are about.
 _HELP_GROUPS = {
     "Options that most people need": "resize crop normalize dtype workers max-rejects config dry-run",
-    "What RAW is, and what of it": "source include exclude hidden images image-column label-column columns "
+    "What RAW is, and what of it": "source include exclude hidden split classes-from images image-column label-column columns "
     "group-by order-by split-by as shape array-dtype",
     "Size": "pad keep-size filter resampler jpeg-scaling",
     "Pixels": "mode mean std scale orientation alpha depth16 range icc frames truncated max-pixels max-aspect compat transform transform-version "
@@ -274,18 +274,22 @@ class _Grouped(click.Command):
 @_option("--include", str, "Take only these, as in 'cats/*.png' (* matches / too).  May repeat.", multiple=True, metavar="GLOB")
 @_option("--exclude", str, "Leave these out: pattern or exact path in RAW.  May repeat; adds to --config.", multiple=True, metavar="GLOB|KEY")
 @_option("--hidden", None, "Take names that begin with a dot, and __MACOSX.", is_flag=True)
+@_option("--split", str, "This folder below RAW (or this one of several RAW) is a split.  May repeat.", multiple=True, metavar="NAME=FOLDER")
+@_option("--classes-from", _PLACE, "The classes and their numbers: those of a dataset, or of a file with a name a line.", metavar="OUT|FILE")
+@_option("--as", str, "What an array is, where its name does not say it.  May repeat.", multiple=True, metavar="NAME=image|class|value")
+@_option(
+    "--shape", str, "Of a sample in a file without a header, as 28x28; of all of them, as 60000,28,28.  Goes with --source raw.", metavar="SHAPE"
+)
+@_option("--array-dtype", str, "Of the numbers in such a file, as float32 or >i2.", metavar="DTYPE")
 @_option("--images", _Typed(PLACE), "Folder that the paths in a list are relative to.  Default: that of the list, or one in it.", metavar="DIR")
 @_option("--image-column", str, "Column of a list that names (or holds) the images.  Default: by its name and what is in it.", metavar="NAME")
 @_option("--label-column", str, "Column that is the label.  Default: the one called label, class, target, category or alike.", metavar="NAME")
 @_option("--columns", _Typed(COLUMNS), "Columns that become fields, in a table also NAME=A+B side by side.  Default: those of numbers, and of times.")
 @_option("--group-by", str, "Of a table: the column (or KEY of folders KEY=VALUE) that says which series a row is of.", metavar="COLUMN")
 @_option("--order-by", str, "Of a table: the column that the rows of a group rise in; none: they stand as they are.", metavar="COLUMN|none")
-@_option("--split-by", str, "Of a table: where train ends and test (or val, then test) begins, as in ts=2023-01-01,2024-01-01.", metavar="COLUMN=CUT,...")
-@_option("--as", str, "What an array is, where its name does not say it.  May repeat.", multiple=True, metavar="NAME=image|class|value")
 @_option(
-    "--shape", str, "Of a sample in a file without a header, as 28x28; of all of them, as 60000,28,28.  Goes with --source raw.", metavar="SHAPE"
+    "--split-by", str, "Of a table: where train ends and test (or val, then test) begins, as in ts=2023-01-01,2024-01-01.", metavar="COLUMN=CUT,..."
 )
-@_option("--array-dtype", str, "Of the numbers in such a file, as float32 or >i2.", metavar="DTYPE")
 @_option("--workers", _Typed(COUNT), "Processes.  Default: the CPUs that this process may use.")
 @_option("--engine", _one_of("local|dask|ray"), "Who builds the shards: processes here, or a cluster.  Default: local.")
 @_option("--address", str, "Of that cluster's scheduler: tcp://HOST:PORT (dask), HOST:PORT (ray; default: one on this machine).", metavar="ADDRESS")
@@ -309,7 +313,7 @@ class _Grouped(click.Command):
 @_JSON
 @click.pass_context
 def build(ctx: click.Context, /, raw: tuple[str, ...], out: str, dry_run: bool, as_json: bool, **given: Any) -> int:
-    """Compile the images in RAW (class folders, or one flat folder) into the dataset OUT.
+    """Compile the images in RAW (class folders, one flat folder, or train/, val/, test/ with either) into the dataset OUT.
 
     \b
     mmcompile build raw/ out/                                  one size for all, chosen by looking at them
@@ -329,10 +333,12 @@ def build(ctx: click.Context, /, raw: tuple[str, ...], out: str, dry_run: bool, 
         exclude=(*ctx.meta.get("mmcompile.exclude", ()), *given.pop("exclude")),
         hidden=given.pop("hidden"),
         compat=given["compat"],
-        **{name: given.pop(name) for name in ("images", "image_column", "label_column", "columns", "group_by", "order_by", "split_by")},
+        split=given.pop("split"),
+        classes_from=given.pop("classes_from"),
         as_=given.pop("as_", given.pop("as", ())),
         shape=given.pop("shape"),
         array_dtype=given.pop("array_dtype"),
+        **{name: given.pop(name) for name in ("images", "image_column", "label_column", "columns", "group_by", "order_by", "split_by")},
     )
     source = open_source(raw, chosen)
     run_names = {

@@ -150,7 +150,7 @@ SECONDS = Form("SECONDS", "a number of seconds above 0", _seconds, types=(int, f
 REJECTS = Form("N|P%", "a whole number, or a share of the images from 0% to 100%", _rejects)
 COLUMNS = Form("A,B,...", "names with commas between them, in double quotes where they hold one; a comma alone for none", _columns, types=(str,))
 #: An empty path means the current folder to most calls: here it is what an unset shell variable leaves.
-PLACE = Form("PATH", "a path that is not empty", _place)
+PLACE = Form("PATH", "a path that is not empty", _place, types=(str,))
 
 
 def read_config(path: str, known: set[str]) -> dict[str, Any]:

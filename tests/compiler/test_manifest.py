@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import tracemalloc
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
+from PIL import Image
 
 import mmcompile
+from mmcompile.cli import program
+from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.sources import Scan
 from mmcompile.compiler.sources.choose import SourceOptions, open_source
-from mmcompile.compiler.sources.manifest import ManifestSource
-from mmcompile.errors import OptionError, SourceError
+from mmcompile.compiler.sources.manifest import ManifestSource, Wishes
+from mmcompile.errors import DecodeError, OptionError, OutputExistsError, SourceError
 from mmcompile.format.fields import Split
 from mmcompile.format.reader import Reader
-from tests.compiler.builds import age, dataset, inline, keys, picture, run, write
+from tests.compiler.builds import SMALL, age, dataset, expected, images, inline, keys, picture, run, write
 
 
 def layouts() -> Path:
@@ -52,11 +58,11 @@ def values(found: Scan, name: str) -> list[Any]:
 @pytest.mark.parametrize("name", ["labels.csv", "labels.tsv", "labels-semicolon.csv", "labels-bom-crlf.csv", "labels-no-header.csv"])
 def test_every_dialect_of_a_real_list_is_the_same_list(name: str) -> None:
     root = layouts() / "flat-csv"
-    expected = json.loads((root / "expected.json").read_bytes())
+    noted = json.loads((root / "expected.json").read_bytes())
     found, plain = scan(root / name), scan(root / "labels.csv")
-    assert len(found.keys) == expected["samples"]
+    assert len(found.keys) == noted["samples"]
     assert found.labels is not None
-    assert dict(zip(map(str, range(10)), np.bincount(found.labels).tolist(), strict=True)) == expected["labels"]
+    assert dict(zip(map(str, range(10)), np.bincount(found.labels).tolist(), strict=True)) == noted["labels"]
     assert found.keys == plain.keys
     assert found.classes == plain.classes == tuple("0123456789")
     np.testing.assert_array_equal(found.values, plain.values)
@@ -76,21 +82,21 @@ def test_a_real_list_builds_and_reads(tmp_path: Path) -> None:
 
 def test_every_bad_row_of_a_real_list_is_counted_and_named() -> None:
     root = layouts() / "flat-csv"
-    expected = json.loads((root / "expected.json").read_bytes())["bad"]
+    noted = json.loads((root / "expected.json").read_bytes())["bad"]
     with pytest.raises(SourceError) as caught:
         scan(root / "labels-bad.csv")
     for name in ("missing", "leaves_root", "twice", "with_folder"):
-        assert expected[name] in str(caught.value), name
+        assert noted[name] in str(caught.value), name
     assert caught.value.details["count"] == 4
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
 def test_metadata_beside_images_works_as_it_is(form: str, tmp_path: Path) -> None:
     root = layouts() / "hf-metadata" / form
-    expected = json.loads((layouts() / "hf-metadata" / "expected.json").read_bytes())
+    noted = json.loads((layouts() / "hf-metadata" / "expected.json").read_bytes())
     split = {"csv": "test", "jsonl": "train"}[form]
     found = scan(root)
-    assert found.splits == (Split(split, 0, expected[f"{form}_{split}"]),)
+    assert found.splits == (Split(split, 0, noted[f"{form}_{split}"]),)
     assert all(key.startswith(f"{split}/".encode()) for key in found.keys)
     assert found.classes == ("0", "1", "2")
     if form == "jsonl":
@@ -197,6 +203,7 @@ def test_faults_beyond_the_first_are_counted(tmp_path: Path) -> None:
         ('{"file_name": "0.png"}\n{"label": 1}\n', "row 2: no path"),
         ('{"file_name": "0.png", "x": "\\u0000"}\n', "column x holds a NUL"),
         ('{"file_name": ["0.png"]}\n', "holds no paths"),
+        ('{"file_name": "0.png", "label": "\\ud83d"}\n', "column label holds half a surrogate pair"),
         ("[" * 100_000, "line 1 is no JSON object"),
         ('{"file_name": "0.png", "x": ' + "9" * 5000 + "}\n", "line 1 is no JSON object"),
     ],
@@ -309,7 +316,32 @@ def test_json_tells_text_from_numbers(tmp_path: Path) -> None:
 def test_labels(tmp_path: Path, cells: str, labels: list[int], classes: tuple[str, ...]) -> None:
     found = scan(make(tmp_path, "path,label\n" + "".join(f"{i}.png,{cell}\n" for i, cell in enumerate(cells.split(",")))))
     assert (values(found, "label"), found.classes) == (labels, classes)
-    assert any("have no label" in line for line in found.warnings) == (-1 in labels)
+    assert any("without a label" in line for line in found.warnings) == (-1 in labels)
+
+
+def test_classes_that_differ_in_case_or_spaces_are_said(tmp_path: Path) -> None:
+    found = scan(make(tmp_path, "path,label\n0.png,cat\n1.png,Cat \n2.png,dog\n"))
+    assert found.classes == ("Cat ", "cat", "dog")
+    assert "classes 'Cat ' and 'cat' differ in case or spaces only" in found.warnings
+
+
+def test_out_may_lie_beside_a_list_but_not_in_a_folder_that_is_looked_into(tmp_path: Path) -> None:
+    path = make(tmp_path, "path,label\n0.png,a\n", "metadata.csv")
+    assert run(open_source([str(path)], SourceOptions()), tmp_path / "out").samples == 1
+    with pytest.raises(OutputExistsError, match="inside RAW"):
+        run(open_source([str(tmp_path)], SourceOptions()), tmp_path / "other")
+
+
+def test_a_long_list_is_held_in_columns(tmp_path: Path) -> None:
+    rows = 40_000
+    text = "".join(f"{i:08d}.png,class {i % 97},{i},{i / 7},some words of row {i}\n" for i in range(rows))
+    path = make(tmp_path, "path,label,n,x,text\n" + text, images=1)
+    tracemalloc.start()
+    with pytest.raises(SourceError, match=f"^{rows:,} rows"):
+        scan(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak / rows < 700  # bytes; one short str alone takes 60, and a row has five
 
 
 def test_a_label_that_is_no_class_is_said_and_an_error_where_it_was_asked_for(tmp_path: Path) -> None:
@@ -317,7 +349,7 @@ def test_a_label_that_is_no_class_is_said_and_an_error_where_it_was_asked_for(tm
     found = scan(path)
     assert found.classes is None
     assert any("column label is no label" in line for line in found.warnings)
-    with pytest.raises(OptionError, match=r"--label-column label: it holds numbers that are no whole ones"):
+    with pytest.raises(OptionError, match=r"--label-column label: it holds numbers that stand for no class"):
         scan(path, label_column="label")
 
 
@@ -376,7 +408,7 @@ def test_exclude_takes_rows_out_before_their_files_are_looked_for(tmp_path: Path
 def test_names_that_differ_in_case_only_are_said(tmp_path: Path) -> None:
     write(tmp_path, {"A.png": picture(7), "a.png": picture(8)})
     (line,) = scan(make(tmp_path, "path\n0.png\nA.png\na.png\n")).warnings
-    assert line == "1 names differ from another in case only, as A.png (row 2) and a.png (row 3)"
+    assert line == "names that differ from another in case only: 1, as A.png (row 2) and a.png (row 3)"
 
 
 def test_two_lists_in_one_folder_are_refused(tmp_path: Path) -> None:
@@ -396,13 +428,272 @@ def test_lists_of_splits_share_columns_and_classes(tmp_path: Path) -> None:
     assert any("test/metadata.csv row 2" in line for line in found.warnings)
 
 
+def test_several_lists_are_splits(tmp_path: Path) -> None:
+    train, val = make(tmp_path, "path,label\n0.png,b\n1.png,c\n", "val_list.csv"), make(tmp_path, "path,label\n2.png,a\n", "train.csv")
+    other = make(tmp_path / "sub", "path,label\n0.png,c\n", "extra.csv")
+    raw = [str(train), str(val), str(other)]
+    found = open_source(raw, SourceOptions())
+    assert isinstance(found, ManifestSource)
+    made = found.scan()
+    assert made.splits == (Split("train", 0, 1), Split("val", 1, 3), Split("extra", 3, 4))
+    assert list(made.keys) == [b"2.png", b"0.png", b"1.png", b"sub/0.png"]
+    assert (values(made, "label"), made.classes) == ([0, 1, 2, 2], ("a", "b", "c"))
+    named = open_source(raw, SourceOptions(split=(f"test={other}", f"train={train}")))
+    assert isinstance(named, ManifestSource)
+    assert named.scan().splits == (Split("train", 0, 3), Split("test", 3, 4))
+    assert named.identity()["splits"] == [["test", "sub/extra.csv"], ["train", "val_list.csv"]]
+    for options, why in (
+        ({"split": ("x=nowhere.csv",)}, r"--split x=.*: expected one of the lists"),
+        ({"split": ("x",)}, r"--split x: expected NAME=LIST"),
+    ):
+        with pytest.raises(OptionError, match=why):
+            open_source(raw, SourceOptions(**options))
+    val.write_text("path,label\n0.png,a\n")
+    with pytest.raises(SourceError, match=r"train.csv row 1: 0.png stands in val_list.csv row 1 already"):
+        found.scan()
+
+
+def test_a_class_map_may_be_fixed(tmp_path: Path) -> None:
+    names = tmp_path / "names.txt"
+    names.write_text("cat\nant\ndog\n")
+    path = make(tmp_path, "path,label\n0.png,dog\n1.png,\n2.png,cat\n")
+    found = scan(path, classes_from=str(names))
+    assert (values(found, "label"), found.classes) == ([2, -1, 0], ("cat", "ant", "dog"))
+    path.write_text("path,label\n0.png,0\n1.png,2\n")
+    found = scan(path, classes_from=str(names))
+    assert (values(found, "label"), found.classes) == ([0, 2], ("cat", "ant", "dog"))
+    path.write_text("path,label\n0.png,dog\n1.png,yak\n")
+    with pytest.raises(SourceError, match=r"row 2: class yak is not in the class map"):
+        scan(path, classes_from=str(names))
+    path.write_text("path,label\n0.png,0\n1.png,3\n")
+    with pytest.raises(OptionError, match=r"numbers that stand for no class"):
+        scan(path, classes_from=str(names), label_column="label")
+
+
+def test_metadata_that_names_no_image_leaves_class_folders_alone(tmp_path: Path) -> None:
+    write(tmp_path, {"a/0.png": picture(0), "b/0.png": picture(1), "metadata.csv": b"name,size\nx,1\n"})
+    assert not isinstance(open_source([str(tmp_path)], SourceOptions()), ManifestSource)
+
+
+def test_a_list_at_a_url_is_refused_in_one_line() -> None:
+    with pytest.raises(OptionError, match=r"^s3://bucket/labels.csv: a list of images is read from a disk"):
+        open_source(["s3://bucket/labels.csv"], SourceOptions())
+
+
 def test_a_table_of_numbers_is_no_list_of_images(tmp_path: Path) -> None:
     for text in ("a,b\n1,2\n", "file,size\n1,2\n"):
         path = make(tmp_path, text)
         assert not isinstance(open_source([str(path)], SourceOptions()), ManifestSource)
 
 
+# ---------------------------------------------------------------- Parquet
+
+
+def parquet(path: Path, table: dict[str, Any], features: dict[str, Any] | None = None, **options: Any) -> Path:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made = pa.table(table)
+    if features is not None:
+        made = made.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    pq.write_table(made, path, **options)
+    return path
+
+
+def test_real_parquet_files_hold_what_their_note_says(tmp_path: Path) -> None:
+    root = layouts() / "hf-parquet"
+    noted = json.loads((root / "expected.json").read_bytes())
+    found = scan(root)
+    assert found.labels is not None
+    assert found.classes is not None
+    assert found.classes[9] == "Ankle boot"
+    assert (len(found.keys), found.splits) == (noted["rows"], (Split("train", 0, noted["rows"]),))
+    assert {str(k): int((found.labels == k).sum()) for k in range(-1, 10)} == noted["labels"]
+    assert sum(b"#" in key for key in found.keys) == noted["no_path"] + noted["null_images"]
+    source = open_source([str(root)], SourceOptions())
+    with pytest.raises(DecodeError, match="1 of 105 images were rejected"):
+        run(source, tmp_path / "out", Preprocess(mode="gray", crop=28), rows=90)
+    report = run(source, tmp_path / "out", Preprocess(mode="gray", crop=28), rows=90, max_rejects=1)
+    assert (report.samples, report.rejects) == (104, 1)
+    ds = mmcompile.MMapShardDataset(tmp_path / "out", split="all")
+    assert (ds.targets >= -1).all()
+    import pyarrow.parquet as pq
+
+    rows = [row for i in range(2) for row in pq.read_table(root / "data" / f"train-0000{i}-of-00002.parquet").to_pylist()]
+    rows = [row for row in rows if row["image"] is not None and row["image"]["bytes"] is not None]
+    for i, row in enumerate(rows):
+        assert int(ds[i][1]) == (-1 if row["label"] is None else row["label"])
+        pixels = np.asarray(Image.open(io.BytesIO(row["image"]["bytes"])))
+        assert pixels.shape != (28, 28) or np.array_equal(ds[i][0].numpy()[0], pixels)
+
+
+def packed(root: Path, n: int = 23, **options: Any) -> Path:
+    images = [{"bytes": picture(i), "path": f"{i}.png"} for i in range(n)]
+    return parquet(root / "data" / "train.parquet", {"image": images, "label": [i % 3 for i in range(n)]}, row_group_size=7, **options)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_images_in_parquet_files_equal_the_same_files(tmp_path: Path, workers: int) -> None:
+    packed(tmp_path / "raw")
+    write(tmp_path / "plain", {f"{i}.png": picture(i) for i in range(23)})
+    run(open_source([str(tmp_path / "raw")], SourceOptions()), tmp_path / "out", workers=workers)
+    names = [key.decode() for key in keys(tmp_path / "out")]
+    assert names == [f"{i}.png" for i in range(23)]
+    made = expected(tmp_path / "plain", SMALL, [name.encode() for name in names])
+    assert np.array_equal(images(tmp_path / "out"), made)
+
+
+def test_a_changed_label_in_a_parquet_file_decodes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inline(monkeypatch)
+    packed(tmp_path / "raw")
+    source = open_source([str(tmp_path / "raw")], SourceOptions())
+    assert run(source, tmp_path / "out").decoded == 23
+    assert run(source, tmp_path / "out").kept == 23
+    table = {"image": [{"bytes": picture(i), "path": f"{i}.png"} for i in range(23)], "label": [1] * 23}
+    parquet(tmp_path / "raw" / "data" / "train.parquet", table)
+    report = run(open_source([str(tmp_path / "raw")], SourceOptions()), tmp_path / "out")
+    assert (report.decoded, report.copied) == (0, 23)
+    run(open_source([str(tmp_path / "raw")], SourceOptions()), tmp_path / "fresh")
+    assert dataset(tmp_path / "out") == dataset(tmp_path / "fresh")
+
+
+def test_parts_read_images_in_parquet_files(tmp_path: Path) -> None:
+    packed(tmp_path / "raw")
+    run(open_source([str(tmp_path / "raw")], SourceOptions()), tmp_path / "whole")
+    for step in ({"plan_only": True}, {"part": "1/2"}, {"part": "2/2"}, {}):
+        run(open_source([str(tmp_path / "raw")], SourceOptions()), tmp_path / "out", options=step)
+    assert dataset(tmp_path / "out") == dataset(tmp_path / "whole")
+
+
+def test_a_parquet_file_that_was_replaced_is_never_read_from(tmp_path: Path) -> None:
+    packed(tmp_path / "raw")
+    source = open_source([str(tmp_path / "raw")], SourceOptions())
+    assert isinstance(source, ManifestSource)
+    found = source.scan()
+    assert source.read(found.keys[20]) == picture(20)
+    assert source.read(found.keys[3]) == picture(3)
+    assert source.stat(found.keys[3]) == tuple(found.stat[3].tolist())
+    packed(tmp_path / "raw", 24)
+    for act in (source.read, source.stat):
+        with pytest.raises(OSError, match=r"changed while read|not the one that was listed"):
+            act(found.keys[3])
+
+
+def test_keys_of_images_without_a_path_of_their_own_say_file_and_row(tmp_path: Path) -> None:
+    data = [{"bytes": picture(i), "path": path} for i, path in enumerate(["a", None, "b", "a", ""])]
+    parquet(tmp_path / "x.parquet", {"img": data})
+    assert list(scan(tmp_path / "x.parquet").keys) == [b"x.parquet#0", b"x.parquet#1", b"b", b"x.parquet#3", b"x.parquet#4"]
+
+
+def test_plain_bytes_and_dtypes_in_parquet_files(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    table = {
+        "picture": [picture(i) for i in range(3)],
+        "note": ["x", "y", None],
+        "small": pa.array([1, 2, 3], pa.int8()),
+        "half": pa.array([1.5, None, 2], pa.float32()),
+        "gap": pa.array([1, None, 2], pa.int32()),
+        "big": pa.array([2**64 - 1, 0, 1], pa.uint64()),
+        "ok": [True, False, True],
+        "at": pa.array([0, 1, 2], pa.timestamp("us", "UTC")),
+        "day": pa.array([0, 1, 2], pa.date32()),
+        "l": [[1], [2], [3]],
+        "dec": pa.array([1, 2, 3], pa.decimal128(5, 2)),
+        "nothing": pa.nulls(3),
+        "cat": pa.array(["b", "a", "b"]).dictionary_encode(),
+        "kind": pa.array([1, 0, -1]),
+    }
+    features = {"kind": {"_type": "ClassLabel", "names": ["no", "yes"]}}
+    path = parquet(tmp_path / "x.parquet", table, features)
+    found = scan(path, columns=("small", "half", "gap", "big", "ok", "at", "day", "cat"))
+    assert found.classes == ("no", "yes")
+    assert values(found, "label") == [1, 0, -1]
+    assert {f.name: (f.dtype, f.unit) for f in found.fields[1:]} == {
+        "small": ("int8", None),
+        "half": ("float32", None),
+        "gap": ("float64", None),
+        "big": ("uint64", None),
+        "ok": ("bool", None),
+        "at": ("int64", "us"),
+        "day": ("int64", "D"),
+        "cat": ("int64", None),
+    }
+    assert values(found, "big") == [2**64 - 1, 0, 1]
+    assert values(found, "cat") == [1, 0, 1]
+    assert np.isnan(found.values["gap"]).tolist() == [False, True, False]
+    found = scan(path)
+    assert [f.name for f in found.fields] == ["label", "small", "half", "gap", "big", "ok", "at", "day"]
+    assert any("column dec is left out: decimals" in line for line in found.warnings)
+    for name, why in (("dec", "decimals"), ("nothing", "no value"), ("l", "several parts")):
+        with pytest.raises(OptionError, match=why):
+            scan(path, columns=(name,))
+
+
+def test_paths_in_a_parquet_file_are_those_of_a_csv_file(tmp_path: Path) -> None:
+    made = parquet(tmp_path / "list.parquet", {"file_name": [f"{i}.png" for i in range(4)], "label": ["b", "a", None, "b"]})
+    plain = scan(make(tmp_path, "file_name,label\n0.png,b\n1.png,a\n2.png,\n3.png,b\n"))
+    found = scan(made)
+    assert found.keys == plain.keys
+    assert found.classes == plain.classes == ("a", "b")
+    np.testing.assert_array_equal(found.values, plain.values)
+    np.testing.assert_array_equal(found.stat, plain.stat)
+    parquet(made, {"file_name": ["0.png", "gone.png"]})
+    with pytest.raises(SourceError, match=r"list.parquet#1: gone.png: no such file"):
+        scan(made)
+
+
+def test_wrong_parquet_files_are_named(tmp_path: Path) -> None:
+    path = packed(tmp_path)
+    whole = path.read_bytes()
+    for data in (b"", b"PAR1", whole[:-10], b"x" * 100, whole[:4] + b"\xff" * 60 + whole[64:]):
+        path.write_bytes(data)
+        with pytest.raises(SourceError, match=r"train.parquet"):
+            ManifestSource(str(path)).scan()
+    path.write_bytes(whole)
+    parquet(path.with_name("test.parquet"), {"label": [1]})
+    with pytest.raises(SourceError, match=r"column image holds images in some files"):
+        ManifestSource(str(tmp_path)).scan()
+    parquet(path.with_name("test.parquet"), {"image": [{"bytes": b"", "path": ""}], "label": ["x"]})
+    with pytest.raises(OptionError, match="other kinds of values in other files"):
+        ManifestSource(str(tmp_path), Wishes(label="label")).scan()
+    os.rename(path.with_name("test.parquet"), path.with_name("more.parquet"))
+    with pytest.raises(SourceError, match=r"more.parquet is of no split, others are"):
+        ManifestSource(str(tmp_path))
+
+
+def test_parquet_files_name_their_splits(tmp_path: Path) -> None:
+    for name in ("test-00000-of-00001", "train-00001-of-00002", "train-00000-of-00002", "validation-00000-of-00001-0a1b"):
+        parquet(tmp_path / "data" / f"{name}.parquet", {"image": [{"bytes": picture(1), "path": name}]})
+    found = scan(tmp_path)
+    assert found.splits == (Split("train", 0, 2), Split("validation", 2, 3), Split("test", 3, 4))
+    assert list(found.keys)[:2] == [b"train-00000-of-00002", b"train-00001-of-00002"]
+
+
 # ---------------------------------------------------------------- building
+
+
+def test_the_command_line_builds_a_list_and_says_what_it_found(tmp_path: Path) -> None:
+    path = make(tmp_path / "raw", "path;label;age;sex;what\n0.png;b;1;m;x\n1.png;a;2;f;y\n")
+    words = ["--crop", "8", "--workers", "1", "--label-column", "label", "--columns", "age,sex"]
+    result = CliRunner().invoke(program, ["build", str(path), str(tmp_path / "out"), *words])
+    assert result.exit_code == 0, result.output
+    assert "rows of list.csv (semicolon), images by column path" in result.stdout
+    again = CliRunner().invoke(program, ["info", str(tmp_path / "out"), "--config"])
+    config = tmp_path / "config.json"
+    config.write_text(again.stdout)
+    assert json.loads(again.stdout)["columns"] == "age,sex"
+    result = CliRunner().invoke(program, ["build", str(path), str(tmp_path / "again"), "--config", str(config)])
+    assert result.exit_code == 0, result.output
+    assert dataset(tmp_path / "out") == dataset(tmp_path / "again")
+    assert [f.name for f in Reader(tmp_path / "again").index.fields] == ["image", "label", "age", "sex"]
+    for words, named in ((["--columns", "agee"], "did you mean age?"), (["--hidden"], "--hidden does not go with")):
+        result = CliRunner().invoke(program, ["build", str(path), str(tmp_path / "no"), *words])
+        assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
+        assert named in result.stderr
+
+
+def test_a_path_is_all_that_python_needs(tmp_path: Path) -> None:
+    path = make(tmp_path / "raw", "path,label\n0.png,b\n1.png,a\n")
+    assert mmcompile.build(str(path), tmp_path / "out", preprocess=SMALL, workers=1).samples == 2
 
 
 def test_a_changed_label_or_name_decodes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

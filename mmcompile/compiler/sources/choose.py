@@ -6,6 +6,7 @@ all of RAW is taken; an option that it does not take is refused, never ignored.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
@@ -13,6 +14,7 @@ from mmcompile.compiler.formats import TORCHVISION_EXTENSIONS
 from mmcompile.compiler.sources import Source
 from mmcompile.compiler.sources.remote import folder_source
 from mmcompile.compiler.sources.rows import RowSource
+from mmcompile.compiler.sources.splits import Layout, parse_splits
 from mmcompile.errors import OptionError
 from mmcompile.format.store import is_url, on_disk
 
@@ -24,9 +26,10 @@ class SourceOptions:
     """What is taken from RAW, and as what; called as on the command line.  Each kind of source takes some of these, and the others are refused.
 
     `source`: the name of a kind, None: what RAW is decides.  `include`, `exclude`, `hidden`: which files (see FolderSource).  `compat`:
-    "torchvision" for exactly the files that its ImageFolder takes.  `images`, `image_column`, `label_column`, `columns`: see ManifestSource.  `as_`,
-    `shape`, `array_dtype`: what arrays mean, and what files without a header hold (see `array_source`).  `columns`, `group_by`, `order_by`, `split_by`:
-    of tables (see TableWishes).
+    "torchvision" for exactly the files that its ImageFolder takes.  `split`: NAME=FOLDER for each folder that is a split.  `classes_from`: a dataset
+    or file that says the names and numbers of the classes.  `as_`, `shape`, `array_dtype`: what arrays mean, and what files without a header hold
+    (see `array_source`).  `images`, `image_column`, `label_column`, `columns`: see ManifestSource.  `columns`,
+    `group_by`, `order_by`, `split_by`: of tables (see TableWishes).
     """
 
     source: str | None = None
@@ -34,16 +37,18 @@ class SourceOptions:
     exclude: tuple[str, ...] = ()
     hidden: bool = False
     compat: str | None = None
-    images: str | None = None
-    image_column: str | None = None
-    label_column: str | None = None
-    columns: tuple[str, ...] | None = None
+    split: tuple[str, ...] = ()
+    classes_from: str | None = None
     as_: tuple[str, ...] = ()
     shape: str | None = None
     array_dtype: str | None = None
     group_by: str | None = None
     order_by: str | None = None
     split_by: str | None = None
+    images: str | None = None
+    image_column: str | None = None
+    label_column: str | None = None
+    columns: tuple[str, ...] | None = None
 
     @property
     def extensions(self) -> frozenset[str] | None:
@@ -73,30 +78,34 @@ class Kind:
     takes: frozenset[str]
 
 
+def _classes(options: SourceOptions) -> tuple[str, ...] | None:
+    """The class map that was given, if one was."""
+    if options.classes_from is None:
+        return None
+    from mmcompile.compiler.sources.classmap import read_classes
+
+    return read_classes(options.classes_from)
+
+
 def _folder(raw: Sequence[str], options: SourceOptions) -> Source:
-    if len(raw) > 1:
-        raise OptionError("expected one folder of images")
-    return folder_source(raw[0], options.include, options.exclude, hidden=options.takes_hidden, extensions=options.extensions)
+    layout = Layout(parse_splits(raw, options.split), _classes(options))
+    made = [
+        folder_source(
+            place,
+            options.include,
+            options.exclude,
+            hidden=options.takes_hidden,
+            extensions=options.extensions,
+            layout=layout if len(raw) == 1 else None,
+        )
+        for place in raw
+    ]
+    if len(made) == 1:
+        return made[0]
+    from mmcompile.compiler.sources.joined import JoinedSource
 
+    return JoinedSource(tuple(made), layout)
 
-def _is_manifest(raw: Sequence[str]) -> bool:
-    from mmcompile.compiler.sources.manifest import is_manifest
-
-    return len(raw) == 1 and is_manifest(on_disk(raw[0]))
-
-
-def _manifest(raw: Sequence[str], options: SourceOptions) -> Source:
-    from mmcompile.compiler.sources.manifest import ManifestSource, Wishes
-
-    if len(raw) > 1:
-        raise OptionError("expected one list of images: put them together in one file, with a column split where they are splits")
-    if is_url(on_disk(raw[0])):
-        raise OptionError(f"{raw[0]}: a list of images is read from a disk: bring it, and the images, to one")
-    wishes = Wishes(options.image_column, options.label_column, options.columns)
-    return ManifestSource(on_disk(raw[0]), wishes, options.images, options.include, options.exclude)
-
-
-_COLUMNS = frozenset({"images", "image_column", "label_column", "columns"})
 
 def _is_tables(raw: Sequence[str]) -> bool:
     from mmcompile.compiler.sources.tablefiles import is_tables
@@ -132,13 +141,79 @@ def _arrays(form: str) -> Callable[[Sequence[str], SourceOptions], RowSource]:
     return make
 
 
+def _is_manifest(raw: Sequence[str]) -> bool:
+    from mmcompile.compiler.sources.manifest import is_manifest
+
+    return all(is_manifest(str(on_disk(place))) for place in raw)
+
+
+def _manifest(raw: Sequence[str], options: SourceOptions) -> Source:
+    from mmcompile.compiler.sources.manifest import ManifestSource, Wishes
+
+    lists = tuple(_on_this_disk(place) for place in raw)
+    wishes = Wishes(options.image_column, options.label_column, options.columns, options.include, options.exclude, _classes(options))
+    splits = []
+    for text in options.split:
+        name, sign, file = text.partition("=")
+        if not (name and sign and file) or len(lists) < 2:
+            raise OptionError(f"--split {text}: expected NAME=LIST for one of several lists, as in train=a.csv", options=["split"])
+        splits.append((file, name))
+    return ManifestSource(lists[0] if len(lists) == 1 else lists, wishes, options.images, tuple(splits))
+
+
+def _is_coco(raw: Sequence[str]) -> bool:
+    from mmcompile.compiler.sources.coco import is_coco
+
+    return len(raw) == 1 and is_coco(on_disk(raw[0]))
+
+
+def _coco(raw: Sequence[str], options: SourceOptions) -> Source:
+    from mmcompile.compiler.sources.coco import CocoSource
+
+    if len(raw) > 1:
+        raise OptionError(f"expected one file of annotations, not {len(raw)}")
+    return CocoSource(_on_this_disk(raw[0]), options.images, options.include, options.exclude)
+
+
+def _on_this_disk(place: str) -> str:
+    """The path of a list of images.  Raises OptionError for a URL."""
+    found = on_disk(place)
+    if is_url(found):
+        raise OptionError(f"{found}: a list of images is read from a disk: bring it, and the images, to one")
+    return found
+
+
+def _is_archive(form: str, raw: Sequence[str]) -> bool:
+    from mmcompile.compiler.sources.archive import is_archive
+
+    return all(is_archive(place, form) for place in raw)
+
+
+def _archive(form: str, raw: Sequence[str], options: SourceOptions) -> Source:
+    from mmcompile.compiler.sources.archive import ArchiveSource, names_below
+
+    splits = parse_splits(raw, options.split)
+    if len(raw) > 1:  # as a folder of these archives would have it
+        names = names_below(raw)[1]
+        splits = tuple((split, names[int(number)] + slash + rest) for split, (number, slash, rest) in ((s, f.partition("/")) for s, f in splits))
+    layout = Layout(splits, _classes(options))
+    return ArchiveSource(
+        tuple(raw), form, options.include, options.exclude, hidden=options.takes_hidden, extensions=options.extensions, layout=layout
+    )
+
+
+_FILES = frozenset({"include", "exclude", "hidden", "compat", "split", "classes_from"})
+_COLUMNS = frozenset({"images", "image_column", "label_column", "columns"})
+
 #: In the order in which they are asked; the last takes what is left, and its scan says what is wrong with it.
 KINDS: tuple[Kind, ...] = (
-    Kind("manifest", _is_manifest, _manifest, frozenset({"include", "exclude", "compat"}) | _COLUMNS),
-    Kind("table", _is_tables, _tables, frozenset({"columns", "group_by", "order_by", "split_by"})),
+    Kind("manifest", _is_manifest, _manifest, frozenset({"include", "exclude", "compat", "split", "classes_from"}) | _COLUMNS),
+    Kind("coco", _is_coco, _coco, frozenset({"include", "exclude", "compat", "images"})),
+    *(Kind(form, functools.partial(_is_archive, form), functools.partial(_archive, form), _FILES) for form in ("tar", "zip")),
     *(Kind(form, _is_arrays(form), _arrays(form), frozenset({"as_"})) for form in ("npy", "npz", "idx", "npy-folder")),
+    Kind("table", _is_tables, _tables, frozenset({"columns", "group_by", "order_by", "split_by"})),
     Kind("raw", lambda raw: False, _arrays("raw"), frozenset({"as_", "shape", "array_dtype"})),
-    Kind("folder", lambda raw: True, _folder, frozenset({"include", "exclude", "hidden", "compat"})),
+    Kind("folder", lambda raw: True, _folder, _FILES),
 )
 
 

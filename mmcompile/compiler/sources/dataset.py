@@ -21,10 +21,11 @@ from mmcompile.compiler.geometry import LOOKED_AT, decide
 from mmcompile.compiler.marks import versions_of
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.rowstore import RowPreprocess
+from mmcompile.compiler.sources.arrays import as_stored, count_classes
 from mmcompile.compiler.sources.rows import RowScan
-from mmcompile.compiler.sources.samples import Declared, as_array, declare, field_of, is_array, is_picture, named_parts
+from mmcompile.compiler.sources.samples import Declared, Hints, as_array, declare, field_of, is_array, is_picture, named_parts
 from mmcompile.errors import OptionError, SourceError
-from mmcompile.format.fields import Field, Split, field_name
+from mmcompile.format.fields import DTYPES, Field, Split, field_name
 from mmcompile.format.npy import hash_bytes
 
 __all__ = ["ColumnSource", "DatasetSource", "SpooledSource", "wrap"]
@@ -54,7 +55,11 @@ def wrap(dataset: Any, asked: Preprocess | RowPreprocess | None) -> tuple[Any, R
     else:
         raise OptionError(
             f"{type(dataset).__name__}: expected a path, a dataset with a length and items, arrays, or an iterable of samples"
-            + ("; it has items but no length: give it __len__, or __iter__" if hasattr(dataset, "__getitem__") else "")
+            + (
+                "; it has items but no length: give it __len__, or __iter__"
+                if hasattr(dataset, "__getitem__") and not hasattr(dataset, "keys")
+                else ""
+            )
         )
     if made.declared is None or made.declared.pictures is None:
         return made, RowPreprocess.of(asked)
@@ -79,8 +84,8 @@ def _columns(dataset: Any) -> dict[str, Any] | None:
         return named_parts(tensors, None)
     if hasattr(dataset, "keys") and hasattr(dataset, "__getitem__") and not _is_map(dataset):
         found = {str(name): dataset[name] for name in dataset.keys()}  # noqa: SIM118 (a group of HDF5 or Zarr is no dict)
-        if found and all(isinstance(column, list) for column in found.values()):
-            found = {name: as_array(column, name) for name, column in found.items()}
+        if any(map(is_array, found.values())) or all(isinstance(column, list) for column in found.values()):
+            found = {name: as_array(column, name) if isinstance(column, list) else column for name, column in found.items()}
         if found and all(map(is_array, found.values())):
             return found
     return None
@@ -108,6 +113,19 @@ def _names(dataset: Any) -> dict[str, tuple[str, ...]]:
         if isinstance(classes, list | tuple) and classes and all(isinstance(c, str) for c in classes):
             out[""] = tuple(classes)
         at = getattr(at, "dataset", None)
+    return out
+
+
+def _dtypes(dataset: Any) -> dict[str, str]:
+    """The dtypes of what Hugging Face's datasets give as Python numbers and lists of them, by field."""
+    out: dict[str, str] = {}
+    features = getattr(dataset, "features", None)
+    for name, feature in features.items() if isinstance(features, Mapping) else ():
+        while not isinstance(getattr(feature, "dtype", None), str) and hasattr(feature, "feature"):
+            feature = feature.feature
+        dtype = getattr(feature, "dtype", None)
+        if dtype in DTYPES:
+            out[str(name)] = dtype
     return out
 
 
@@ -142,7 +160,7 @@ class DatasetSource:
             sample = self._sample(0)
             preprocess = self._sized(sample, preprocess, names)
             try:
-                self.declared = declare(sample, names, preprocess, known)
+                self.declared = declare(sample, names, preprocess, Hints(known, _dtypes(list(self._datasets.values())[first])))
             except SourceError as error:
                 raise SourceError(f"row 0: {error}", row=0) from error
             self._classes = _class_names(self.declared.fields, known)
@@ -232,13 +250,19 @@ class ColumnSource:
         return {"kind": "dataset"}
 
     def scan(self, progress: Callable[[int], None] | None = None) -> RowScan:
-        """What the arrays say of themselves."""
-        return RowScan(self._n, tuple(self._fields.values()), ("",), np.array([self._n], np.int64), ("",), classes=self._classes)
+        """What the arrays say of themselves; class numbers without names are looked at."""
+        classes = self._classes
+        for name, spec in self._fields.items():
+            if spec.meaning == "class" and classes is None and self._n:
+                most = count_classes(self._reader(name), self._n, name, "give them another name")
+                classes = tuple(str(i) for i in range(most))
+        return RowScan(self._n, tuple(self._fields.values()), ("",), np.array([self._n], np.int64), ("",), classes=classes)
+
+    def _reader(self, name: str) -> Callable[[int, int], Array]:
+        return lambda start, stop: as_array(self._columns[name][start:stop], name)
 
     def read(self, start: int, stop: int) -> dict[str, Array]:
         """The rows [start, stop), a slice of each array."""
-        from mmcompile.compiler.sources.arrays import as_stored
-
         return {spec.name: as_stored(as_array(self._columns[name][start:stop], name), spec) for name, spec in self._fields.items()}
 
 
@@ -261,7 +285,7 @@ class SpooledSource:
             if pictures and (preprocess.needs_size() or (preprocess.mode == "keep" and preprocess.kept_mode is None)):
                 preprocess, why = decide(preprocess, [decode.picture_size(p, preprocess) for p in pictures])
                 self._why = f"{why}; an iterable is read once, so its first sample decided"
-            self.declared = declare(sample, names, preprocess, known)
+            self.declared = declare(sample, names, preprocess, Hints(known, _dtypes(samples)))
             break
         self._classes = None if self.declared is None else _class_names(self.declared.fields, known)
 

@@ -21,7 +21,7 @@ from mmcompile.compiler.transform import transformed
 from mmcompile.errors import DecodeError, OptionError, SourceError
 from mmcompile.format.fields import Field, field_name
 
-__all__ = ["Declared", "as_array", "declare", "is_array", "is_picture", "named_parts"]
+__all__ = ["Declared", "Hints", "as_array", "declare", "is_array", "is_picture", "named_parts"]
 
 Array = npt.NDArray[Any]
 
@@ -88,14 +88,26 @@ def _is_bfloat16(value: Any) -> bool:
 
 
 @dataclass(frozen=True)
+class Hints:
+    """What a dataset knows of its parts by name: the names of classes ("" of any), and dtypes of what comes as Python numbers."""
+
+    classes: Mapping[str, tuple[str, ...]]
+    dtypes: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class _Part:
-    """A part of each sample: as it is called there, the field that it becomes, the dtype and shape that it has, and for pictures their settings."""
+    """A part of each sample: as it is called there, the field that it becomes, the dtype and shape that it has, and for pictures their settings.
+
+    `given`: Python numbers are taken as of this dtype.
+    """
 
     name: str
     field: Field
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     picture: Preprocess | None = None
+    given: str | None = None
 
 
 @dataclass(frozen=True)
@@ -134,10 +146,16 @@ def _made(value: Any, part: _Part) -> Array:
         if pixels.shape != part.shape or pixels.dtype != part.dtype:
             raise SourceError(f"{part.name}: expected {part.dtype} {part.shape} (H, W, C), found {pixels.dtype} {pixels.shape}")
         return pixels.transpose(2, 0, 1) if part.field.layout == "chw" else pixels
-    array = as_array(value, part.name)
+    array = _numbers(value, part.name, part.given)
     if array.shape != part.shape or array.dtype != part.dtype:
         raise SourceError(f"{part.name}: expected {part.dtype} {part.shape}, found {array.dtype} {array.shape}")
     return as_stored(array[None], part.field).reshape(part.field.shape)
+
+
+def _numbers(value: Any, name: str, given: str | None) -> Array:
+    """As `as_array`; Python numbers are of the dtype that is `given`, where one is."""
+    array = as_array(value, name)
+    return array.astype(given) if given is not None and isinstance(value, int | float | list | tuple) else array
 
 
 def _pixels(image: Any, preprocess: Preprocess) -> Array:
@@ -145,19 +163,17 @@ def _pixels(image: Any, preprocess: Preprocess) -> Array:
     return transformed(pixels, depth, preprocess)[0] if preprocess.transform is not None else pixels
 
 
-def declare(sample: Any, names: Sequence[str] | None, preprocess: Preprocess, classes: Mapping[str, tuple[str, ...]]) -> Declared:
-    """What a first sample says of all; `preprocess` knows the size of pictures; `classes` are the names of the classes of a field, "" of any.
-
-    Raises SourceError, OptionError.
-    """
+def declare(sample: Any, names: Sequence[str] | None, preprocess: Preprocess, hints: Hints) -> Declared:
+    """What a first sample says of all; `preprocess` knows the size of pictures.  Raises SourceError, OptionError."""
     values = named_parts(sample, names)
     parts: dict[str, _Part] = {}
     for name, value in values.items():
         if is_picture(value):
             part = _declared_picture(name, value, preprocess)
         else:
-            array = as_array(value, name)
-            part = _Part(name, field_of(name, array, _is_bfloat16(value), classes), array.dtype, array.shape)
+            given = hints.dtypes.get(name)
+            array = _numbers(value, name, given)
+            part = _Part(name, field_of(name, array, _is_bfloat16(value), hints.classes), array.dtype, array.shape, None, given)
         if part.field.name in parts:
             raise SourceError(f"{name} and {parts[part.field.name].name}: both are the field {part.field.name}; rename one")
         parts[part.field.name] = part

@@ -106,22 +106,22 @@ class CellKinds:
 
     def kind(self) -> ColumnKind | str:
         """What the column holds, or why it cannot be held."""
-        gaps = {"missing": self._missing, "gap": self.gap}
+        missing, gap = self._missing, self.gap
         if not self.kinds:
             return ColumnKind("text", missing=self._empty)
         if not self.seen:
-            return ColumnKind("", **gaps)
+            return ColumnKind("", missing=missing, gap=gap)
         if "int" in self.kinds:
             if not _INT64[0] <= self._low <= self._high <= _UINT64 or (self._low < 0 and self._high > _INT64[1]):
                 return f"whole numbers up to {max(self._high, -self._low)}, which 64 bits do not hold"
-            return ColumnKind("int64" if self._high <= _INT64[1] else "uint64", **gaps, low=self._low, high=self._high)
+            return ColumnKind("int64" if self._high <= _INT64[1] else "uint64", missing=missing, gap=gap, low=self._low, high=self._high)
         if "float" in self.kinds:
-            return ColumnKind("float64", **gaps)
+            return ColumnKind("float64", missing=missing, gap=gap)
         if "bool" in self.kinds:
-            return ColumnKind("bool", **gaps)
+            return ColumnKind("bool", missing=missing, gap=gap)
         if len(self._aware) > 1:
             return "some times say how far from UTC they are (Z, +02:00), others do not"
-        return ColumnKind("int64", UNITS[self._unit], self._aware == {True}, **gaps)
+        return ColumnKind("int64", UNITS[self._unit], self._aware == {True}, missing=missing, gap=gap)
 
 
 def as_values(cells: Sequence[str], dtype: str) -> Array:
@@ -160,7 +160,7 @@ def as_times(cells: Sequence[str], unit: str) -> npt.NDArray[np.int64]:
     if offsets is not None:
         seconds -= offsets
     if unit == "D":
-        return seconds // 86_400
+        return np.asarray(seconds // 86_400)
     places = {name: n for n, name in _PLACES.items()}[unit]
     scale = 10**places
     if len(seconds) and max(abs(int(seconds.min())), abs(int(seconds.max()))) >= 2**63 // scale - 1:
@@ -168,7 +168,7 @@ def as_times(cells: Sequence[str], unit: str) -> npt.NDArray[np.int64]:
     out = seconds * scale
     if places:
         out += np.array([int(cell[20:].ljust(places, "0")) if len(cell) > 20 else 0 for cell in cells], np.int64)
-    return out
+    return np.asarray(out)
 
 
 def _seconds(offset: str) -> int:

@@ -1,6 +1,6 @@
 """Hides which columns of a table become which fields: numbers side by side in one array, times and texts each in a field of its own.
 
-Pure: what columns hold goes in, fields and how to read them come out.  Every choice that is made here is told, and nothing is left out without a word.
+Pure: what columns hold goes in, fields and how to read them come out.  Every choice is told, and nothing is left out without a word.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MOST_TEXTS = 65_536
 class ColumnKind:
     """What a column holds: numbers of `dtype`, times in a `unit` (`aware`: of UTC), or texts; "" is a column without a value.
 
-    `missing` of its cells are none, the first in row `gap`.  `low` and `high` are the least and greatest of whole numbers of 64 bits, where there are any.
+    `missing` of its cells are none, the first in row `gap`.  `low` and `high` are the least and greatest of whole numbers of 64 bits.
     """
 
     dtype: str
@@ -61,7 +61,7 @@ class ColumnKind:
 
 @dataclass(frozen=True)
 class Reading:
-    """How a column is read: as numbers of `dtype` (a gap is NaN), as int64 in a `unit` since 1970, or as int32 numbers of `categories` (a gap is -1)."""
+    """How a column is read: as numbers of `dtype` (a gap is NaN), as int64 in a `unit` since 1970, or as numbers of `categories` (a gap is -1)."""
 
     column: str
     dtype: str
@@ -114,7 +114,7 @@ def merged(column: str, kinds: Sequence[tuple[str, ColumnKind]]) -> ColumnKind:
 
 def _is_exact(kind: ColumnKind, dtype: str) -> bool:
     """Does a dtype hold all numbers of a column?"""
-    if dtype == kind.dtype or np.can_cast(kind.dtype, dtype, "safe") and not _is_long(kind.dtype):
+    if dtype == kind.dtype or (np.can_cast(kind.dtype, dtype, "safe") and not _is_long(kind.dtype)):
         return True
     return dtype == "float64" and _is_long(kind.dtype) and -EXACT <= kind.low <= kind.high <= EXACT
 
@@ -145,8 +145,8 @@ def reading_of(column: str, kind: ColumnKind, texts: tuple[str, ...] | None = No
     if kind.unit is not None:
         if kind.missing:
             raise SourceError(
-                f"column {show(column)}: {kind.missing:,} times are missing{where}, and no number stands for that: leave these rows out, or the column "
-                "with --columns",
+                f"column {show(column)}: {kind.missing:,} times are missing{where}, and no number stands for that: leave these rows out, or the "
+                "column with --columns",
                 column=column,
             )
         return Reading(column, "int64", kind.unit)
@@ -154,7 +154,7 @@ def reading_of(column: str, kind: ColumnKind, texts: tuple[str, ...] | None = No
         made = np.result_type(kind.dtype, "float16").name
         if not _is_exact(kind, made):
             raise SourceError(
-                f"column {show(column)}: {kind.missing:,} whole numbers are missing{where}, and others are beyond 2^53, so float64 would lose digits: fill "
+                f"column {show(column)}: {kind.missing:,} whole numbers are missing{where}, and others are beyond 2^53, where float64 loses digits: fill "
                 "the gaps, or leave the column out with --columns",
                 column=column,
             )
@@ -215,8 +215,8 @@ def _chosen(kinds: Mapping[str, ColumnKind], wanted: Sequence[str], where: str, 
             for column in columns:
                 if not kinds[column].is_number or not _is_exact(replace(kinds[column], dtype=readings[column].dtype), dtype):
                     raise OptionError(
-                        f"--columns {entry}: column {show(column)} holds {kinds[column]}, which {dtype} does not hold without a loss: give it a field of "
-                        "its own",
+                        f"--columns {entry}: column {show(column)} holds {kinds[column]}, which {dtype} does not hold without a loss: give it a "
+                        "field of its own",
                         options=["columns"],
                     )
                 readings[column] = replace(readings[column], dtype=dtype)

@@ -8,13 +8,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 __all__ = ["Drop", "OrderCheck", "Ranges", "as_ranges", "cut_counts", "sorted_rows", "split_names"]
 
-Array = npt.NDArray[np.generic]
+Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
 
 #: A file is read in ranges as long as there are no more of them than one for so many rows; else its rows are sorted into a file aside.
@@ -103,7 +104,7 @@ class OrderCheck:
             low, high = np.searchsorted(self._starts, [first, first + len(joined)])
             begins[self._starts[low:high] - first] = True
             inside = ~begins[1:]
-            down = np.flatnonzero(inside & ~(joined[1:] >= joined[:-1]))  # type: ignore[operator]
+            down = np.flatnonzero(inside & ~(joined[1:] >= joined[:-1]))
             if len(down):
                 at = int(down[0]) + 1
                 self.drop = Drop(first + at, joined[at].item(), joined[at - 1].item())
@@ -123,7 +124,7 @@ def cut_counts(batches: Iterable[Array], stops: Rows, cuts: Sequence[int | float
         group = int(np.searchsorted(stops, row, side="right"))
         while group < len(stops) and starts[group] < row + len(values):
             part = values[max(0, int(starts[group]) - row) : int(stops[group]) - row]
-            out[group] += [int(np.count_nonzero(part < cut)) for cut in cuts]  # type: ignore[operator]
+            out[group] += [int(np.count_nonzero(part < cut)) for cut in cuts]
             group += 1
         row += len(values)
     return out

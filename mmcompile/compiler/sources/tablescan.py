@@ -20,7 +20,7 @@ from mmcompile.compiler.sources.tablefiles import TableFile
 from mmcompile.compiler.sources.tableorder import OrderCheck, Ranges, Rows, as_ranges, cut_counts, sorted_rows, split_names
 from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.canonical import canonical
-from mmcompile.format.fields import UNITS, Names, Split
+from mmcompile.format.fields import UNITS, Field, Names, Split
 from mmcompile.format.npy import hash_bytes
 
 __all__ = ["AS_THEY_STAND", "TablePart", "TableScan", "TableWishes", "in_parts"]
@@ -39,7 +39,7 @@ Stat = tuple[int, int, int, int]
 class TableWishes:
     """What is taken of tables, and in which order; None: what the tables themselves say.
 
-    `columns`: those that become fields, each by itself, or as NAME=A+B+C side by side in one.  `group_by`: the column, or KEY of folders KEY=VALUE, whose
+    `columns`: those that become fields, each by itself, or as NAME=A+B+C side by side.  `group_by`: the column, or KEY of folders KEY=VALUE, whose
     values are the groups.  `order_by`: the column that rows of a group rise in; AS_THEY_STAND: none.  `split_by`: COLUMN=CUT,CUT,….
     """
 
@@ -68,8 +68,8 @@ class TablePart(Protocol):
 class TableScan:
     """One pass over the tables `parts`, which are in the order of their groups.
 
-    Afterwards `layout` says what fields are made of, `ranges` which rows of all files stand one behind the other; or `order` (N,) is the order into which
-    rows have to be sorted first, and `ranges` are of the sorted ones.
+    Afterwards `layout` says what fields are made of, `ranges` which rows of all files stand one behind the other; or `order` (N,) is that into
+    which rows have to be sorted first, and `ranges` are of the sorted ones.
     """
 
     def __init__(self, files: Sequence[TableFile], parts: Sequence[TablePart], wishes: TableWishes, where: str) -> None:
@@ -117,15 +117,14 @@ class TableScan:
         self.starts = np.concatenate([[0], np.cumsum([part.rows for part in self._parts])]).astype(np.int64)
         self.rows = int(self.starts[-1])
         self._times = [name for name, kind in self.kinds.items() if kind.unit is not None]
-        added = first.names[0] if first.names[0] in _ADDED else next((name for name in first.names if name in _ADDED), None)
-        #: What a column without a name is called, and one of numbers of rows, which is none.
+        added = next((name for name in first.names if name in _ADDED[:1] or (name in _ADDED and name == first.names[0])), None)
+        #: What a column without a name is called, and one that only numbers the rows.
         self._called: dict[str, str] = {}
         self._added: list[str] = []
         if added is not None and added in self._times and "time" not in first.names:
             self._called[added] = "time"
-        elif added is not None and self.kinds[added].dtype in ("int64", "uint64") and added in (first.names[0], "__index_level_0__"):
-            if len(first.names) > 1 and getattr(first, "header", True):
-                self._added.append(added)
+        elif added is not None and self.kinds[added].dtype in ("int64", "uint64") and len(first.names) > 1:
+            self._added.append(added)
 
     def _find(self, name: str, option: str) -> str:
         alias = {called: column for column, called in self._called.items()}
@@ -143,7 +142,8 @@ class TableScan:
             self._said.append(f"column {show(self._added[0])} numbers the rows: left out (--columns takes it)")
         layout = lay_out(self.kinds, wishes.columns, alone, without, self._where, self._called)
         self._said += layout.said
-        fields, columns = [], []
+        fields: list[Field] = []
+        columns: list[tuple[Reading, ...]] = []
         for spec, readings in zip(layout.fields, layout.columns, strict=True):
             reading = readings[0]
             if reading.dtype == "int32" and self.kinds[reading.column].is_text:
@@ -199,7 +199,7 @@ class TableScan:
                 stops.append(stop)
         ends = np.array(stops, np.int64)
         self.ranges = Ranges(np.zeros(1, np.int64), np.array([self.rows], np.int64))
-        column = order if order is not None else (self._times or [None])[0]
+        column = order or next(iter(self._times), None)
         if column is None or self._wishes.order_by == AS_THEY_STAND or not self.rows:
             return names, ends, None
         check = OrderCheck(np.concatenate([[0], ends[:-1]]))
@@ -231,7 +231,7 @@ class TableScan:
     def _grouped(self, group: str, order: str | None) -> tuple[list[str], Rows, Array | None]:
         """(names, ends of groups, values to split by), groups as a column says them."""
         names, codes = self._codes(group)
-        column = order if order is not None else (self._times or [None])[0]
+        column = order or next(iter(self._times), None)
         values = None
         if column is not None and self._wishes.order_by != AS_THEY_STAND:
             values = np.concatenate(list(self._column(column)))
@@ -250,8 +250,8 @@ class TableScan:
             check.extend(values[rows])
             if check.drop is not None:
                 raise SourceError(
-                    f"{self.where(int(rows[check.drop.row]))}: {show(str(column))} goes back within its group: add --order-by {column}, or --order-by "
-                    f"{AS_THEY_STAND} if rows follow as they stand"
+                    f"{self.where(int(rows[check.drop.row]))}: {show(str(column))} goes back within its group: add --order-by {column}, or "
+                    f"--order-by {AS_THEY_STAND} if rows follow as they stand"
                 )
         return names, ends, made
 

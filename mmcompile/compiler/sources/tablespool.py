@@ -1,4 +1,4 @@
-"""Hides how rows that do not stand in the order in which they are wanted are brought into it: sorted once into files in the folder for temporary ones.
+"""Hides how rows that do not stand in the order in which they are wanted are sorted: once, into files in the folder for temporary ones.
 
 What is in memory are the places of the rows, not the rows.  The files go with the object that made them.
 """
@@ -35,8 +35,8 @@ class Spool:
         free = shutil.disk_usage(base).free
         if need + _SPARE_BYTES > free:
             raise SourceError(
-                f"{base}: {need:,} bytes are needed to sort {n:,} rows, {free:,} are free: set TMPDIR to a folder with more room, or give tables that are "
-                "sorted already, or one for each group",
+                f"{base}: {need:,} bytes are needed to sort {n:,} rows, {free:,} are free: set TMPDIR to a folder with more room, or give tables "
+                "that are sorted already, or one for each group",
                 path=base,
             )
         self._folder = tempfile.mkdtemp(prefix="mmcompile-", dir=base)

@@ -1,6 +1,6 @@
-"""Hides how columns of numbers, times and texts lie in a text file: one pass finds what they hold, and where in the file every some thousandth row begins.
+"""Hides how columns of numbers, times and texts lie in a text file: one pass finds what they hold, and where rows begin.
 
-Values are read again from there, so a range of rows costs no more than itself.  Memory is bounded, however long the file is.
+Values are read again from there, so a range of rows costs about what itself costs.  Memory is bounded, however long the file is.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class TextPart:
     def _no_number(self, name: str, row: int, cell: str) -> SourceError:
         hint = "numbers are written as 1234.5" if re.fullmatch(r"[-+0-9., ']*[0-9][-+0-9., '%$€]*", cell) else "mend it"
         return self._table.wrong(
-            f"row {row + 1:,}, column {show(name)}: {cell!r:.60} is no value like those in other rows: {hint}, or leave the column out with --columns",
+            f"row {row + 1:,}, column {show(name)}: {cell!r:.60} is no value like others in it: {hint}, or leave it out with --columns",
             row=row,
             column=name,
         )
