@@ -154,7 +154,7 @@ def reading_of(column: str, kind: ColumnKind, texts: tuple[str, ...] | None = No
         made = np.result_type(kind.dtype, "float16").name
         if not _is_exact(kind, made):
             raise SourceError(
-                f"column {show(column)}: {kind.missing:,} whole numbers are missing{where}, and others are beyond 2^53, where float64 loses digits: fill "
+                f"column {show(column)}: {kind.missing:,} whole numbers are missing{where}, others are beyond 2^53, where float64 loses digits: fill "
                 "the gaps, or leave the column out with --columns",
                 column=column,
             )
