@@ -21,6 +21,7 @@ from mmcompile.compiler.outcome import Progress
 from mmcompile.errors import EngineError, MMCompileError, OptionError, RemoteError
 from mmcompile.options import (
     BYTES,
+    COLUMNS,
     COUNT,
     NUMBERS,
     PAIR,
@@ -214,7 +215,7 @@ _DTYPES = _one_of("uint8|uint16|int16|int32|float16|bfloat16|float32|float64|boo
 #: How the options of `build` stand in its help: the eight that most people need, then by what they are about.
 _HELP_GROUPS = {
     "Options that most people need": "resize crop normalize dtype workers max-rejects config dry-run",
-    "What RAW is, and what of it": "source include exclude hidden as shape array-dtype",
+    "What RAW is, and what of it": "source include exclude hidden split classes-from images image-column label-column columns as shape array-dtype",
     "Size": "pad keep-size filter resampler jpeg-scaling",
     "Pixels": "mode mean std scale orientation alpha depth16 range icc frames truncated max-pixels max-aspect compat transform transform-version "
     "transform-shape",
@@ -272,11 +273,17 @@ class _Grouped(click.Command):
 @_option("--include", str, "Take only these, as in 'cats/*.png' (* matches / too).  May repeat.", multiple=True, metavar="GLOB")
 @_option("--exclude", str, "Leave these out: pattern or exact path in RAW.  May repeat; adds to --config.", multiple=True, metavar="GLOB|KEY")
 @_option("--hidden", None, "Take names that begin with a dot, and __MACOSX.", is_flag=True)
+@_option("--split", str, "This folder below RAW (or this one of several RAW) is a split.  May repeat.", multiple=True, metavar="NAME=FOLDER")
+@_option("--classes-from", _PLACE, "The classes and their numbers: those of a dataset, or of a file with a name a line.", metavar="OUT|FILE")
 @_option("--as", str, "What an array is, where its name does not say it.  May repeat.", multiple=True, metavar="NAME=image|class|value")
 @_option(
     "--shape", str, "Of a sample in a file without a header, as 28x28; of all of them, as 60000,28,28.  Goes with --source raw.", metavar="SHAPE"
 )
 @_option("--array-dtype", str, "Of the numbers in such a file, as float32 or >i2.", metavar="DTYPE")
+@_option("--images", _Typed(PLACE), "Folder that the paths in a list are relative to.  Default: that of the list, or one in it.", metavar="DIR")
+@_option("--image-column", str, "Column of a list that names (or holds) the images.  Default: by its name and what is in it.", metavar="NAME")
+@_option("--label-column", str, "Column that is the label.  Default: the one called label, class, target, category or alike.", metavar="NAME")
+@_option("--columns", _Typed(COLUMNS), "Other columns that become fields.  Default: those of numbers, of true and false, and of times.")
 @_option("--workers", _Typed(COUNT), "Processes.  Default: the CPUs that this process may use.")
 @_option("--engine", _one_of("local|dask|ray"), "Who builds the shards: processes here, or a cluster.  Default: local.")
 @_option("--address", str, "Of that cluster's scheduler: tcp://HOST:PORT (dask), HOST:PORT (ray; default: one on this machine).", metavar="ADDRESS")
@@ -300,7 +307,7 @@ class _Grouped(click.Command):
 @_JSON
 @click.pass_context
 def build(ctx: click.Context, /, raw: tuple[str, ...], out: str, dry_run: bool, as_json: bool, **given: Any) -> int:
-    """Compile the images in RAW (class folders, or one flat folder) into the dataset OUT.
+    """Compile the images in RAW (class folders, one flat folder, or train/, val/, test/ with either) into the dataset OUT.
 
     \b
     mmcompile build raw/ out/                                  one size for all, chosen by looking at them
@@ -320,9 +327,12 @@ def build(ctx: click.Context, /, raw: tuple[str, ...], out: str, dry_run: bool, 
         exclude=(*ctx.meta.get("mmcompile.exclude", ()), *given.pop("exclude")),
         hidden=given.pop("hidden"),
         compat=given["compat"],
+        split=given.pop("split"),
+        classes_from=given.pop("classes_from"),
         as_=given.pop("as_", given.pop("as", ())),
         shape=given.pop("shape"),
         array_dtype=given.pop("array_dtype"),
+        **{name: given.pop(name) for name in ("images", "image_column", "label_column", "columns")},
     )
     source = open_source(raw, chosen)
     run_names = {

@@ -5,6 +5,7 @@ A config file goes through the same forms as the command line: each value is tur
 
 from __future__ import annotations
 
+import csv
 import difflib
 import json
 import math
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BYTES",
+    "COLUMNS",
     "COUNT",
     "NUMBERS",
     "PAIR",
@@ -120,6 +122,14 @@ def _rejects(text: str) -> int | str:
     return text if re.fullmatch(r"(100|[0-9]{1,2}(\.[0-9]{1,9})?)%", text) else _whole(text)
 
 
+def _columns(text: str) -> tuple[str, ...]:
+    try:
+        names = [name.strip() for name in next(csv.reader([text], strict=True), [])]
+    except csv.Error as error:
+        raise ValueError(text) from error
+    return tuple(name for name in names if name)
+
+
 def _place(text: str) -> str:
     if not text:
         raise ValueError(text)
@@ -138,8 +148,9 @@ RANGE = Form("LO:HI", "two numbers as LO:HI", _range, ":", (str,))
 BYTES = Form("BYTES", "a whole number above 0, or one with K, M, G or T behind it (powers of 1024)", _bytes)
 SECONDS = Form("SECONDS", "a number of seconds above 0", _seconds, types=(int, float))
 REJECTS = Form("N|P%", "a whole number, or a share of the images from 0% to 100%", _rejects)
+COLUMNS = Form("A,B,...", "names with commas between them, in double quotes where they hold one; a comma alone for none", _columns, types=(str,))
 #: An empty path means the current folder to most calls: here it is what an unset shell variable leaves.
-PLACE = Form("PATH", "a path that is not empty", _place)
+PLACE = Form("PATH", "a path that is not empty", _place, types=(str,))
 
 
 def read_config(path: str, known: set[str]) -> dict[str, Any]:

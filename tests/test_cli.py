@@ -276,7 +276,7 @@ def test_a_config_file_gives_defaults_and_the_command_line_wins(planted: Planted
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ('{"crop": 1, "colour": 2, "sise": 3}', "unknown keys colour, sise (did you mean resize?); known are "),
+        ('{"crop": 1, "zzz": 2, "sise": 3}', "unknown keys sise (did you mean resize?), zzz; known are "),
         ('{"layuot": "chw", "keep_size": "8x8"}', "unknown keys keep_size (did you mean keep-size?), layuot (did you mean layout?)\n"),
         ('{"dry-run": true}', "unknown key dry-run"),
         ('{"crop": 1, "crop": 2}', "twice"),

@@ -29,6 +29,7 @@ _8_TO_16 = 257
 _CHUNK = 1 << 20
 #: 256 squares of 8 bits stay below 2^24: their sums in float32 are exact, at half the cost.
 _BLOCK = 256
+_ONES = np.ones(_BLOCK, np.float32)
 #: Bytes of a channel that are summed at once: 256 KiB as float32, so that three of them stay in a core's second-level cache.
 _NARROW_CHUNK = 1 << 16
 
@@ -112,12 +113,11 @@ def _sums_of_bytes(planes: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.uint64
     """(sums, sums of squares) of each row of (C, N): in blocks, as whole numbers that float32 holds, so that the order of adding changes nothing."""
     channels, n = planes.shape
     sums, squares = np.zeros(channels, np.uint64), np.zeros(channels, np.uint64)
-    ones = np.ones(_BLOCK, np.float32)
     for start in range(0, n, _NARROW_CHUNK):
         part = planes[:, start : start + _NARROW_CHUNK]
         if part.shape[1] % _BLOCK:
             part = np.pad(part, ((0, 0), (0, -part.shape[1] % _BLOCK)))
         blocks = part.reshape(-1, _BLOCK).astype(np.float32)
-        sums += (blocks @ ones).reshape(channels, -1).sum(axis=1, dtype=np.float64).astype(np.uint64)
+        sums += (blocks @ _ONES).reshape(channels, -1).sum(axis=1, dtype=np.float64).astype(np.uint64)
         squares += np.matmul(blocks[:, None, :], blocks[:, :, None]).reshape(channels, -1).sum(axis=1, dtype=np.float64).astype(np.uint64)
     return sums, squares

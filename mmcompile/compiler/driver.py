@@ -24,7 +24,7 @@ from mmcompile.compiler.broker import BrokerExecutor, connect
 from mmcompile.compiler.cluster import Cluster
 from mmcompile.compiler.engines import LocalExecutor, make_executor
 from mmcompile.compiler.options import BuildOptions, allowed_rejects, typed
-from mmcompile.compiler.outcome import BuildReport, Progress
+from mmcompile.compiler.outcome import BuildReport, Progress, sizes_of
 from mmcompile.compiler.output import (
     Contents,
     Part,
@@ -47,7 +47,7 @@ from mmcompile.compiler.rowstore import RowPreprocess
 from mmcompile.compiler.run import Counts, Runner, ShardWork
 from mmcompile.compiler.seals import Seal
 from mmcompile.compiler.shardcall import versions_here
-from mmcompile.compiler.sources import Scan, Source
+from mmcompile.compiler.sources import Scan, Source, roots_of
 from mmcompile.compiler.sources.choose import SourceOptions, open_source
 from mmcompile.compiler.sources.dataset import wrap
 from mmcompile.compiler.sources.rows import is_row_source
@@ -154,6 +154,7 @@ class Build:
         self.began = time.monotonic()
         self.scan: Scan
         self.early: Planned | None = None
+        self.sealed: dict[int, Seal] = {}
         self.report = BuildReport(out=str(out), samples=0, rejects=0, shards=0, bytes=0, seconds=0.0)
         allowed_rejects(max_rejects, 0)
         preprocess.resolved()
@@ -240,6 +241,7 @@ class Build:
             samples=sum(len(task) for task in self.planned.tasks) - len(rejects),
             rejects=len(rejects),
             reject_reasons=dict(Counter(line["code"] for line in rejects)),
+            splits={} if contents is None else sizes_of(contents.splits),
             shards=len(self.planned.tasks),
             bytes=total,
             decoded=foreseen.decoded,
@@ -257,7 +259,7 @@ class Build:
     def _check_output(self) -> None:
         if self.staging is not None:
             self.staging.look()
-        check_output(self.out, self.source.root, None if self.staging is None else self.staging.store.url)
+        check_output(self.out, roots_of(self.source), None if self.staging is None else self.staging.store.url)
 
     def _lock(self) -> Lock | StoreLock:
         required = self.options.lock
@@ -340,7 +342,6 @@ class Build:
         if self.planned.previous.remembered and todo:
             self.job = replace(self.job, remembered=scratch / "remembered.json")
             write_atomic(scratch / "remembered.json", canonical(self.planned.previous.remembered), durable=False)
-        self.sealed: dict[int, Seal] = {}
         self._next_save = time.monotonic() + _SAVE_S
 
         def on_sealed(work: ShardWork, seal: Seal) -> None:
@@ -368,21 +369,17 @@ class Build:
         self.progress(Progress("publish"))
         if self.staging is not None:
             self.staging.refresh()
-        rejects: list[dict[str, Any]] = []
         parts = []
         for task in self.planned.tasks:
             whole, seal = self.planned.whole.get(task.number), self.sealed.get(task.number)
             if whole is not None:
-                lines = whole.rejects
                 parts.append(Part(whole.files, whole.rows, {"image": whole.sums()} if whole.rows else {}, whole.flags))
             elif seal is not None:
-                lines = seal.rejects
                 parts.append(Part(seal.files, seal.rows, {"image": seal.sums or []}, seal.flags or {}))
-            elif self.runner.failures:
-                lines = {}  # a shard all of whose items failed
-            else:
+            elif not self.runner.failures:  # else all items of the shard failed
                 raise EngineError(f"{self.out}: shard {task.number} is neither there nor made; nothing is published: run the same command again")
-            rejects += [lines[i] for i in sorted(lines)]
+        lines = self._rejects()
+        rejects = list(lines.values())
         refuse_removed(self.out, lock.still_held)
         listed = listed_rejects(self.out)
         write_atomic(listed, b"".join(canonical(line) for line in rejects))
@@ -398,7 +395,7 @@ class Build:
         listed.unlink(missing_ok=True)  # the generation has them now
         if self.staging is not None:
             self.staging.publish(lock.still_held, gone)
-        counts, made = self.runner.counts, self._finished(done, rejects)
+        counts, made = self.runner.counts, self._finished(done, lines)
         return replace(made, decoded=counts.decoded, copied=counts.copied, warnings=(*made.warnings, *counts.notes()))
 
     def _contents(self, parts: list[Part], rejects: list[dict[str, Any]], rows: Sequence[int]) -> Contents:
@@ -415,11 +412,21 @@ class Build:
         index, generation = self.planned.previous.index, self.planned.previous.generation
         assert index is not None
         assert generation is not None
-        return self._finished(describe_published(self.out, index, generation, parts), [line for w in whole for line in w.rejects.values()])
+        return self._finished(describe_published(self.out, index, generation, parts), self._rejects())
 
-    def _finished(self, done: Published, rejects: list[dict[str, Any]]) -> BuildReport:
+    def _rejects(self) -> dict[int, dict[str, Any]]:
+        """The line of each rejected item by its number, in order, of all shards that stand or were sealed."""
+        out = {}
+        for task in self.planned.tasks:
+            if (found := self.planned.whole.get(task.number) or self.sealed.get(task.number)) is not None:
+                out.update({task.start + i: found.rejects[i] for i in sorted(found.rejects)})
+        return out
+
+    def _finished(self, done: Published, rejects: dict[int, dict[str, Any]]) -> BuildReport:
         return replace(
             self._described(),
+            splits=sizes_of(done.splits),
+            repeats=self.planned.repeats(list(rejects)),
             samples=len(self.scan.keys) - len(rejects),
             rejects=len(rejects),
             shards=done.shards,
@@ -427,7 +434,7 @@ class Build:
             generation=done.generation,
             kept=self.planned.kept,
             counts={**self.scan.counts, **done.flags},
-            reject_reasons=dict(Counter(line["code"] for line in rejects)),
+            reject_reasons=dict(Counter(line["code"] for line in rejects.values())),
             rejects_file=done.rejects_file,
             seconds=time.monotonic() - self.began,
         )
@@ -442,6 +449,7 @@ class Build:
         return replace(
             self.report,
             classes=self.scan.classes,
+            splits=sizes_of(self.scan.ranges),
             shape=self.wanted.preprocess.sample_shape(),
             dtype=self.wanted.preprocess.dtype,
             geometry=self.wanted.why or typed(self.wanted.preprocess),

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from mmcompile.compiler.sources.splits import train_of
 from mmcompile.errors import BuildError, FormatError, MMCompileError, OutputExistsError, ResumeError
 from mmcompile.format.canonical import canonical, name_to_json, parse
 from mmcompile.format.catalog import kept_files, list_folder, load_table, named_files, single_files
@@ -110,6 +111,7 @@ class Published:
     bytes: int
     flags: dict[str, int]
     rejects_file: str | None
+    splits: tuple[Split, ...]
 
 
 def is_inside(out: str | Path, raw: str | Path) -> bool:
@@ -150,13 +152,14 @@ def open_output(out: Path) -> Path:
     return scratch
 
 
-def check_output(out: Path, raw: str, url: str | None = None) -> None:
-    """OUT is a new folder, an empty one, or one of ours, and not RAW ("": it lies nowhere) or inside it.  Raises OutputExistsError; touches nothing.
+def check_output(out: Path, roots: Iterable[str], url: str | None = None) -> None:
+    """OUT is a new folder, an empty one, or one of ours, and none of the roots of RAW or inside one.  Raises OutputExistsError; touches nothing.
 
     `url`: where OUT is, when `out` is a folder that stands for it.
     """
-    if raw and is_inside(url or out, raw):
-        raise OutputExistsError(f"{out}: inside RAW ({raw}), which is never written; choose an OUT outside it", path=str(out))
+    for raw in roots:
+        if is_inside(url or out, raw):
+            raise OutputExistsError(f"{out}: inside RAW ({raw}), which is never written; choose an OUT outside it", path=str(out))
     if not os.path.lexists(out):
         return
     if not out.is_dir():
@@ -267,7 +270,7 @@ def publish_shards(out: Path, scratch: Path, contents: Contents) -> Published:
     samples = sum(part.rows for part in parts)
     statistics = _statistics(contents, parts)
     for spec in contents.fields:
-        chosen = _of_training(statistics, spec)
+        chosen = _normalizing(contents, statistics, spec)
         if spec.name in contents.auto and (chosen is None or min(chosen["std"]) <= 0):
             raise BuildError(
                 f"{out}: --normalize auto needs channels that vary; a standard deviation of {spec.name} is 0 or unknown{_which(spec, chosen)}: "
@@ -298,7 +301,7 @@ def draft_index(contents: Contents, samples: int, shards: int, statistics: Mappi
     `statistics` are those of each split, and of "all", by field.
     """
     return Index(
-        fields=tuple(_normalized(spec, contents, _of_training(statistics, spec)) for spec in contents.fields),
+        fields=tuple(_normalized(spec, _normalizing(contents, statistics, spec)) for spec in contents.fields),
         splits=contents.splits,
         samples=samples,
         shards=shards,
@@ -326,17 +329,15 @@ def table_of(index: Index, shards: Sequence[tuple[int, dict[str, str]]]) -> npt.
     return table
 
 
-def _of_training(statistics: Mapping[str, Mapping[str, Any]], spec: Field) -> dict[str, Any] | None:
-    """What `--normalize auto` means: the field's statistics in the split "train", where there is no such split of all."""
-    found: dict[str, Any] | None = statistics.get("train", statistics["all"]).get(spec.name)
+def _normalizing(contents: Contents, statistics: Mapping[str, Mapping[str, Any]], spec: Field) -> dict[str, Any] | None:
+    """The statistics of a field that `--normalize auto` takes; None without it, or where undefined.  OptionError: no split is trained on."""
+    found: dict[str, Any] | None = statistics[train_of(contents.splits).name].get(spec.name) if spec.name in contents.auto else None
     return found
 
 
-def _normalized(spec: Field, contents: Contents, statistics: dict[str, Any] | None) -> Field:
-    """The field, with its own statistics as its normalisation where these are asked for."""
-    if spec.name not in contents.auto or statistics is None:
-        return spec
-    return replace(spec, normalize=(tuple(statistics["mean"]), tuple(statistics["std"])))
+def _normalized(spec: Field, statistics: dict[str, Any] | None) -> Field:
+    """The field, with these statistics as its normalisation."""
+    return spec if statistics is None else replace(spec, normalize=(tuple(statistics["mean"]), tuple(statistics["std"])))
 
 
 def _which(spec: Field, statistics: dict[str, Any] | None) -> str:
@@ -387,7 +388,7 @@ def describe_published(out: Path, index: Index, generation: str, parts: list[Par
     named = [out / "index.json", out / "generations" / f"{generation}.json", *(shards / file for file in files)]
     total = sum(os.path.getsize(path) for path in named)
     rejects_path = None if index.rejects_file is None else str(shards / file_name("rejects", index.rejects_file, ".jsonl"))
-    return Published(generation, len(parts), total, dict(flags), rejects_path)
+    return Published(generation, len(parts), total, dict(flags), rejects_path, index.splits)
 
 
 def clean_up(out: Path, before: Iterable[Sealed], now: Iterable[Sealed]) -> set[str] | None:

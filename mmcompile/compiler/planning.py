@@ -29,6 +29,7 @@ from mmcompile.compiler.run import ShardWork
 from mmcompile.compiler.seals import Seal
 from mmcompile.compiler.sources import Scan, Source
 from mmcompile.compiler.sources.keys import Keys
+from mmcompile.compiler.sources.splits import train_of
 from mmcompile.compiler.statcache import StatCache, old_enough
 from mmcompile.compiler.task import Job, hash_items, remembered_as
 from mmcompile.compiler.versions import versions_changed
@@ -36,6 +37,7 @@ from mmcompile.errors import EngineError, FormatError, OptionError
 from mmcompile.format.canonical import canonical, name_to_json
 from mmcompile.format.catalog import list_folder
 from mmcompile.format.index import INDEX_LIMIT, LIST_LIMIT, Field, Names, Split, load_classes, read_generation
+from mmcompile.format.leakage import Repeats, find_repeats
 from mmcompile.format.npy import hash_bytes
 from mmcompile.format.rejects import load_rejects
 from mmcompile.format.samples import hash_pair, pair_hash
@@ -109,8 +111,10 @@ class Wanted:
 
     @classmethod
     def of(cls, asked: Preprocess, chosen: Preprocess, why: str, source: Source, scan: Scan, options: BuildOptions) -> Wanted:
-        """Raises OptionError where the settings are too long for an index."""
+        """Raises OptionError where the settings are too long for an index, or no split has the statistics that are asked for."""
         preprocess = chosen.resolved()
+        if preprocess.normalize == "auto":
+            train_of(scan.ranges)
         normalize = preprocess.read_normalize()
         image = Field(
             "image",
@@ -306,6 +310,12 @@ class Planned:
         """Take over what became known while a shard was made."""
         part = slice(work.task.start, work.task.stop)
         self.hashes[part], self.known[part] = work.hashes, work.known
+
+    def repeats(self, rejected: Sequence[int]) -> Repeats:
+        """Which of the items that are stored have the same source."""
+        scan, hashes = self._listed.scan, np.where(self.known[:, None], self.hashes, np.uint64(0))
+        hashes[np.array(rejected, np.int64)] = 0
+        return find_repeats(hashes, scan.ranges, scan.labels, self._listed.keys.__getitem__)
 
     # ------------------------------------------------------------------ small things
 

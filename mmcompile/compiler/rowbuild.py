@@ -98,7 +98,7 @@ class RowBuild:
 
     def build(self) -> BuildReport:
         """Build and publish."""
-        check_output(self.out, self.source.root)
+        check_output(self.out, [self.source.root] if self.source.root else [])
         self._plan()
         if self._stands():
             return self._standing()
@@ -117,7 +117,7 @@ class RowBuild:
 
     def dry(self) -> BuildReport:
         """Say what would be built; write nothing."""
-        check_output(self.out, self.source.root)
+        check_output(self.out, [self.source.root] if self.source.root else [])
         self._plan()
         write = sum(self._task_bytes(t) for t in self.todo)
         there = {name for seal in self.whole.values() for name in seal.names()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +19,11 @@ from mmcompile.errors import CorruptShardError
 from mmcompile.format.index import Field, Index
 
 __all__ = [
+    "BLOCK_BYTES",
     "FLAGS",
     "KEY_LIMIT",
+    "block_hashes",
+    "block_rows",
     "check_stops",
     "combine_statistics",
     "exact_total",
@@ -47,6 +50,8 @@ FLAGS = {
 
 #: The longest key, in bytes: sixteen times what a path may have in one system call.
 KEY_LIMIT = 1 << 16
+#: Rows without keys are hashed so many bytes at a time: damage is traced to a block of them, for 8 bytes a MiB.
+BLOCK_BYTES = 1 << 20
 
 Array = npt.NDArray[Any]
 
@@ -121,6 +126,26 @@ def row_hashes(rows: list[Array]) -> npt.NDArray[np.uint64]:
         state = xxhash.xxh3_64()
         for view in views:
             state.update(view[i])
+        out[i] = state.intdigest()
+    return out
+
+
+def block_rows(fields: tuple[Field, ...]) -> int:
+    """Rows of a block, of those that are hashed a block at a time: as many as BLOCK_BYTES hold over all fields, at least 1."""
+    return max(1, BLOCK_BYTES // sum(field.row_bytes for field in fields))
+
+
+def block_hashes(rows: list[Array], count: int) -> npt.NDArray[np.uint64]:
+    """xxh3-64 of each block of `count` rows, the last may be shorter: over its stored bytes of one field, then of the next, in field order.
+
+    `rows` holds one C-contiguous (N, *shape) array a field; its first row begins a block.  uint64 (blocks,).
+    """
+    views = [np.ascontiguousarray(a).reshape(len(a), -1).view(np.uint8) for a in rows]
+    out = np.empty(-(-len(rows[0]) // count), np.uint64)
+    for i in range(len(out)):
+        state = xxhash.xxh3_64()
+        for view in views:
+            state.update(cast(Any, view[i * count : (i + 1) * count]))
         out[i] = state.intdigest()
     return out
 

@@ -6,6 +6,7 @@ all of RAW is taken; an option that it does not take is refused, never ignored.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
@@ -13,7 +14,9 @@ from mmcompile.compiler.formats import TORCHVISION_EXTENSIONS
 from mmcompile.compiler.sources import Source
 from mmcompile.compiler.sources.remote import folder_source
 from mmcompile.compiler.sources.rows import RowSource
+from mmcompile.compiler.sources.splits import Layout, parse_splits
 from mmcompile.errors import OptionError
+from mmcompile.format.store import is_url, on_disk
 
 __all__ = ["KINDS", "Kind", "SourceOptions", "open_source"]
 
@@ -23,8 +26,9 @@ class SourceOptions:
     """What is taken from RAW, and as what; called as on the command line.  Each kind of source takes some of these, and the others are refused.
 
     `source`: the name of a kind, None: what RAW is decides.  `include`, `exclude`, `hidden`: which files (see FolderSource).  `compat`:
-    "torchvision" for exactly the files that its ImageFolder takes.  `as_`, `shape`, `array_dtype`: what arrays mean, and what files without a header
-    hold (see `array_source`).
+    "torchvision" for exactly the files that its ImageFolder takes.  `split`: NAME=FOLDER for each folder that is a split.  `classes_from`: a dataset
+    or file that says the names and numbers of the classes.  `as_`, `shape`, `array_dtype`: what arrays mean, and what files without a header hold
+    (see `array_source`).  `images`, `image_column`, `label_column`, `columns`: see ManifestSource.
     """
 
     source: str | None = None
@@ -32,9 +36,15 @@ class SourceOptions:
     exclude: tuple[str, ...] = ()
     hidden: bool = False
     compat: str | None = None
+    split: tuple[str, ...] = ()
+    classes_from: str | None = None
     as_: tuple[str, ...] = ()
     shape: str | None = None
     array_dtype: str | None = None
+    images: str | None = None
+    image_column: str | None = None
+    label_column: str | None = None
+    columns: tuple[str, ...] | None = None
 
     @property
     def extensions(self) -> frozenset[str] | None:
@@ -64,10 +74,33 @@ class Kind:
     takes: frozenset[str]
 
 
+def _classes(options: SourceOptions) -> tuple[str, ...] | None:
+    """The class map that was given, if one was."""
+    if options.classes_from is None:
+        return None
+    from mmcompile.compiler.sources.classmap import read_classes
+
+    return read_classes(options.classes_from)
+
+
 def _folder(raw: Sequence[str], options: SourceOptions) -> Source:
-    if len(raw) > 1:
-        raise OptionError("expected one folder of images")
-    return folder_source(raw[0], options.include, options.exclude, hidden=options.takes_hidden, extensions=options.extensions)
+    layout = Layout(parse_splits(raw, options.split), _classes(options))
+    made = [
+        folder_source(
+            place,
+            options.include,
+            options.exclude,
+            hidden=options.takes_hidden,
+            extensions=options.extensions,
+            layout=layout if len(raw) == 1 else None,
+        )
+        for place in raw
+    ]
+    if len(made) == 1:
+        return made[0]
+    from mmcompile.compiler.sources.joined import JoinedSource
+
+    return JoinedSource(tuple(made), layout)
 
 
 def _is_arrays(form: str) -> Callable[[Sequence[str]], bool]:
@@ -90,11 +123,70 @@ def _arrays(form: str) -> Callable[[Sequence[str], SourceOptions], RowSource]:
     return make
 
 
+def _is_manifest(raw: Sequence[str]) -> bool:
+    from mmcompile.compiler.sources.manifest import is_manifest
+
+    return len(raw) == 1 and is_manifest(on_disk(raw[0]))
+
+
+def _manifest(raw: Sequence[str], options: SourceOptions) -> Source:
+    from mmcompile.compiler.sources.manifest import ManifestSource, Wishes
+
+    wishes = Wishes(options.image_column, options.label_column, options.columns, options.include, options.exclude)
+    return ManifestSource(_one_on_disk(raw, "one list of images (a column split makes splits)"), wishes, options.images)
+
+
+def _is_coco(raw: Sequence[str]) -> bool:
+    from mmcompile.compiler.sources.coco import is_coco
+
+    return len(raw) == 1 and is_coco(on_disk(raw[0]))
+
+
+def _coco(raw: Sequence[str], options: SourceOptions) -> Source:
+    from mmcompile.compiler.sources.coco import CocoSource
+
+    return CocoSource(_one_on_disk(raw, "one file of annotations"), options.images, options.include, options.exclude)
+
+
+def _one_on_disk(raw: Sequence[str], expected: str) -> str:
+    """The path of a list of images.  Raises OptionError where there are several, or it is a URL."""
+    if len(raw) > 1:
+        raise OptionError(f"expected {expected}, not {len(raw)} RAW")
+    if is_url(place := on_disk(raw[0])):
+        raise OptionError(f"{place}: a list of images is read from a disk: bring it, and the images, to one")
+    return place
+
+
+def _is_archive(form: str, raw: Sequence[str]) -> bool:
+    from mmcompile.compiler.sources.archive import is_archive
+
+    return all(is_archive(place, form) for place in raw)
+
+
+def _archive(form: str, raw: Sequence[str], options: SourceOptions) -> Source:
+    from mmcompile.compiler.sources.archive import ArchiveSource, names_below
+
+    splits = parse_splits(raw, options.split)
+    if len(raw) > 1:  # as a folder of these archives would have it
+        names = names_below(raw)[1]
+        splits = tuple((split, names[int(number)] + slash + rest) for split, (number, slash, rest) in ((s, f.partition("/")) for s, f in splits))
+    layout = Layout(splits, _classes(options))
+    return ArchiveSource(
+        tuple(raw), form, options.include, options.exclude, hidden=options.takes_hidden, extensions=options.extensions, layout=layout
+    )
+
+
+_FILES = frozenset({"include", "exclude", "hidden", "compat", "split", "classes_from"})
+_COLUMNS = frozenset({"images", "image_column", "label_column", "columns"})
+
 #: In the order in which they are asked; the last takes what is left, and its scan says what is wrong with it.
 KINDS: tuple[Kind, ...] = (
+    Kind("manifest", _is_manifest, _manifest, frozenset({"include", "exclude", "compat"}) | _COLUMNS),
+    Kind("coco", _is_coco, _coco, frozenset({"include", "exclude", "compat", "images"})),
+    *(Kind(form, functools.partial(_is_archive, form), functools.partial(_archive, form), _FILES) for form in ("tar", "zip")),
     *(Kind(form, _is_arrays(form), _arrays(form), frozenset({"as_"})) for form in ("npy", "npz", "idx", "npy-folder")),
     Kind("raw", lambda raw: False, _arrays("raw"), frozenset({"as_", "shape", "array_dtype"})),
-    Kind("folder", lambda raw: True, _folder, frozenset({"include", "exclude", "hidden", "compat"})),
+    Kind("folder", lambda raw: True, _folder, _FILES),
 )
 
 
