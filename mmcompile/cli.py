@@ -321,7 +321,7 @@ def build(ctx: click.Context, /, raw: tuple[str, ...], out: str, dry_run: bool, 
     from mmcompile.compiler.sources.choose import SourceOptions, open_source
     from mmcompile.compiler.sources.rows import is_row_source
 
-    wishes = "source include hidden split classes_from shape array_dtype images image_column label_column columns".split()
+    wishes = ["source", "include", "hidden", "split", "classes_from", "shape", "array_dtype", "images", "image_column", "label_column", "columns"]
     chosen = SourceOptions(
         exclude=(*ctx.meta.get("mmcompile.exclude", ()), *given.pop("exclude")),
         compat=given["compat"],
