@@ -17,7 +17,7 @@ from mmcompile.errors import DecodeError
 if TYPE_CHECKING:
     from mmcompile.compiler.preprocess import Preprocess
 
-__all__ = ["PIXEL_REVISION", "channel_sums", "store"]
+__all__ = ["PIXEL_REVISION", "bfloat16", "channel_sums", "store"]
 
 #: Raised whenever this package computes other pixels from the same bytes, settings and libraries.
 PIXEL_REVISION = 1
@@ -76,7 +76,7 @@ def _to_float(row: npt.NDArray[Any], preprocess: Preprocess, depth: int) -> npt.
         value -= np.asarray(normalize.mean, wide).reshape(shape)
         value /= np.asarray(normalize.std, wide).reshape(shape)
     if preprocess.dtype == "bfloat16":
-        return _bfloat16(value)
+        return bfloat16(value)
     if preprocess.dtype == "float16":
         # 65520 is the first float32 that rounds to infinity.
         if value.size and float(np.abs(value).max()) >= 65520.0:
@@ -85,7 +85,7 @@ def _to_float(row: npt.NDArray[Any], preprocess: Preprocess, depth: int) -> npt.
     return value
 
 
-def _bfloat16(value: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
+def bfloat16(value: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
     """The upper halves of float32 values, rounded to nearest, ties to even."""
     bits = value.view(np.uint32)
     return ((bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)).astype(np.uint16)

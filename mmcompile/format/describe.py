@@ -17,8 +17,10 @@ from mmcompile.format.canonical import as_text, name_to_json
 from mmcompile.format.catalog import Generation, kept_files, load_table, named_files, single_files
 from mmcompile.format.damage import key_stops, records
 from mmcompile.format.index import VERSION, Field, Index, Names, load_classes, load_groups, load_index, load_names
+from mmcompile.format.leakage import Repeats, find_repeats
 from mmcompile.format.mirror import Mirror, mirrored
 from mmcompile.format.npy import file_name, open_array, read_into
+from mmcompile.format.reader import Reader
 from mmcompile.format.rejects import load_rejects
 from mmcompile.format.samples import FLAGS, pair_hash
 from mmcompile.format.store import is_url, on_disk
@@ -37,13 +39,17 @@ def describe(root: str | Path, generation: str | None = None) -> dict[str, Any]:
 
     Reads (of a URL: fetches) the index, the table, names, groups, labels and rejects, no other rows.  `bytes.folder` is the size of everything in the
     folder, older generations and unfinished builds included; `missing` counts the files of shards that are not there.  `generations` are newest
-    first, `modified` in seconds since 1970.  Raises FormatError.
+    first, `modified` in seconds since 1970.  `repeats` says which samples have the same source, from their provenance; None behind a URL, from where
+    that would have to be fetched, and where files are missing.  Raises FormatError.
     """
     root = on_disk(root)
     if is_url(root):
         url = str(root)
-        return mirrored(url, lambda mirror: describe(mirror.folder, generation), ("samples", "keys", "hashes")) | {"root": url}
-    root = Path(os.path.abspath(root))
+        return mirrored(url, lambda mirror: _describe(mirror.folder, generation), ("samples", "keys", "hashes")) | {"root": url}
+    return _describe(Path(os.path.abspath(root)), generation, repeats=True)
+
+
+def _describe(root: Path, generation: str | None, *, repeats: bool = False) -> dict[str, Any]:
     index, name = load_index(root, generation)
     current = name if generation is None else load_index(root)[1]
     loaded = load_table(root, index, name)
@@ -83,6 +89,7 @@ def describe(root: str | Path, generation: str | None = None) -> dict[str, Any]:
             "file": None if index.rejects_file is None else f"shards/{file_name('rejects', index.rejects_file, '.jsonl')}",
             "reasons": dict(sorted(Counter(r.code for r in rejects).items())),
         },
+        "repeats": _repeats(root, loaded, field).to_json() if repeats and index.keyed and not missing else None,
         "generations": [{"name": n, "modified": ages[n], "current": n == current} for n in newest],
     }
 
@@ -203,6 +210,24 @@ def _provenance(record: Any) -> tuple[Any, ...]:
         " ".join(words),
         f"{int(record['row_hash']):016x}",
     )
+
+
+def _repeats(root: Path, generation: Generation, field: Field | None) -> Repeats:
+    """Samples with the same source, by the hashes in their provenance."""
+    index = generation.index
+    hashes = np.empty((index.samples, 2), np.uint64)
+    labels = None if field is None else np.empty(index.samples, np.int64)
+    for shard in range(index.shards):
+        start, stop = (int(n) for n in generation.starts[shard : shard + 2])
+        for first, piece in records(root, generation, shard):
+            hashes[start + first : start + first + len(piece)] = piece["source_hash"]
+        if field is not None and labels is not None:
+            labels[start:stop] = _read_labels(root, generation, shard, field, 0, stop - start)
+    reader = Reader(root, generation=generation.name)
+    try:
+        return find_repeats(hashes, index.splits, labels, reader.key)
+    finally:
+        reader.close()
 
 
 def _label_field(generation: Generation) -> Field | None:

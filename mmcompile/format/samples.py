@@ -26,6 +26,7 @@ __all__ = [
     "block_rows",
     "check_stops",
     "combine_statistics",
+    "exact_total",
     "flag_counts",
     "hash_pair",
     "key_hash",
@@ -161,7 +162,7 @@ def shard_sums(samples: Array, pixels: int) -> list[dict[str, Any]]:
         rows = samples[samples["depth"] == depth]
         entry: dict[str, Any] = {"depth": depth, "pixels": len(rows) * pixels}
         for name in ("sum", "sum_squares"):
-            entry[name] = [_total(rows[name][:, c]) for c in range(rows[name].shape[1])]
+            entry[name] = [exact_total(rows[name][:, c]) for c in range(rows[name].shape[1])]
         out.append(entry)
     return out
 
@@ -182,7 +183,7 @@ def combine_statistics(shards: list[list[dict[str, Any]]], scale: bool) -> dict[
     for depth in sorted(groups):
         group = groups[depth]
         for name in ("sum", "sum_squares"):
-            group[name] = [_total(channel) for channel in zip(*group[name], strict=True)]
+            group[name] = [exact_total(channel) for channel in zip(*group[name], strict=True)]
         sums.append(group)
     total = sum(g["pixels"] for g in sums)
     if not total or any(v is None for g in sums for v in g["sum"] + g["sum_squares"]):
@@ -219,7 +220,7 @@ def _unit(depth: int, scale: bool) -> int:
     return {8: 255, 16: 65535}.get(depth, 1) if scale else 1
 
 
-def _total(values: Any) -> int | float | None:
+def exact_total(values: Any) -> int | float | None:
     """The exact (or correctly rounded) sum; None where a value is not finite or missing."""
     items: list[Any] = values.tolist() if isinstance(values, np.ndarray) else list(values)
     if any(v is None or not math.isfinite(v) for v in items):

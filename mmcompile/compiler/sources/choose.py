@@ -1,52 +1,193 @@
 """Hides which source reads a RAW: what it is decides, unless `source` says so.
 
-Each kind of source has one entry in KINDS: its name, how it is recognised, and how it is made.  The first that recognises all of RAW is taken.
+Each kind of source has one entry in KINDS: its name, how it is recognised, how it is made, and which options it takes.  The first that recognises
+all of RAW is taken; an option that it does not take is refused, never ignored.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
+from mmcompile.compiler.formats import TORCHVISION_EXTENSIONS
 from mmcompile.compiler.sources import Source
 from mmcompile.compiler.sources.remote import folder_source
 from mmcompile.compiler.sources.rows import RowSource
+from mmcompile.compiler.sources.splits import Layout, parse_splits
 from mmcompile.errors import OptionError
+from mmcompile.format.store import is_url, on_disk
 
 __all__ = ["KINDS", "Kind", "SourceOptions", "open_source"]
 
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """What is taken from RAW, and as what.  Each kind of source takes some of these, and refuses the others in one line.
+    """What is taken from RAW, and as what; called as on the command line.  Each kind of source takes some of these, and the others are refused.
 
-    `source`: the name of a kind, None: what RAW is decides.  `include`, `exclude`, `hidden`, `extensions`: which files (see FolderSource).
+    `source`: the name of a kind, None: what RAW is decides.  `include`, `exclude`, `hidden`: which files (see FolderSource).  `compat`:
+    "torchvision" for exactly the files that its ImageFolder takes.  `split`: NAME=FOLDER for each folder that is a split.  `classes_from`: a dataset
+    or file that says the names and numbers of the classes.  `as_`, `shape`, `array_dtype`: what arrays mean, and what files without a header hold
+    (see `array_source`).  `images`, `image_column`, `label_column`, `columns`: see ManifestSource.
     """
 
     source: str | None = None
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     hidden: bool = False
-    extensions: frozenset[str] | None = None
+    compat: str | None = None
+    split: tuple[str, ...] = ()
+    classes_from: str | None = None
+    as_: tuple[str, ...] = ()
+    shape: str | None = None
+    array_dtype: str | None = None
+    images: str | None = None
+    image_column: str | None = None
+    label_column: str | None = None
+    columns: tuple[str, ...] | None = None
+
+    @property
+    def extensions(self) -> frozenset[str] | None:
+        """The extensions that count (lower case, with the dot); None: those of all known formats, and files without one by their first bytes."""
+        return TORCHVISION_EXTENSIONS if self.compat == "torchvision" else None
+
+    @property
+    def takes_hidden(self) -> bool:
+        """Do names that begin with a dot count, and `__MACOSX`?"""
+        return self.hidden or self.compat == "torchvision"
+
+    def given(self) -> tuple[str, ...]:
+        """The options that are not as they are without a word, apart from `source`, in order."""
+        return tuple(f.name for f in fields(self) if f.name != "source" and getattr(self, f.name) != f.default)
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of source: `recognises` looks at RAW (all that were given) without reading much; `make` raises OptionError or SourceError."""
+    """A kind of source: `recognises` looks at RAW (all that were given) without reading much; `make` raises OptionError or SourceError.
+
+    `takes` are the fields of SourceOptions that it takes beside `source`; `make` is called with no other one set.
+    """
 
     name: str
     recognises: Callable[[Sequence[str]], bool]
     make: Callable[[Sequence[str], SourceOptions], Source | RowSource]
+    takes: frozenset[str]
+
+
+def _classes(options: SourceOptions) -> tuple[str, ...] | None:
+    """The class map that was given, if one was."""
+    if options.classes_from is None:
+        return None
+    from mmcompile.compiler.sources.classmap import read_classes
+
+    return read_classes(options.classes_from)
 
 
 def _folder(raw: Sequence[str], options: SourceOptions) -> Source:
-    if len(raw) > 1:
-        raise OptionError("expected one folder of images")
-    return folder_source(raw[0], options.include, options.exclude, hidden=options.hidden, extensions=options.extensions)
+    layout = Layout(parse_splits(raw, options.split), _classes(options))
+    made = [
+        folder_source(
+            place,
+            options.include,
+            options.exclude,
+            hidden=options.takes_hidden,
+            extensions=options.extensions,
+            layout=layout if len(raw) == 1 else None,
+        )
+        for place in raw
+    ]
+    if len(made) == 1:
+        return made[0]
+    from mmcompile.compiler.sources.joined import JoinedSource
 
+    return JoinedSource(tuple(made), layout)
+
+
+def _is_arrays(form: str) -> Callable[[Sequence[str]], bool]:
+    """Does RAW hold arrays of this form?"""
+
+    def recognises(raw: Sequence[str]) -> bool:
+        from mmcompile.compiler.sources.arrays import recognised
+
+        return recognised(raw) == form
+
+    return recognises
+
+
+def _arrays(form: str) -> Callable[[Sequence[str], SourceOptions], RowSource]:
+    def make(raw: Sequence[str], options: SourceOptions) -> RowSource:
+        from mmcompile.compiler.sources.arrays import array_source
+
+        return array_source(form, raw, options.as_, options.shape, options.array_dtype)
+
+    return make
+
+
+def _is_manifest(raw: Sequence[str]) -> bool:
+    from mmcompile.compiler.sources.manifest import is_manifest
+
+    return len(raw) == 1 and is_manifest(on_disk(raw[0]))
+
+
+def _manifest(raw: Sequence[str], options: SourceOptions) -> Source:
+    from mmcompile.compiler.sources.manifest import ManifestSource, Wishes
+
+    wishes = Wishes(options.image_column, options.label_column, options.columns, options.include, options.exclude)
+    return ManifestSource(_one_on_disk(raw, "one list of images (a column split makes splits)"), wishes, options.images)
+
+
+def _is_coco(raw: Sequence[str]) -> bool:
+    from mmcompile.compiler.sources.coco import is_coco
+
+    return len(raw) == 1 and is_coco(on_disk(raw[0]))
+
+
+def _coco(raw: Sequence[str], options: SourceOptions) -> Source:
+    from mmcompile.compiler.sources.coco import CocoSource
+
+    return CocoSource(_one_on_disk(raw, "one file of annotations"), options.images, options.include, options.exclude)
+
+
+def _one_on_disk(raw: Sequence[str], expected: str) -> str:
+    """The path of a list of images.  Raises OptionError where there are several, or it is a URL."""
+    if len(raw) > 1:
+        raise OptionError(f"expected {expected}, not {len(raw)} RAW")
+    if is_url(place := on_disk(raw[0])):
+        raise OptionError(f"{place}: a list of images is read from a disk: bring it, and the images, to one")
+    return place
+
+
+def _is_archive(form: str, raw: Sequence[str]) -> bool:
+    from mmcompile.compiler.sources.archive import is_archive
+
+    return all(is_archive(place, form) for place in raw)
+
+
+def _archive(form: str, raw: Sequence[str], options: SourceOptions) -> Source:
+    from mmcompile.compiler.sources.archive import ArchiveSource, names_below
+
+    splits = parse_splits(raw, options.split)
+    if len(raw) > 1:  # as a folder of these archives would have it
+        names = names_below(raw)[1]
+        splits = tuple((split, names[int(number)] + slash + rest) for split, (number, slash, rest) in ((s, f.partition("/")) for s, f in splits))
+    layout = Layout(splits, _classes(options))
+    return ArchiveSource(
+        tuple(raw), form, options.include, options.exclude, hidden=options.takes_hidden, extensions=options.extensions, layout=layout
+    )
+
+
+_FILES = frozenset({"include", "exclude", "hidden", "compat", "split", "classes_from"})
+_COLUMNS = frozenset({"images", "image_column", "label_column", "columns"})
 
 #: In the order in which they are asked; the last takes what is left, and its scan says what is wrong with it.
-KINDS: tuple[Kind, ...] = (Kind("folder", lambda raw: True, _folder),)
+KINDS: tuple[Kind, ...] = (
+    Kind("manifest", _is_manifest, _manifest, frozenset({"include", "exclude", "compat"}) | _COLUMNS),
+    Kind("coco", _is_coco, _coco, frozenset({"include", "exclude", "compat", "images"})),
+    *(Kind(form, functools.partial(_is_archive, form), functools.partial(_archive, form), _FILES) for form in ("tar", "zip")),
+    *(Kind(form, _is_arrays(form), _arrays(form), frozenset({"as_"})) for form in ("npy", "npz", "idx", "npy-folder")),
+    Kind("raw", lambda raw: False, _arrays("raw"), frozenset({"as_", "shape", "array_dtype"})),
+    Kind("folder", lambda raw: True, _folder, _FILES),
+)
 
 
 def open_source(raw: Sequence[str], options: SourceOptions) -> Source | RowSource:
@@ -57,4 +198,17 @@ def open_source(raw: Sequence[str], options: SourceOptions) -> Source | RowSourc
             raise OptionError(f"source must be one of {', '.join(k.name for k in KINDS)}, not {options.source!r}", options=["source"])
     else:
         kind = next(k for k in KINDS if k.recognises(raw))
+    if refused := [name for name in options.given() if name not in kind.takes]:
+        raise _refusal(kind, refused, options.source is not None)
     return kind.make(raw, options)
+
+
+def _refusal(kind: Kind, refused: list[str], asked: bool) -> OptionError:
+    """What to say of options that a kind of source does not take; `asked`: --source names that kind."""
+    words = [name.strip("_").replace("_", "-") for name in refused]
+    listed = ", ".join(f"--{word}" for word in words)
+    read = f"--source {kind.name}" if asked else f"this RAW, which is read as {kind.name}"
+    others = [other.name for other in KINDS if other.takes.issuperset(refused)]
+    remedy = f" or give another --source ({', '.join(others)})" if others else ""
+    pronoun, verb = ("it", "does") if len(words) == 1 else ("them", "do")
+    return OptionError(f"{listed} {verb} not go with {read}: leave {pronoun} out{',' if remedy else ''}{remedy}", options=words)

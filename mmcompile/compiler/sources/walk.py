@@ -15,7 +15,7 @@ import struct
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -31,7 +31,7 @@ from mmcompile.compiler.sources.names import NO_EXTENSION, Choice, show
 from mmcompile.errors import SourceError
 from mmcompile.format.canonical import as_text
 
-__all__ = ["HEAD_BYTES", "OPEN_FLAGS", "list_tree", "stat_columns"]
+__all__ = ["HEAD_BYTES", "OPEN_FLAGS", "list_folders", "list_tree", "stat_columns"]
 
 #: O_NONBLOCK: opening a FIFO that took a file's place returns at once; it has no effect on regular files.
 OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -58,17 +58,24 @@ def stat_columns(found: os.stat_result) -> tuple[int, int, int, int]:
     return found.st_size, found.st_mtime_ns, found.st_ctime_ns, inode
 
 
-def list_tree(root: str, choice: Choice, progress: Callable[[int], None] | None = None) -> Iterator[Folder]:
+def list_tree(root: str, choice: Choice, progress: Callable[[int], None] | None = None, prefix: bytes = b"") -> Iterator[Folder]:
     """The folder `root` and every folder below it that counts, in no particular order; `progress` gets the number of items found so far.
+
+    With a `prefix` (a name) keys are those of a tree in which `root` has this name, for patterns, too.
 
     A file that cannot be looked at (a dangling link) is an item if it has the extension of an image; its stat is -1.  Raises SourceError where a
     folder cannot be listed or contains itself.
     """
-    return _Walk(os.fsencode(root), choice, progress).run(_Sub(b"", _ancestors(root)))
+    return _Walk(os.fsencode(root), choice, progress, prefix=prefix).run([_Sub(prefix, _ancestors(root))])
+
+
+def list_folders(root: str, keys: Iterable[bytes], choice: Choice, progress: Callable[[int], None] | None = None) -> Iterator[Folder]:
+    """As `list_tree`, but these folders alone, and none that lies in them."""
+    return _Walk(os.fsencode(root), choice, progress, deep=False).run([_Sub(key, ()) for key in keys])
 
 
 class _Sub(NamedTuple):
-    """A folder still to be listed; `key` is its path relative to RAW, `chain` the (device, inode) of all that it lies in, itself the last."""
+    """A folder still to be listed; `key` is what it is called in keys, `chain` the (device, inode) of all that it lies in, itself the last."""
 
     key: bytes
     chain: tuple[tuple[int, int], ...]
@@ -82,8 +89,9 @@ class _Sub(NamedTuple):
 class _Walk:
     """One pass over a tree."""
 
-    def __init__(self, root: bytes, choice: Choice, progress: Callable[[int], None] | None) -> None:
-        self._root, self._choice, self._progress = root, choice, progress
+    def __init__(self, root: bytes, choice: Choice, progress: Callable[[int], None] | None, *, prefix: bytes = b"", deep: bool = True) -> None:
+        self._root, self._choice, self._progress, self._deep = root, choice, progress, deep
+        self._skip = len(prefix) + 1 if prefix else 0
         self._pool = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="list")
         self._lock = threading.Lock()
         self._threads = 1
@@ -92,9 +100,8 @@ class _Walk:
         self._found = 0
         self._stopped = self._quick = False
 
-    def run(self, top: _Sub) -> Iterator[Folder]:
+    def run(self, todo: list[_Sub]) -> Iterator[Folder]:
         """Deals folders to threads.  Raises the first fault in the order of paths."""
-        todo = [top]
         fault: _Fault | None = None
         running: set[Future[tuple[list[Folder], list[_Sub], list[_Fault]]]] = set()
         try:
@@ -107,7 +114,7 @@ class _Walk:
                 for future in finished:
                     folders, subs, faults = future.result()
                     yield from folders
-                    todo += subs
+                    todo += subs if self._deep else []
                     fault = min([*faults, *([fault] if fault else [])], key=lambda found: found.position, default=None)
                 if fault is not None:
                     todo = [sub for sub in todo if sub.position < fault.position]  # what stands behind it is told by nobody
@@ -121,7 +128,7 @@ class _Walk:
 
     def _list(self, subs: list[_Sub]) -> tuple[list[Folder], list[_Sub], list[_Fault]]:
         """(folders listed, folders found in them, faults), in a thread."""
-        listings = [_Listing(self._root, sub, self._choice) for sub in subs]
+        listings = [_Listing(os.path.join(self._root, sub.key[self._skip :]), sub, self._choice) for sub in subs]
         folders = []
         for listing in listings:
             try:
@@ -219,9 +226,8 @@ class _Fault:
 class _Listing:
     """One folder while it is being listed: which entries count, and why others do not."""
 
-    def __init__(self, root: bytes, sub: _Sub, choice: Choice) -> None:
-        self.sub, self.choice = sub, choice
-        self.path = os.path.join(root, sub.key) if sub.key else root
+    def __init__(self, path: bytes, sub: _Sub, choice: Choice) -> None:
+        self.path, self.sub, self.choice = path, sub, choice
         self.text = as_text(sub.key)
         self.folders: list[_Sub] = []
         self.faults: list[_Fault] = []
