@@ -124,11 +124,11 @@ def picture(image: Image.Image, preprocess: Preprocess) -> tuple[_Pixels, int]:
     """
     options = _resolved(preprocess)
     options.sample_shape()
-    with opening.pillow(options):
+    with opening.pillow(options) as log:
         with opening.stage("load", "picture"):
             image.load()
         opening.check_size(image, options, "load")
-        orientation, _ = opening.orientation(image)
+        orientation, _ = opening.orientation(image, log)
         with opening.stage("convert", "picture"):
             if options.orientation == "apply" and orientation in opening.TRANSPOSE and image.format != "TIFF":
                 image = image.transpose(opening.TRANSPOSE[orientation])
@@ -143,8 +143,8 @@ def picture(image: Image.Image, preprocess: Preprocess) -> tuple[_Pixels, int]:
 def picture_size(image: Image.Image, preprocess: Preprocess) -> tuple[int, int, str]:
     """(width, height, mode) as `probe` says them of a file."""
     options = _resolved(preprocess)
-    with opening.pillow(options):
-        width, height = opening.size_turned(image, options.orientation == "apply")
+    with opening.pillow(options) as log:
+        width, height = opening.size_turned(image, options.orientation == "apply", log)
         return width, height, convert.mode_to_keep(image, options)
 
 
