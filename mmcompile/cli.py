@@ -1,8 +1,8 @@
 """The command line: parse, one library call, print.  The only home of click and exit codes.
 
 Results go to standard output, all else to standard error.  With --json standard output is exactly one JSON document, for errors too, valid against
-schemas/report.schema.json.  An expected error is one line and an exit code: 0 fine, 1 a problem, 2 wrong usage, 130 stopped by Ctrl-C; where a
-command goes on from there, that command is the last line.  Nothing heavy is imported before a command needs it.
+schemas/report.schema.json.  An expected error is one line and an exit code: 0 fine, 1 a problem, 2 wrong usage, 130 stopped by Ctrl-C, 143 by
+SIGTERM; where a command goes on from there, that command is the last line.  Nothing heavy is imported before a command needs it.
 """
 
 from __future__ import annotations
@@ -12,24 +12,40 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import click
 
 from mmcompile import summary, text
 from mmcompile.compiler.outcome import Progress
 from mmcompile.errors import EngineError, MMCompileError, OptionError, RemoteError
-from mmcompile.options import BYTES, COUNT, NUMBERS, PAIR, PLACE, RANGE, RATIO, REJECTS, SECONDS, SIZE, TRIPLE, Form, as_typed, read_config
-from mmcompile.terminal import Show, fill_standard_streams, say, say_json
-
-if TYPE_CHECKING:
-    from mmcompile.compiler.preprocess import Preprocess
+from mmcompile.options import (
+    BYTES,
+    COLUMNS,
+    COUNT,
+    NUMBERS,
+    PAIR,
+    PLACE,
+    RANGE,
+    RATIO,
+    REJECTS,
+    SECONDS,
+    SIZE,
+    TRIPLE,
+    Form,
+    as_typed,
+    preprocess_of,
+    read_config,
+    row_preprocess,
+)
+from mmcompile.terminal import Show, Terminable, fill_standard_streams, say, say_json
 
 __all__ = ["main", "program"]
 
 #: Bad files named under an error; all of them stand in the file that the error names.
 _EXAMPLES = 5
-_STOPPED = 130
+#: Exit codes as a shell has them for a process that a signal ended.
+_STOPPED, _TERMINATED = 130, 143
 
 # ---------------------------------------------------------------- every outcome -> exit code
 
@@ -44,14 +60,17 @@ class _Program(click.Group):
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="backslashreplace")  # a name that this terminal's encoding lacks is no error
-        try:
-            code = super().main(arguments, prog_name or "mmcompile", standalone_mode=False, obj=arguments, **extra)
-        except SystemExit:  # how click ends when the reader of its help left
-            code = 0
-        except Exception as error:
-            code = _report(error, arguments)
-            if code is None:
-                raise
+        with Terminable() as term:
+            try:
+                code = super().main(arguments, prog_name or "mmcompile", standalone_mode=False, obj=arguments, **extra)
+            except SystemExit:  # how click ends when the reader of its help left
+                code = 0
+            except Exception as error:
+                code = _report(error, arguments)
+                if code is None:
+                    raise
+                if code == _STOPPED and term.came:
+                    code = _TERMINATED
         sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -190,13 +209,13 @@ def _one_of(words: str) -> click.Choice[str]:
 
 
 _NO_LOCK = _option("--no-lock", None, "For file systems without locks: you make sure that no other run works on OUT.", is_flag=True)
-_DTYPES = _one_of("uint8|uint16|int16|int32|float16|bfloat16|float32|float64")
+_DTYPES = _one_of("uint8|uint16|int16|int32|float16|bfloat16|float32|float64|bool|int8|int64|uint32|uint64")
 
 
 #: How the options of `build` stand in its help: the eight that most people need, then by what they are about.
 _HELP_GROUPS = {
     "Options that most people need": "resize crop normalize dtype workers max-rejects config dry-run",
-    "What RAW is, and what of it": "source include exclude hidden",
+    "What RAW is, and what of it": "source include exclude hidden split classes-from images image-column label-column columns as shape array-dtype",
     "Size": "pad keep-size filter resampler jpeg-scaling",
     "Pixels": "mode mean std scale orientation alpha depth16 range icc frames truncated max-pixels max-aspect compat transform transform-version "
     "transform-shape",
@@ -256,6 +275,15 @@ class _Grouped(click.Command):
 @_option("--hidden", None, "Take names that begin with a dot, and __MACOSX.", is_flag=True)
 @_option("--split", str, "This folder below RAW (or this one of several RAW) is a split.  May repeat.", multiple=True, metavar="NAME=FOLDER")
 @_option("--classes-from", _PLACE, "The classes and their numbers: those of a dataset, or of a file with a name a line.", metavar="OUT|FILE")
+@_option("--as", str, "What an array is, where its name does not say it.  May repeat.", multiple=True, metavar="NAME=image|class|value")
+@_option(
+    "--shape", str, "Of a sample in a file without a header, as 28x28; of all of them, as 60000,28,28.  Goes with --source raw.", metavar="SHAPE"
+)
+@_option("--array-dtype", str, "Of the numbers in such a file, as float32 or >i2.", metavar="DTYPE")
+@_option("--images", _Typed(PLACE), "Folder that the paths in a list are relative to.  Default: that of the list, or one in it.", metavar="DIR")
+@_option("--image-column", str, "Column of a list that names (or holds) the images.  Default: by its name and what is in it.", metavar="NAME")
+@_option("--label-column", str, "Column that is the label.  Default: the one called label, class, target, category or alike.", metavar="NAME")
+@_option("--columns", _Typed(COLUMNS), "Other columns that become fields.  Default: those of numbers, of true and false, and of times.")
 @_option("--workers", _Typed(COUNT), "Processes.  Default: the CPUs that this process may use.")
 @_option("--engine", _one_of("local|dask|ray"), "Who builds the shards: processes here, or a cluster.  Default: local.")
 @_option("--address", str, "Of that cluster's scheduler: tcp://HOST:PORT (dask), HOST:PORT (ray; default: one on this machine).", metavar="ADDRESS")
@@ -291,6 +319,7 @@ def build(ctx: click.Context, /, raw: tuple[str, ...], out: str, dry_run: bool, 
     from mmcompile.compiler.driver import BuildOptions
     from mmcompile.compiler.driver import build as run
     from mmcompile.compiler.sources.choose import SourceOptions, open_source
+    from mmcompile.compiler.sources.rows import is_row_source
 
     chosen = SourceOptions(
         source=given.pop("source"),
@@ -300,6 +329,10 @@ def build(ctx: click.Context, /, raw: tuple[str, ...], out: str, dry_run: bool, 
         compat=given["compat"],
         split=given.pop("split"),
         classes_from=given.pop("classes_from"),
+        as_=given.pop("as_", given.pop("as", ())),
+        shape=given.pop("shape"),
+        array_dtype=given.pop("array_dtype"),
+        **{name: given.pop(name) for name in ("images", "image_column", "label_column", "columns")},
     )
     source = open_source(raw, chosen)
     run_names = {
@@ -318,7 +351,7 @@ def build(ctx: click.Context, /, raw: tuple[str, ...], out: str, dry_run: bool, 
     max_rejects = given.pop("max_rejects")
     if given["transform"] is not None:
         _look_here()
-    preprocess = _preprocess(given)
+    preprocess = row_preprocess(given) if is_row_source(source) else preprocess_of(given)
     show = Show(sys.stderr)
     try:
         report = run(
@@ -331,7 +364,8 @@ def build(ctx: click.Context, /, raw: tuple[str, ...], out: str, dry_run: bool, 
     if as_json:
         say_json(report.to_json())
     else:
-        say([*summary.build_lines(report), *text.next_parts(_called(), ctx.obj, report.shards, report.plan_only, report.part)])
+        following = [] if dry_run else text.next_parts(_called(), ctx.obj, report.shards, report.plan_only, report.part)
+        say([*summary.build_lines(report), *following])
     return 0
 
 
@@ -339,19 +373,6 @@ def _look_here() -> None:
     """Find modules in the current folder, as `python -m` does: a step of one's own lies where one works."""
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
-
-
-def _preprocess(given: dict[str, Any]) -> Preprocess:
-    """The options that were given, as a Preprocess; it checks itself."""
-    from mmcompile.compiler.preprocess import Normalize, Preprocess
-
-    mean, std = given.pop("mean"), given.pop("std")
-    if (mean is None) != (std is None):
-        raise OptionError("--mean and --std go together: give both, or neither", options=["mean", "std"])
-    if mean is not None and given["normalize"] is not None:
-        raise OptionError("--normalize and --mean clash: leave one of them out", options=["normalize", "mean", "std"])
-    normalize = given.pop("normalize") if mean is None else Normalize(mean, std)
-    return Preprocess(normalize=normalize, **{name: value for name, value in given.items() if value is not None})
 
 
 @program.command(short_help="Check every byte of a dataset, or mend it.")
@@ -401,7 +422,7 @@ def verify(out: str, raw: str | None, no_lock: bool, as_json: bool) -> int:
 @click.option("--generation", metavar="G", help="An earlier one, by its 32 hex digits.  Default: the current one.")
 @_JSON
 def info(out: str, table: str | None, as_config: bool, generation: str | None, as_json: bool) -> int:
-    """Show what is in OUT: fields, samples, classes, sizes, settings, statistics, rejects, generations.
+    """Show what is in OUT: fields, samples, classes, sizes, settings, statistics, rejects, generations.  Exit code 1 if shard files are missing.
 
     \b
     mmcompile info out/
@@ -422,7 +443,7 @@ def info(out: str, table: str | None, as_config: bool, generation: str | None, a
         say_json(document)
     else:
         say(summary.info_lines(document))
-    return 0
+    return 1 if document["missing"] else 0
 
 
 def _write_csv(path: str, rows: Iterable[dict[str, Any]]) -> None:

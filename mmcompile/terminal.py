@@ -1,10 +1,15 @@
-"""Hides how a line, a JSON document and progress reach a terminal, or whatever stands in its place.  The only home of tqdm and print."""
+"""Hides how a line, a JSON document and progress reach a terminal, or whatever stands in its place, and how it ends a command.
+
+The only home of tqdm and print.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, TextIO
@@ -12,12 +17,12 @@ from typing import Any, TextIO
 from mmcompile import summary, text
 from mmcompile.compiler.outcome import Progress
 
-__all__ = ["Show", "fill_standard_streams", "say", "say_json"]
+__all__ = ["Show", "Terminable", "fill_standard_streams", "say", "say_json"]
 
 #: Plain progress lines where standard error is no terminal: the first after this many seconds, then one every so many.
 _FIRST_LINE_S, _LINES_S = 3.0, 10.0
-#: Stages whose progress counts bytes; all others count images.
-_IN_BYTES = frozenset({"verify"})
+#: Stages whose progress counts bytes, or rows; all others count images.
+_IN_BYTES, _IN_ROWS = frozenset({"verify"}), frozenset({"rows"})
 
 
 def say(lines: Iterable[str] | str, *, err: bool = False) -> None:
@@ -72,7 +77,7 @@ class Show:
             self._due = now + _LINES_S
             done, since = self._first
             rate = (progress.done - done) / (now - since) if now > since else None
-            units: dict[str, Any] = {"count": text.size, "unit": ""} if progress.stage in _IN_BYTES else {}
+            units: dict[str, Any] = {"count": text.size, "unit": ""} if progress.stage in _IN_BYTES else {"unit": _unit(progress.stage)}
             say(text.escape(summary.progress_line(progress, rate, **units)), err=True)
 
     def _draw(self, progress: Progress) -> None:
@@ -83,7 +88,9 @@ class Show:
 
             tqdm.set_lock(threading.RLock())  # its own is shared between processes, and a semaphore would outlive a kill
             tqdm.monitor_interval = 0  # no thread of its own beside a build that starts processes
-            units: dict[str, Any] = {"unit": "B", "unit_scale": True, "unit_divisor": 1024} if progress.stage in _IN_BYTES else {"unit": " images"}
+            units: dict[str, Any] = (
+                {"unit": "B", "unit_scale": True, "unit_divisor": 1024} if progress.stage in _IN_BYTES else {"unit": _unit(progress.stage)}
+            )
             label, total = text.escape(progress.stage), progress.total or None
             self._bar = tqdm(desc=label, total=total, initial=progress.done, file=self._stream, leave=False, **_width(self._stream), **units)
         if progress.total:
@@ -97,6 +104,10 @@ class Show:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+def _unit(stage: str) -> str:
+    return " rows" if stage in _IN_ROWS else " images"
 
 
 def _width(stream: Any) -> dict[str, Any]:
@@ -113,3 +124,26 @@ def fill_standard_streams() -> None:
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(fd)
+
+
+class Terminable:
+    """While this lasts, SIGTERM is what Ctrl-C is, once: what was begun is put away, and no process is left.  `came`: has there been one?"""
+
+    def __init__(self) -> None:
+        self.came = False
+        # What the caller ignores stays ignored; only the main thread may change it.
+        self._ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+    def __enter__(self) -> Terminable:
+        if self._ours:
+            signal.signal(signal.SIGTERM, self._raise)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def _raise(self, *_: object) -> None:
+        if not self.came:  # some send it to a process and to its group: the second one must not end what the first one began
+            self.came = True
+            raise KeyboardInterrupt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import http.client
 import itertools
 import logging
@@ -157,15 +158,19 @@ class Bucket:
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
-    """The address of an S3 server that lasts for the session."""
+    """The address of an S3 server that lasts for the session; what clients read about S3 when they are made is parsed once in it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the packages that the server is made of
+        from botocore.loaders import JSONFileLoader
         from moto.server import ThreadedMotoServer
+    parse = functools.cache(JSONFileLoader().load_file)
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer(port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
-    yield f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(JSONFileLoader, "load_file", lambda _, path: parse(path))
+        yield f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
     server.stop()
 
 

@@ -146,6 +146,23 @@ def test_info_is_one_screen_with_all_that_matters(out: Path) -> None:
     assert document["settings"] == settings
 
 
+@pytest.mark.parametrize("kinds", [["image"], ["keys", "samples"]])
+def test_info_says_how_many_shard_files_are_missing(out: Path, kinds: list[str]) -> None:
+    whole = checked(run("info", str(out), "--json").stdout)
+    gone = [path for kind in kinds for path in sorted((out / "shards").glob(f"{kind}-*"))[:2]][: 2 * len(kinds) - 1]
+    size = sum(path.stat().st_size for path in gone)
+    for path in gone:
+        path.unlink()
+    result = run("info", str(out))
+    assert (result.exit_code, result.stderr) == (1, "")
+    are = f"{len(gone)} shard file{'s are' if len(gone) > 1 else ' is'}"
+    assert result.stdout.splitlines()[-1].startswith(f"{are} missing; `mmcompile verify {out}` names what is wrong")
+    result = run("info", str(out), "--json")
+    document = checked(result.stdout)
+    assert (result.exit_code, document["missing"], whole["missing"]) == (1, len(gone), 0)
+    assert document["bytes"] == {name: value - size for name, value in whole["bytes"].items()}
+
+
 def test_info_of_another_generation(out: Path) -> None:
     _, first = load_index(out)
     small(out, seed=1)
@@ -307,5 +324,5 @@ def test_every_key_of_a_report_is_described(out: Path) -> None:
 
 def test_a_dataset_without_labels_says_so(tmp_path: Path) -> None:
     make_dataset(tmp_path / "out", pixels(2))
-    assert "images without labels" in run("info", str(tmp_path / "out")).stdout
+    assert "samples without labels" in run("info", str(tmp_path / "out")).stdout
     assert dataclasses.asdict(load_index(tmp_path / "out")[0])["classes"] is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -37,9 +38,9 @@ def test_the_package_alone_needs_neither_torch_nor_pillow_nor_numpy() -> None:
 def test_the_dataset_class_needs_no_pillow_no_compiler_and_no_command_line() -> None:
     modules = pulled_in("from mmcompile import MMapShardDataset")
     assert "torch" in modules
-    assert not packages(modules) & {"PIL", "click"}  # tqdm comes with torch
+    assert not packages(modules) & {"PIL", "click", "torchvision"}  # tqdm comes with torch
     assert not below(modules, "mmcompile.compiler") | below(modules, "mmcompile.cli")
-    for part in ("loader", "tune", "cache", "device"):
+    for part in ("loader", "batches", "ahead", "augment", "cut", "device", "order", "sampler", "tune", "cache"):
         assert f"mmcompile.runtime.{part}" not in modules
 
 
@@ -63,6 +64,7 @@ def test_build_needs_no_torch_before_it_resizes_and_never_the_runtime() -> None:
     assert not below(modules, "mmcompile.runtime")
 
 
+@functools.cache
 def numpys_own() -> set[str]:
     """What numpy itself brings where optional packages are installed beside it."""
     return packages(pulled_in("import numpy, xxhash")) - set(sys.stdlib_module_names)

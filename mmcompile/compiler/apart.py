@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from mmcompile.compiler.driver import Build
 from mmcompile.compiler.outcome import BuildReport
+from mmcompile.compiler.output import open_output, unless_removed
 from mmcompile.compiler.parts import PartNumber, load_plan, locked, save_plan, scratch_of
 from mmcompile.compiler.planning import Listed, Planned
 from mmcompile.compiler.shardcall import check_versions, versions_here
 from mmcompile.compiler.statcache import StatCache
 from mmcompile.compiler.verdict import unsettled_part
-from mmcompile.errors import MMCompileError
 
 __all__ = ["PartBuild"]
 
@@ -34,13 +36,14 @@ class PartBuild(Build):
     def _plan_parts(self) -> BuildReport:
         self._scan()
         (self.out / ".build").mkdir(parents=True, exist_ok=True)
-        with self._lock():
-            scratch = self._make_scratch()
+        with self._lock() as lock:
+            scratch = open_output(self.out)
             try:
-                self._choose(scratch)
-                self._plan()
-                self.planned.check_versions(self.progress)
-                save_plan(self.out, self.scan, self.listed.at_ns, self.wanted, versions_here(self.wanted.preprocess))
+                with unless_removed(self.out, lock.still_held):
+                    self._choose(scratch)
+                    self._plan()
+                    self.planned.check_versions(self.progress)
+                    save_plan(self.out, self.scan, self.listed.at_ns, self.wanted, versions_here(self.wanted.preprocess))
             finally:
                 self._stop()
                 self._save_stats()
@@ -49,24 +52,10 @@ class PartBuild(Build):
 
     def _part(self, part: PartNumber) -> BuildReport:
         with locked(self.out, part, required=self.options.lock) as lock, scratch_of(self.out, part) as scratch:
-            plan = load_plan(self.out)
-            plan.check(self.source, self.asked, self.options)
-            self.asked, self.options = plan.asked, replace(self.options, shard_bytes=plan.shard_bytes)
-            self.scan = plan.scan
-            self.listed = Listed(self.scan, plan.at_ns, StatCache(self.out / ".build" / "stat-cache", self.source.location()))
-            self.listed.cache = None  # it is not this part's to write
-            self.job = replace(self._job(plan.chosen, scratch), versions=plan.versions)
-            check_versions(self.job)
-            self.wanted = plan.wanted(self.source, self.options)
-            self.planned = Planned(self.out, self.job, self.wanted, self.listed, self.options, self.executor)
-            self.planned.tasks = part.of(self.planned.tasks)
-            self.planned.find_whole(self.progress)
             try:
-                self._run(scratch)
-            except OSError as error:
-                if isinstance(error, MMCompileError) or lock.still_held():
-                    raise
-                self._raise_removed(error)
+                with unless_removed(self.out, lock.still_held):
+                    self._take_plan(part, scratch)
+                    self._run(scratch)
             finally:
                 self._stop()
         if self.runner.failures:
@@ -74,9 +63,30 @@ class PartBuild(Build):
         counts = self.runner.counts
         return self._unpublished(part=self.options.part, sealed=len(self.sealed), decoded=counts.decoded, copied=counts.copied)
 
+    def _foresee(self) -> BuildReport:
+        if self.options.part is None:
+            return super()._foresee()
+        self._take_plan(PartNumber.parse(self.options.part), Path(os.devnull))
+        return replace(self._foreseen(whole=False), part=self.options.part)
+
+    def _take_plan(self, part: PartNumber, scratch: Path) -> None:
+        """Have the shards of a part as they were planned, and see which of them are there already."""
+        plan = load_plan(self.out)
+        plan.check(self.source, self.asked, self.options)
+        self.asked, self.options = plan.asked, replace(self.options, shard_bytes=plan.shard_bytes)
+        self.scan = plan.scan
+        self.listed = Listed(self.scan, plan.at_ns, StatCache(self.out / ".build" / "stat-cache", self.source.location()))
+        self.listed.cache = None  # it is not this part's to write
+        self.job = replace(self._job(plan.chosen, scratch), versions=plan.versions)
+        check_versions(self.job)
+        self.wanted = plan.wanted(self.source, self.options)
+        self.planned = Planned(self.out, self.job, self.wanted, self.listed, self.options, self.executor)
+        self.planned.tasks = part.of(self.planned.tasks)
+        self.planned.find_whole(self.progress)
+
     def _unpublished(self, **more: Any) -> BuildReport:
         """The report of a plan, or of one part."""
-        lines = [line for found in (*self.planned.whole.values(), *getattr(self, "sealed", {}).values()) for line in found.rejects.values()]
+        lines = self._rejects().values()
         return replace(
             self._described(),
             samples=sum(len(task) for task in self.planned.tasks) - len(lines),

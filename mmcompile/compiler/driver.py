@@ -5,20 +5,19 @@ Until `publish` replaces index.json the published dataset is untouched; whatever
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import functools
 import os
 import shutil
 import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
 
 from mmcompile.compiler import decode, forecast, geometry, transform
 from mmcompile.compiler.broker import BrokerExecutor, connect
@@ -31,33 +30,40 @@ from mmcompile.compiler.output import (
     Part,
     Published,
     check_output,
+    check_room,
     clean_up,
     describe_published,
     free_bytes,
-    make_scratch,
+    open_output,
     publish_shards,
-    remove_temporaries,
+    refuse_removed,
+    unless_removed,
 )
 from mmcompile.compiler.parts import plan_exists, refuse_other, remove_plan
 from mmcompile.compiler.plan import shuffled
 from mmcompile.compiler.planning import Listed, Planned, Wanted
 from mmcompile.compiler.preprocess import Preprocess
+from mmcompile.compiler.previous import Whole
+from mmcompile.compiler.rowstore import RowPreprocess
 from mmcompile.compiler.run import Counts, Runner, ShardWork
 from mmcompile.compiler.seals import Seal
 from mmcompile.compiler.shardcall import versions_here
 from mmcompile.compiler.sources import Scan, Source, roots_of
 from mmcompile.compiler.sources.choose import SourceOptions, open_source
-from mmcompile.compiler.sources.rows import RowSource
+from mmcompile.compiler.sources.rows import RowSource, is_row_source
 from mmcompile.compiler.staging import Staging
 from mmcompile.compiler.statcache import StatCache
 from mmcompile.compiler.task import Job, warm_up
-from mmcompile.compiler.verdict import listed_rejects, too_many, unsettled
-from mmcompile.errors import BuildError, EngineError, MMCompileError, OptionError, RemoteError, SourceError
+from mmcompile.compiler.verdict import failed_call, listed_rejects, too_many, unsettled
+from mmcompile.errors import EngineError, MMCompileError, OptionError, RemoteError, SourceError
 from mmcompile.format.canonical import canonical
-from mmcompile.format.commit import sync_folder, write_atomic
+from mmcompile.format.commit import write_atomic
 from mmcompile.format.lock import Lock
 from mmcompile.format.store import is_url, on_disk
 from mmcompile.format.storelock import StoreLock
+
+if TYPE_CHECKING:
+    from mmcompile.compiler.rowbuild import RowBuild
 
 __all__ = ["BuildOptions", "BuildReport", "build"]
 
@@ -70,7 +76,7 @@ def build(
     source: str | Path | Source | RowSource,
     out: str | Path,
     *,
-    preprocess: Preprocess | None = None,
+    preprocess: Preprocess | RowPreprocess | None = None,
     workers: int | None = None,
     options: BuildOptions | None = None,
     max_rejects: int | str = 0,
@@ -87,48 +93,43 @@ def build(
     be read or settled (both with everything else sealed, nothing published); OutputExistsError; EngineError; BuildError when another run is
     at work, or the disk is full.
     """
-    preprocess = preprocess or Preprocess()
     options = options or BuildOptions()
     if workers is not None:
         options = replace(options, workers=workers)
     progress = progress or (lambda _: None)
     out = on_disk(out)
+    if isinstance(source, str | Path):
+        source = open_source([os.fspath(source)], SourceOptions(compat=None if isinstance(preprocess, RowPreprocess | None) else preprocess.compat))
+    if is_row_source(source):
+        from mmcompile.compiler.rowbuild import RowBuild
+
+        return _outcome(RowBuild(source, out, preprocess, options, progress), dry_run)
+    preprocess = preprocess or Preprocess()
+    if isinstance(preprocess, RowPreprocess):
+        raise OptionError("a RowPreprocess is for rows of arrays: give a Preprocess for images")
+    given = cast(Source, source)
     if is_url(out):
         if options.part is not None or options.plan_only:
             raise OptionError(f"{out}: parts are sealed in a folder that all machines share; with a URL for OUT let an engine spread the work")
         with Staging(str(out), progress) as staging:
             try:
-                run = Build(_as_source(source, preprocess), staging.folder, preprocess, options, max_rejects, staging.progress, staging)
+                run = Build(given, staging.folder, preprocess, options, max_rejects, staging.progress, staging)
                 return staging.report(_outcome(run, dry_run))
             except MMCompileError as error:
                 raise staging.told(error) from error
     made: type[Build] = Build
     if options.part is not None or options.plan_only:
         from mmcompile.compiler.apart import PartBuild as made  # it is a Build itself
-    return _outcome(made(_as_source(source, preprocess), Path(out), preprocess, options, max_rejects, progress), dry_run)
+    return _outcome(made(given, Path(out), preprocess, options, max_rejects, progress), dry_run)
 
 
-def _outcome(run: Build, dry_run: bool) -> BuildReport:
-    out = run.report.out
+def _outcome(run: Build | RowBuild, dry_run: bool) -> BuildReport:
     try:
         return run.dry() if dry_run else run.build()
     except MMCompileError:
         raise
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            where = "on the device" if run.staging is None else f"in {tempfile.gettempdir()}, where shards are made (TMPDIR)"
-            what = f"no space left {where}; what is finished is kept: free some space and run the same command again"
-        else:
-            where = "" if error.filename is None or str(error.filename) == str(run.out) else f"{error.filename}: "
-            what = f"{where}{error.strerror or error}; whatever was finished is kept, and the same command goes on when this is mended"
-        raise BuildError(f"{out}: {what}", errno=error.errno) from error
-
-
-def _as_source(source: str | Path | Source | RowSource, preprocess: Preprocess) -> Source:
-    """What a path or URL is decides how it is read; files are chosen as the preset says: as torchvision does, or all formats without hidden names."""
-    if isinstance(source, str | Path):
-        source = open_source([os.fspath(source)], SourceOptions(compat=preprocess.compat))
-    return cast(Source, source)
+        raise failed_call(run.report.out, error, staged=run.staging is not None) from error
 
 
 class Build:
@@ -151,6 +152,7 @@ class Build:
         self.began = time.monotonic()
         self.scan: Scan
         self.early: Planned | None = None
+        self.sealed: dict[int, Seal] = {}
         self.report = BuildReport(out=str(out), samples=0, rejects=0, shards=0, bytes=0, seconds=0.0)
         allowed_rejects(max_rejects, 0)
         preprocess.resolved()
@@ -181,19 +183,16 @@ class Build:
                     self._scan()
                     if self._stands():
                         return self._standing()
-                scratch = self._make_scratch()
+                scratch = open_output(self.out)
                 try:
-                    self._choose(scratch)
-                    self._plan()
-                    if self._is_current():
-                        remove_plan(self.out)
-                        return self._standing()
-                    self._run(scratch)
-                    return self._publish(lock, scratch)
-                except OSError as error:
-                    if isinstance(error, MMCompileError) or lock.still_held():
-                        raise
-                    self._raise_removed(error)
+                    with unless_removed(self.out, lock.still_held):
+                        self._choose(scratch)
+                        self._plan()
+                        if self._is_current():
+                            remove_plan(self.out)
+                            return self._standing()
+                        self._run(scratch)
+                        return self._publish(lock, scratch)
                 finally:
                     self._stop()
                     self._save_stats()
@@ -207,41 +206,57 @@ class Build:
         """Say what would be built; write nothing."""
         try:
             self._check_output()
-            if self.staging is not None:
-                self.staging.pull()
-            self._scan()
-            self._choose(Path(os.devnull))
-            self._plan()
-            self.planned.check_versions(self.progress)
-            foreseen = self.planned.predict(self.progress)
-            rejects = foreseen.rejects + sum(len(w.rejects) for w in self.planned.whole.values())
-            return replace(
-                self._described(),
-                samples=len(self.scan.keys) - rejects,
-                rejects=rejects,
-                shards=len(self.planned.tasks),
-                bytes=forecast.stored_bytes(self.out / "shards", self.planned, foreseen),
-                decoded=foreseen.decoded,
-                copied=foreseen.copied,
-                kept=self.planned.kept,
-                dry_run=True,
-                free_bytes=self._free_bytes(),
-                write_bytes=foreseen.write_bytes,
-                estimate_s=forecast.seconds(
-                    self.executor, replace(self.job, preprocess=self.wanted.preprocess), self.planned, foreseen, self.scan.keys, self.workers
-                ),
-                seconds=time.monotonic() - self.began,
-            )
+            return self._foresee()
         finally:
             self._stop()
+
+    def _foresee(self) -> BuildReport:
+        if self.staging is not None:
+            self.staging.pull()
+        self._scan()
+        self._choose(Path(os.devnull))
+        self._plan()
+        if self._is_current():
+            return replace(self._foreseen(whole=True), bytes=self._standing().bytes, write_bytes=0)
+        return self._foreseen(whole=True)
+
+    def _foreseen(self, *, whole: bool) -> BuildReport:
+        """The report of a dry run of what is planned: of the `whole` dataset, or of shards alone."""
+        self.planned.check_versions(self.progress)
+        foreseen = self.planned.predict(self.progress)
+        found = dict(foreseen.rejects)
+        for task in self.planned.tasks:
+            if (stands := self.planned.whole.get(task.number)) is not None:
+                found |= {task.start + i: line for i, line in stands.rejects.items()}
+        rejects = [found[i] for i in sorted(found)]
+        stored = np.ones(len(self.scan.keys), bool)
+        stored[list(found)] = False
+        contents = self._contents([], rejects, [int(stored[t.start : t.stop].sum()) for t in self.planned.tasks]) if whole else None
+        total, written = forecast.sizes(self.out, self.planned, foreseen, self.wanted, self.listed, contents)
+        job = replace(self.job, preprocess=self.wanted.preprocess, fields=self.wanted.fields)
+        return replace(
+            self._described(),
+            samples=sum(len(task) for task in self.planned.tasks) - len(rejects),
+            rejects=len(rejects),
+            reject_reasons=dict(Counter(line["code"] for line in rejects)),
+            shards=len(self.planned.tasks),
+            bytes=total,
+            decoded=foreseen.decoded,
+            copied=foreseen.copied,
+            kept=self.planned.kept,
+            dry_run=True,
+            free_bytes=self._free_bytes(),
+            write_bytes=written,
+            estimate_s=forecast.seconds(self.executor, job, self.planned, foreseen, self.scan.keys, self.workers),
+            seconds=time.monotonic() - self.began,
+        )
 
     # ------------------------------------------------------------------ steps
 
     def _check_output(self) -> None:
         if self.staging is not None:
             self.staging.look()
-        for raw in roots_of(self.source):
-            check_output(self.out, raw, None if self.staging is None else self.staging.store.url)
+        check_output(self.out, roots_of(self.source), None if self.staging is None else self.staging.store.url)
 
     def _lock(self) -> Lock | StoreLock:
         required = self.options.lock
@@ -263,18 +278,6 @@ class Build:
         cache = StatCache(self.out / ".build" / "stat-cache", self.source.location())
         self.listed = Listed(self.scan, at_ns, cache, checksum=self.options.checksum)
         self.allowed = allowed_rejects(self.max_rejects, len(self.scan.keys))
-
-    def _make_scratch(self) -> Path:
-        seals = self.out / ".build" / "seals"
-        if seals.is_symlink():
-            raise BuildError(f"{seals}: a link; remove it")
-        scratch = make_scratch(self.out)
-        remove_temporaries(self.out)
-        (self.out / "shards").mkdir(exist_ok=True)
-        for path in (self.out, self.out.parent):  # the files in it are made durable one by one, so the folders must be, too
-            with contextlib.suppress(OSError):
-                sync_folder(path)
-        return scratch
 
     def _choose(self, scratch: Path) -> None:
         self.job = self._job(self.asked.resolved(), scratch)
@@ -327,7 +330,7 @@ class Build:
         todo = self.planned.todo
         total = sum(len(t) for t in todo)
         self.planned.check_versions(self.progress)
-        self._check_disk(total)
+        check_room(self.out, total, self.wanted.row_bytes, self._free_bytes())
         write_atomic(self.out / ".build" / "settings.json", canonical(self.wanted.compared))
         if self.staging is not None:
             self.staging.keep()
@@ -336,7 +339,6 @@ class Build:
         if self.planned.previous.remembered and todo:
             self.job = replace(self.job, remembered=scratch / "remembered.json")
             write_atomic(scratch / "remembered.json", canonical(self.planned.previous.remembered), durable=False)
-        self.sealed: dict[int, Seal] = {}
         self._next_save = time.monotonic() + _SAVE_S
 
         def on_sealed(work: ShardWork, seal: Seal) -> None:
@@ -357,44 +359,25 @@ class Build:
             self.workers = self.runner.workers
         self.runner.run(self.planned.works())
 
-    def _check_disk(self, items: int) -> None:
-        need = items * (self.wanted.row_bytes + 256)
-        free = self._free_bytes()
-        if free is not None and need > free:
-            raise BuildError(
-                f"{self.out}: {need:,} bytes are needed for {items:,} samples, {free:,} are free; nothing was decoded: free some space, "
-                "or choose a smaller size or --dtype uint8",
-                needed=need,
-                free=free,
-            )
-
     def _free_bytes(self) -> int | None:
         return free_bytes(self.out) if self.staging is None else None
-
-    def _raise_removed(self, error: OSError | None = None) -> NoReturn:
-        raise BuildError(f"{self.out}: .build was removed while the build ran; nothing is published: run the same command again") from error
 
     def _publish(self, lock: Lock | StoreLock, scratch: Path) -> BuildReport:
         self.progress(Progress("publish"))
         if self.staging is not None:
             self.staging.refresh()
-        rejects: list[dict[str, Any]] = []
         parts = []
         for task in self.planned.tasks:
             whole, seal = self.planned.whole.get(task.number), self.sealed.get(task.number)
             if whole is not None:
-                lines = whole.rejects
-                parts.append(Part(whole.files, whole.rows, whole.sums() if whole.rows else [], whole.flags))
+                parts.append(Part(whole.files, whole.rows, {"image": whole.sums()} if whole.rows else {}, whole.flags))
             elif seal is not None:
-                lines = seal.rejects
-                parts.append(Part(seal.files, seal.rows, seal.sums or [], seal.flags or {}))
-            elif self.runner.failures:
-                lines = {}  # a shard all of whose items failed
-            else:
+                parts.append(Part(seal.files, seal.rows, {"image": seal.sums or []}, seal.flags or {}))
+            elif not self.runner.failures:  # else all items of the shard failed
                 raise EngineError(f"{self.out}: shard {task.number} is neither there nor made; nothing is published: run the same command again")
-            rejects += [lines[i] for i in sorted(lines)]
-        if not lock.still_held():
-            self._raise_removed()
+        lines = self._rejects()
+        rejects = list(lines.values())
+        refuse_removed(self.out, lock.still_held)
         listed = listed_rejects(self.out)
         write_atomic(listed, b"".join(canonical(line) for line in rejects))
         if self.runner.failures:
@@ -402,40 +385,37 @@ class Build:
         stored = len(self.scan.keys) - len(rejects)
         if not stored or len(rejects) > self.allowed:
             raise too_many(self.out, rejects, len(self.scan.keys), self.allowed)
-        contents = Contents(
-            parts,
-            rejects,
-            self.wanted.fields,
-            self.planned.stored_splits([self.planned.whole.get(t.number) or self.sealed.get(t.number) for t in self.planned.tasks]),
-            self.wanted.lists,
-            self.scan.classes,
-            self.wanted.preprocess,
-            self.wanted.settings,
-            self.wanted.versions,
-        )
-        if not lock.still_held():
-            self._raise_removed()
-        done = publish_shards(self.out, scratch, contents)
-        gone = clean_up(self.out, self.planned.previous.seals, self.sealed)
+        refuse_removed(self.out, lock.still_held)
+        done = publish_shards(self.out, scratch, self._contents(parts, rejects, self._rows()))
+        gone = clean_up(self.out, self.planned.previous.seals.values(), self.sealed.values())
         remove_plan(self.out)
         listed.unlink(missing_ok=True)  # the generation has them now
         if self.staging is not None:
             self.staging.publish(lock.still_held, gone)
-        counts, made = self.runner.counts, self._finished(done, rejects)
+        counts, made = self.runner.counts, self._finished(done, lines)
         return replace(made, decoded=counts.decoded, copied=counts.copied, warnings=(*made.warnings, *counts.notes()))
+
+    def _contents(self, parts: list[Part], rejects: list[dict[str, Any]], rows: Sequence[int]) -> Contents:
+        """`rows`: how many are stored of each task."""
+        wanted, splits = self.wanted, self.planned.stored_splits(rows)
+        auto = ("image",) if wanted.preprocess.normalize == "auto" else ()
+        made = wanted.settings, wanted.versions, wanted.preprocess.scale == "unit", auto
+        return Contents(parts, rejects, wanted.fields, splits, wanted.lists, self.scan.classes, *made)
 
     def _standing(self) -> BuildReport:
         """The report of a build that found its dataset published already."""
         whole = [self.planned.whole[task.number] for task in self.planned.tasks]
-        parts = [Part(w.files, w.rows, [], w.flags) for w in whole]
+        parts = [Part(w.files, w.rows, {}, w.flags) for w in whole]
         index, generation = self.planned.previous.index, self.planned.previous.generation
         assert index is not None
         assert generation is not None
-        return self._finished(describe_published(self.out, index, generation, parts), [line for w in whole for line in w.rejects.values()])
+        return self._finished(describe_published(self.out, index, generation, parts), self._rejects())
 
-    def _finished(self, done: Published, rejects: list[dict[str, Any]]) -> BuildReport:
+    def _finished(self, done: Published, rejects: dict[int, dict[str, Any]]) -> BuildReport:
         return replace(
             self._described(),
+            splits={split.name: split.stop - split.start for split in self.planned.stored_splits(self._rows())},
+            repeats=self.planned.repeats(list(rejects)),
             samples=len(self.scan.keys) - len(rejects),
             rejects=len(rejects),
             shards=done.shards,
@@ -443,22 +423,35 @@ class Build:
             generation=done.generation,
             kept=self.planned.kept,
             counts={**self.scan.counts, **done.flags},
-            reject_reasons=dict(Counter(line["code"] for line in rejects)),
+            reject_reasons=dict(Counter(line["code"] for line in rejects.values())),
             rejects_file=done.rejects_file,
             seconds=time.monotonic() - self.began,
         )
 
     # ------------------------------------------------------------------ small things
 
+    def _settled(self) -> list[Whole | Seal | None]:
+        """What became of each shard; None where all of its items failed."""
+        return [self.planned.whole.get(task.number) or self.sealed.get(task.number) for task in self.planned.tasks]
+
+    def _rows(self) -> list[int]:
+        """How many rows are stored of each task."""
+        return [0 if part is None else part.rows for part in self._settled()]
+
+    def _rejects(self) -> dict[int, dict[str, Any]]:
+        """The line of each rejected item by its number, in order."""
+        settled = zip(self.planned.tasks, self._settled(), strict=True)
+        return {task.start + i: part.rejects[i] for task, part in settled if part is not None for i in sorted(part.rejects)}
+
     def _described(self) -> BuildReport:
-        warnings = [*self.scan.warnings, *self.wanted.preprocess.notes(), *self._replaced()]
-        if damaged := self.planned.previous.damaged:
-            warnings.append(f"{damaged:,} sealed shard{'s' if damaged > 1 else ''} of an unfinished build had been damaged, and had to be made again")
+        warnings = [*self.scan.warnings, *self.wanted.preprocess.notes()]
+        warnings += self.planned.previous.warnings(len(self.scan.keys), self.scan.labels is not None)
         if (warning := decode.pillow_warning()) is not None:
             warnings.append(warning)
         return replace(
             self.report,
             classes=self.scan.classes,
+            splits={split.name: split.stop - split.start for split in self.scan.ranges},
             shape=self.wanted.preprocess.sample_shape(),
             dtype=self.wanted.preprocess.dtype,
             geometry=self.wanted.why or typed(self.wanted.preprocess),
@@ -468,19 +461,6 @@ class Build:
             warnings=tuple(warnings),
             changed=self.planned.changed,
         )
-
-    def _replaced(self) -> Iterator[str]:
-        """A line where most of what OUT held, or its labels, is not in RAW: perhaps another OUT was meant."""
-        before = self.planned.previous.index
-        if before is None:
-            return
-        labelled, now = any(f.meaning == "class" for f in before.fields), self.scan.labels is not None
-        if len(self.scan.keys) * 2 < before.samples or labelled != now:
-            kind, old = {True: "with labels", False: "without labels"}, self.planned.previous.generation
-            yield (
-                f"this replaces {before.samples:,} samples {kind[labelled]} by {len(self.scan.keys):,} {kind[now]}; until `mmcompile prune` "
-                f"the old ones are read with MMapShardDataset(out, generation='{old}')"
-            )
 
     def _save_stats(self) -> None:
         if hasattr(self, "planned"):

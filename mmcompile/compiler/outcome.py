@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mmcompile.format.leakage import Repeats
 
 __all__ = ["BuildReport", "Progress"]
 
@@ -25,9 +28,14 @@ class BuildReport:
 
     With `plan_only` nothing was built, and with `part` only the shards of one part, of which this run `sealed` some: nothing is published by either.
     `decoded`, `copied` (rows taken over after their hash was checked) and `kept` (rows of shards that were left alone) sum up to `samples`.
-    `bytes` are those of the files that the dataset names.  With `dry_run` nothing was written: the counts are what a build would do (`rejects` those
-    that are known already; every image that would be decoded counts as one that can be), `write_bytes` is the size of the shard files that it would
-    write, `free_bytes` and `estimate_s` say whether there is room and how long it may take (None where it cannot be known).
+    `fields` are what a sample holds, in order, where that is known; `unit`, "image" or "row", what was counted.
+    `bytes` are those of all files that the dataset names, index and table included, each once; 0 where nothing is published.
+    `splits` are the samples of each; `repeats` says which samples have the same source, None where nothing was published.
+
+    With `dry_run` nothing was written: the counts are what a build (or that part) would do (`rejects` those that are known already; every image that
+    would be decoded counts as one that can be), `bytes` those of the dataset (of a part: of its shards), `write_bytes` those of them in files that
+    are not there yet; both within 2 KiB if all images can be decoded and no two shards turn out to be the same.  `free_bytes` and `estimate_s` say
+    whether there is room and how long it may take (None where it cannot be known).
     """
 
     out: str
@@ -41,8 +49,11 @@ class BuildReport:
     kept: int = 0
     generation: str | None = None
     classes: tuple[str, ...] | None = None
+    splits: dict[str, int] = field(default_factory=dict)
     shape: tuple[int, ...] = ()
     dtype: str = ""
+    fields: tuple[str, ...] = ()
+    unit: str = "image"
     geometry: str = ""
     dry_run: bool = False
     plan_only: bool = False
@@ -58,6 +69,7 @@ class BuildReport:
     rejects_file: str | None = None
     warnings: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
+    repeats: Repeats | None = None
 
     @property
     def images_per_s(self) -> float:

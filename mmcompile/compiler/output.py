@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
-from mmcompile.compiler.preprocess import Preprocess
-from mmcompile.compiler.seals import Seal
-from mmcompile.errors import BuildError, FormatError, OutputExistsError, ResumeError
+from mmcompile.compiler.sources.splits import train_of
+from mmcompile.errors import BuildError, FormatError, MMCompileError, OutputExistsError, ResumeError
 from mmcompile.format.canonical import canonical, name_to_json, parse
 from mmcompile.format.catalog import kept_files, list_folder, load_table, named_files, single_files
+from mmcompile.format.commit import sync_folder
 from mmcompile.format.index import LIST_LIMIT, Field, Index, Split, load_index, publish
 from mmcompile.format.npy import file_bytes, file_name, save_array, save_blob
 from mmcompile.format.samples import combine_statistics, hash_pair
@@ -29,16 +31,24 @@ __all__ = [
     "Part",
     "Published",
     "check_output",
+    "check_room",
     "clean_up",
     "describe_changes",
     "describe_published",
+    "draft_index",
     "free_bytes",
     "is_inside",
+    "lists_of",
     "make_scratch",
+    "open_output",
     "publish_shards",
-    "remove_temporaries",
+    "refuse_removed",
+    "table_of",
+    "unless_removed",
 ]
 
+#: Bytes of provenance, key and label of one row, more or less.
+_NOTED = 256
 #: Characters of a setting that are shown where it differs.
 _LINE = 60
 #: A file that a commit had not yet given its name when it was killed.
@@ -48,24 +58,35 @@ _CONTENT = {
     ".": re.compile(r"index\.json|generations|shards|\.build|\.index\.json\.[0-9a-f]{16}\.tmp"),
     "shards": re.compile(rf"[a-z][a-z0-9_]*-[0-9a-f]{{32}}\.(npy|json|jsonl)|{_TEMPORARY}"),
     "generations": re.compile(rf"[0-9a-f]{{32}}\.json|{_TEMPORARY}"),
-    ".build": re.compile(rf"lock|seals|tmp|settings\.json|exclude\.json|stat-cache|rejects\.jsonl|plan|parts|{_TEMPORARY}"),
+    ".build": re.compile(rf"lock|seals|tmp|rows|settings\.json|exclude\.json|stat-cache|rejects\.jsonl|plan|parts|{_TEMPORARY}"),
     ".build/seals": re.compile(rf"[0-9a-f]{{32}}\.json|{_TEMPORARY}"),
 }
 
 
+class Sealed(Protocol):
+    """The record of a finished shard."""
+
+    def names(self) -> list[str]:
+        """The files in shards/ that it stands for."""
+
+
 @dataclass(frozen=True)
 class Part:
-    """One finished shard: its files by kind, rows, sums, and how many rows carry each flag."""
+    """One finished shard: its files by kind, rows, sums by field, and how many rows carry each flag."""
 
     files: dict[str, str]
     rows: int
-    sums: list[dict[str, Any]]
+    sums: dict[str, list[dict[str, Any]]]
     flags: dict[str, int]
 
 
 @dataclass(frozen=True)
 class Contents:
-    """All that a generation is made of: finished shards in order, rejects in order, and what the index says."""
+    """All that a generation is made of: finished shards in order, rejects in order, and what the index says.
+
+    `unit`: pixels count from 0 to 1.  `auto` are the fields whose normalisation is that of their own statistics.  `groups` are names and where the
+    rows of each end; they stand in the index where they say something.
+    """
 
     parts: list[Part]
     rejects: list[dict[str, Any]]
@@ -73,9 +94,12 @@ class Contents:
     splits: tuple[Split, ...]
     lists: dict[str, bytes]
     classes: tuple[str, ...] | None
-    preprocess: Preprocess
     settings: dict[str, Any]
     versions: dict[str, str]
+    unit: bool = True
+    auto: tuple[str, ...] = ()
+    keyed: bool = True
+    groups: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -113,13 +137,28 @@ def make_scratch(out: Path) -> Path:
     return scratch
 
 
-def check_output(out: Path, raw: str, url: str | None = None) -> None:
-    """OUT is a new folder, an empty one, or one of ours, and not RAW or inside it.  Raises OutputExistsError; touches nothing.
+def open_output(out: Path) -> Path:
+    """Make OUT ready for shards, as durable as they will be, and return a new folder for unfinished ones.  The caller holds the lock."""
+    seals = out / ".build" / "seals"
+    if seals.is_symlink():
+        raise BuildError(f"{seals}: a link; remove it")
+    scratch = make_scratch(out)
+    _remove_temporaries(out)
+    (out / "shards").mkdir(exist_ok=True)
+    for path in (out, out.parent):  # the files in it are made durable one by one, so the folders must be, too
+        with contextlib.suppress(OSError):
+            sync_folder(path)
+    return scratch
+
+
+def check_output(out: Path, roots: Iterable[str], url: str | None = None) -> None:
+    """OUT is a new folder, an empty one, or one of ours, and none of the roots of RAW or inside one.  Raises OutputExistsError; touches nothing.
 
     `url`: where OUT is, when `out` is a folder that stands for it.
     """
-    if is_inside(url or out, raw):
-        raise OutputExistsError(f"{out}: inside RAW ({raw}), which is never written; choose an OUT outside it", path=str(out))
+    for raw in roots:
+        if is_inside(url or out, raw):
+            raise OutputExistsError(f"{out}: inside RAW ({raw}), which is never written; choose an OUT outside it", path=str(out))
     if not os.path.lexists(out):
         return
     if not out.is_dir():
@@ -152,8 +191,8 @@ def check_output(out: Path, raw: str, url: str | None = None) -> None:
         )
 
 
-def remove_temporaries(out: Path) -> None:
-    """Delete what killed runs left half written.  The caller holds the lock."""
+def _remove_temporaries(out: Path) -> None:
+    """Delete what killed runs left half written."""
     for folder, allowed in _CONTENT.items():
         path = out / folder
         if not path.is_dir() or (folder != "." and path.is_symlink()):
@@ -173,6 +212,35 @@ def free_bytes(out: Path) -> int | None:
     except OSError:
         return None
     return found.f_bavail * found.f_frsize
+
+
+def check_room(out: Path, items: int, row_bytes: int, free: int | None) -> None:
+    """Raises BuildError where `free` bytes are fewer than so many rows, and what is noted of each, take."""
+    need = items * (row_bytes + _NOTED)
+    if free is not None and need > free:
+        raise BuildError(
+            f"{out}: {need:,} bytes are needed for {items:,} samples, {free:,} are free; nothing was decoded: free some space, "
+            "or choose a smaller size or --dtype uint8",
+            needed=need,
+            free=free,
+        )
+
+
+def refuse_removed(out: Path, still_held: Callable[[], bool], error: OSError | None = None) -> None:
+    """Raises BuildError where somebody deleted `.build` from under the run that holds its lock; `error`: what told that something is amiss."""
+    if not still_held():
+        raise BuildError(f"{out}: .build was removed while the build ran; nothing is published: run the same command again") from error
+
+
+@contextlib.contextmanager
+def unless_removed(out: Path, still_held: Callable[[], bool]) -> Iterator[None]:
+    """Work below `.build`: a system call that fails because somebody deleted that is said to have failed for that."""
+    try:
+        yield
+    except OSError as error:
+        if not isinstance(error, MMCompileError):
+            refuse_removed(out, still_held, error)
+        raise
 
 
 def describe_changes(before: dict[str, Any] | None, now: dict[str, Any], prefix: str = "") -> Iterator[str]:
@@ -197,54 +265,97 @@ def _shown(value: Any) -> str:
 
 def publish_shards(out: Path, scratch: Path, contents: Contents) -> Published:
     """Write the shard table, lists and index of what is sealed and kept, and make it the current generation."""
-    shards, parts, rejects = out / "shards", [part for part in contents.parts if part.rows], contents.rejects
+    shards, parts = out / "shards", [part for part in contents.parts if part.rows]
     samples = sum(part.rows for part in parts)
-    found = _statistics(contents, parts)
-    fields, classes = contents.fields, contents.classes
-    if contents.preprocess.normalize == "auto":
-        statistics = found.get("train", found["all"])
-        if statistics is None or min(statistics["std"]) <= 0:
-            raise BuildError(f"{out}: --normalize auto needs channels that vary; a standard deviation is 0 or unknown: give --mean and --std")
-        fields = (replace(fields[0], normalize=(tuple(statistics["mean"]), tuple(statistics["std"]))), *fields[1:])
-    classes_file = None
-    if classes is not None and len(classes) > LIST_LIMIT:
-        classes_file = save_blob(shards, "classes", [canonical([name_to_json(c) for c in classes])], scratch, ".json")
-        classes = None
-    for digest, data in contents.lists.items():
-        if save_blob(shards, "classes", [data], scratch, ".json") != digest:
-            raise BuildError(f"{out}: a list of names changed while it was written")
-    rejects_file = save_blob(shards, "rejects", [canonical(line) for line in rejects], scratch, ".jsonl") if rejects else None
-    index = Index(
-        fields=fields,
-        splits=contents.splits,
-        samples=samples,
-        shards=len(parts),
-        table="0" * 32,
-        classes=classes,
-        classes_file=classes_file,
-        settings=contents.settings,
-        versions=contents.versions,
-        statistics={s.name: {"image": found[s.name]} for s in contents.splits if found[s.name] is not None},
-        rejects=len(rejects),
-        rejects_file=rejects_file,
-    )
-    table = np.zeros(len(parts), index.table_dtype())
-    for i, part in enumerate(parts):
-        table[i]["rows"] = part.rows
-        for name, digest in part.files.items():
-            table[i][name] = hash_pair(digest)
-    index = replace(index, table=save_array(shards, "table", table, scratch))
-    _check_files(out, fields, parts)
+    statistics = _statistics(contents, parts)
+    for spec in contents.fields:
+        chosen = _normalizing(contents, statistics, spec)
+        if spec.name in contents.auto and (chosen is None or min(chosen["std"]) <= 0):
+            raise BuildError(
+                f"{out}: --normalize auto needs channels that vary; a standard deviation of {spec.name} is 0 or unknown{_which(spec, chosen)}: "
+                "give --mean and --std"
+            )
+    files = {name: save_blob(shards, kind, [data], scratch, suffix) for name, (kind, suffix, data) in lists_of(contents).items()}
+    index = draft_index(contents, samples, len(parts), statistics, files)
+    index = replace(index, table=save_array(shards, "table", table_of(index, [(part.rows, part.files) for part in parts]), scratch))
+    _check_files(out, index.fields, parts)
     return describe_published(out, index, publish(out, index), parts)
 
 
-def _statistics(contents: Contents, parts: list[Part]) -> dict[str, dict[str, Any] | None]:
-    """Mean, standard deviation and sums of the images of each split, and of "all"; None where they are not defined."""
-    stops, unit = np.cumsum([part.rows for part in parts]), contents.preprocess.scale == "unit"
-    out = {}
+def lists_of(contents: Contents) -> dict[str, tuple[str, str, bytes]]:
+    """What of a generation is a file of its own because it may be long, by a name: its kind, how its own name ends, and its bytes."""
+    found: dict[str, tuple[str, str, bytes]] = {digest: ("classes", ".json", data) for digest, data in contents.lists.items()}
+    if contents.classes is not None and len(contents.classes) > LIST_LIMIT:
+        found["classes"] = ("classes", ".json", canonical([name_to_json(c) for c in contents.classes]))
+    if contents.rejects:
+        found["rejects"] = ("rejects", ".jsonl", b"".join(canonical(line) for line in contents.rejects))
+    if len(contents.groups) > 1 or any(name for name, _ in contents.groups):
+        found["groups"] = ("groups", ".json", canonical([[name_to_json(name), stop] for name, stop in contents.groups]))
+    return found
+
+
+def draft_index(contents: Contents, samples: int, shards: int, statistics: Mapping[str, Mapping[str, Any]], files: dict[str, str]) -> Index:
+    """The index of so many samples in so many shards, all but the name of its table; `files` are the hashes of `lists_of`.
+
+    `statistics` are those of each split, and of "all", by field.
+    """
+    return Index(
+        fields=tuple(_normalized(spec, _normalizing(contents, statistics, spec)) for spec in contents.fields),
+        splits=contents.splits,
+        samples=samples,
+        shards=shards,
+        table="0" * 32,
+        classes=None if "classes" in files else contents.classes,
+        classes_file=files.get("classes"),
+        settings=contents.settings,
+        versions=contents.versions,
+        statistics={s.name: entry for s in contents.splits if (entry := {f: v for f, v in statistics[s.name].items() if v is not None})},
+        rejects=len(contents.rejects),
+        rejects_file=files.get("rejects"),
+        keyed=contents.keyed,
+        groups=len(contents.groups) if "groups" in files else 0,
+        groups_file=files.get("groups"),
+    )
+
+
+def table_of(index: Index, shards: Sequence[tuple[int, dict[str, str]]]) -> npt.NDArray[Any]:
+    """The shard table (shards,) of these shards, rows and files by kind each."""
+    table = np.zeros(len(shards), index.table_dtype())
+    for i, (rows, files) in enumerate(shards):
+        table[i]["rows"] = rows
+        for name, digest in files.items():
+            table[i][name] = hash_pair(digest)
+    return table
+
+
+def _normalizing(contents: Contents, statistics: Mapping[str, Mapping[str, Any]], spec: Field) -> dict[str, Any] | None:
+    """The statistics of a field that `--normalize auto` takes; None without it, or where undefined.  OptionError: no split is trained on."""
+    found: dict[str, Any] | None = statistics[train_of(contents.splits).name].get(spec.name) if spec.name in contents.auto else None
+    return found
+
+
+def _normalized(spec: Field, statistics: dict[str, Any] | None) -> Field:
+    """The field, with these statistics as its normalisation."""
+    return spec if statistics is None else replace(spec, normalize=(tuple(statistics["mean"]), tuple(statistics["std"])))
+
+
+def _which(spec: Field, statistics: dict[str, Any] | None) -> str:
+    """Where one number of several does not vary: the first such."""
+    if statistics is None or len(statistics["std"]) < 2:
+        return ""
+    at = next(i for i, std in enumerate(statistics["std"]) if std <= 0)
+    return f" ({spec.columns.listed[at]!r})" if spec.columns is not None and spec.columns.listed else f" (number {at})"
+
+
+def _statistics(contents: Contents, parts: list[Part]) -> dict[str, dict[str, Any]]:
+    """Mean, standard deviation and sums by field, of each split and of "all"; None where they are not defined."""
+    stops = np.cumsum([part.rows for part in parts])
+    names = {name for part in parts for name in part.sums}
+    out: dict[str, dict[str, Any]] = {}
     for split in (Split("all", 0, sum(part.rows for part in parts)), *contents.splits):
         first, last = np.searchsorted(stops, [split.start, split.stop], side="right").tolist()
-        out[split.name] = combine_statistics([part.sums for part in parts[first:last]], unit)
+        within = parts[first:last]
+        out[split.name] = {f.name: combine_statistics([p.sums[f.name] for p in within], contents.unit) for f in contents.fields if f.name in names}
     return out
 
 
@@ -279,12 +390,12 @@ def describe_published(out: Path, index: Index, generation: str, parts: list[Par
     return Published(generation, len(parts), total, dict(flags), rejects_path)
 
 
-def clean_up(out: Path, before: dict[str, Seal], now: dict[int, Seal]) -> set[str] | None:
+def clean_up(out: Path, before: Iterable[Sealed], now: Iterable[Sealed]) -> set[str] | None:
     """After publishing: remove the files that seals named and no generation names, then the seals (last, so that a kill leaves none unnamed).
 
     Returns the names of those files; None where what a generation names is unknown, so that nothing was deleted.
     """
-    candidates = {name for seal in [*before.values(), *now.values()] for name in seal.names()}
+    candidates = {name for seal in [*before, *now] for name in seal.names()}
     named: set[str] = set()
     for generation in kept_files(out)[0]:
         try:

@@ -29,6 +29,7 @@ from mmcompile.compiler.run import ShardWork
 from mmcompile.compiler.seals import Seal
 from mmcompile.compiler.sources import Scan, Source
 from mmcompile.compiler.sources.keys import Keys
+from mmcompile.compiler.sources.splits import train_of
 from mmcompile.compiler.statcache import StatCache, old_enough
 from mmcompile.compiler.task import Job, hash_items, remembered_as
 from mmcompile.compiler.versions import versions_changed
@@ -36,11 +37,12 @@ from mmcompile.errors import EngineError, FormatError, OptionError
 from mmcompile.format.canonical import canonical, name_to_json
 from mmcompile.format.catalog import list_folder
 from mmcompile.format.index import INDEX_LIMIT, LIST_LIMIT, Field, Names, Split, load_classes, read_generation
-from mmcompile.format.npy import file_bytes, hash_bytes
+from mmcompile.format.leakage import Repeats, find_repeats
+from mmcompile.format.npy import hash_bytes
 from mmcompile.format.rejects import load_rejects
-from mmcompile.format.samples import hash_pair, pair_hash, sample_dtype
+from mmcompile.format.samples import hash_pair, pair_hash
 
-__all__ = ["Listed", "Planned", "Prediction", "Wanted"]
+__all__ = ["Listed", "Planned", "Prediction", "Wanted", "with_lists"]
 
 #: Items hashed by one call of a worker, and calls on their way at a time.
 _HASH_CHUNK, _HASH_AHEAD = 128, 256
@@ -109,8 +111,10 @@ class Wanted:
 
     @classmethod
     def of(cls, asked: Preprocess, chosen: Preprocess, why: str, source: Source, scan: Scan, options: BuildOptions) -> Wanted:
-        """Raises OptionError where the settings are too long for an index."""
+        """Raises OptionError where the settings are too long for an index, or no split has the statistics that are asked for."""
         preprocess = chosen.resolved()
+        if preprocess.normalize == "auto":
+            train_of(scan.ranges)
         normalize = preprocess.read_normalize()
         image = Field(
             "image",
@@ -122,7 +126,7 @@ class Wanted:
             None if normalize is None else (normalize.mean, normalize.std),
         )
         lists: dict[str, bytes] = {}
-        fields = (image, *(_named(spec, lists) for spec in scan.fields))
+        fields = (image, *(with_lists(spec, lists) for spec in scan.fields))
         versions = versions_of(preprocess)
         settings = {"preprocess": preprocess.settings(), "source": source.identity(), "shard_bytes": options.shard_bytes}
         if options.seed is not None:
@@ -147,13 +151,16 @@ class Wanted:
 class Prediction:
     """What a build would do with the items of shards that are not there yet, if each image that has to be decoded can be.
 
-    `rejects` are remembered ones; `write_bytes` the size of the shard files that it would write.
+    `copies` (N,): those with a row that would be copied; `rejects`: the lines of those that are known to be bad, by item; all others are `decoded`.
     """
 
     decoded: int
-    copied: int
-    rejects: int
-    write_bytes: int
+    copies: npt.NDArray[np.bool_]
+    rejects: dict[int, dict[str, Any]]
+
+    @property
+    def copied(self) -> int:
+        return int(self.copies.sum())
 
 
 class Planned:
@@ -209,16 +216,16 @@ class Planned:
         try:
             read_generation(self._out, str(self.previous.generation))
             lines = [line.to_json() for line in load_rejects(self._out, before)]
-            if self.stored_splits(list(parts)) != before.splits:
+            if self.stored_splits([part.rows for part in parts]) != before.splits:
                 return False
             return lines == [part.rejects[i] for part in parts for i in sorted(part.rejects)] and load_classes(self._out, before) == scan.classes
         except (FormatError, FileNotFoundError):
             return False
 
-    def stored_splits(self, parts: Sequence[Whole | Seal | None]) -> tuple[Split, ...]:
-        """The splits as ranges of stored rows, from what became of each task (None: nothing is stored of it)."""
+    def stored_splits(self, rows: Sequence[int]) -> tuple[Split, ...]:
+        """The splits as ranges of stored rows, from how many `rows` are stored of each task."""
         out: list[Split] = []
-        stops = np.cumsum([0, *(0 if part is None else part.rows for part in parts)])
+        stops = np.cumsum([0, *rows])
         ends = np.array([task.stop for task in self.tasks])
         at = 0
         for split in self._listed.scan.ranges:
@@ -269,9 +276,8 @@ class Planned:
         old = self.previous.old
         self._read_like(old, progress, {line["size"] for line in self.previous.remembered.values()})
         copies, todo = self.copies, self._todo()
-        rejected = self._remembered(copies)
-        copied, rejects = int((copies & todo).sum()), int((rejected & todo).sum())
-        return Prediction(int(todo.sum()) - copied - rejects, copied, rejects, self._bytes_of(~rejected))
+        rejects = self._remembered(todo & self.known & ~copies)
+        return Prediction(int(todo.sum()) - int(copies.sum()) - len(rejects), copies, rejects)
 
     @property
     def copies(self) -> npt.NDArray[np.bool_]:
@@ -304,6 +310,12 @@ class Planned:
         """Take over what became known while a shard was made."""
         part = slice(work.task.start, work.task.stop)
         self.hashes[part], self.known[part] = work.hashes, work.known
+
+    def repeats(self, rejected: Sequence[int]) -> Repeats:
+        """Which of the items that are stored have the same source."""
+        scan, hashes = self._listed.scan, np.where(self.known[:, None], self.hashes, np.uint64(0))
+        hashes[np.array(rejected, np.int64)] = 0
+        return find_repeats(hashes, scan.ranges, scan.labels, self._listed.keys.__getitem__)
 
     # ------------------------------------------------------------------ small things
 
@@ -338,25 +350,16 @@ class Planned:
             self._rows = list_rows(self.previous.old, wanted if stated else None)
         return self._rows
 
-    def _remembered(self, copies: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Which items (N,) are known to be rejects that need not be decoded again."""
-        out, lines = np.zeros(len(self.known), bool), self.previous.remembered
+    def _remembered(self, asked: npt.NDArray[np.bool_]) -> dict[int, dict[str, Any]]:
+        """The lines of those items, of the ones `asked` (N,) about, that are known to be rejects and need not be decoded again."""
+        out, lines = dict[int, dict[str, Any]](), self.previous.remembered
         if lines:
             pairs = np.array([hash_pair(name[:32]) for name in lines], np.uint64)
-            for i in np.flatnonzero(self.known & ~copies & np.isin(self.hashes[:, 0], pairs[:, 0])).tolist():
-                out[i] = remembered_as(pair_hash(self.hashes[i]), self._listed.keys[i]) in lines
+            for i in np.flatnonzero(asked & np.isin(self.hashes[:, 0], pairs[:, 0])).tolist():
+                key = self._listed.keys[i]
+                if (line := lines.get(remembered_as(pair_hash(self.hashes[i]), key))) is not None:
+                    out[i] = {**line, "key": name_to_json(key)}
         return out
-
-    def _bytes_of(self, stored: npt.NDArray[np.bool_]) -> int:
-        """The size of the files of all shards that have to be made, of those items (N,) that are `stored`."""
-        fields, keys, total = self._wanted.fields, self._listed.keys, 0
-        for task in self.todo:
-            picked = np.flatnonzero(stored[task.start : task.stop])
-            rows = len(picked)
-            length = int(np.diff(keys[task.start : task.stop].stops, prepend=0)[picked].sum())
-            files = [(f.stored, (rows, *f.shape)) for f in fields] + [(sample_dtype(fields), (rows,)), (np.dtype("u1"), (length,))]
-            total += sum(file_bytes(dtype, shape) for dtype, shape in files) if rows else 0
-        return total
 
     def _read_like(self, shards: list[OldShard], progress: Callable[[Progress], None], sizes: set[int | None] | None = None) -> None:
         """Read the items of unfinished shards that may be the source of a row of these: those of the same size (or of one of `sizes`)."""
@@ -401,7 +404,7 @@ class Planned:
             return False
 
 
-def _named(spec: Field, lists: dict[str, bytes]) -> Field:
+def with_lists(spec: Field, lists: dict[str, bytes]) -> Field:
     """A field as the index has it: long lists of names become hashes, and their bytes are added to `lists`."""
 
     def short(names: Names | None) -> Names | None:

@@ -31,7 +31,7 @@ from mmcompile.format.npy import file_bytes, file_name, header, open_array
 from mmcompile.format.rejects import load_rejects
 from mmcompile.format.samples import flag_counts, hash_pair, pair_hash, shard_sums
 
-__all__ = ["Previous", "Stale", "Whole"]
+__all__ = ["Previous", "Stale", "Whole", "array_hash", "joined"]
 
 
 @dataclass(frozen=True)
@@ -182,6 +182,23 @@ class Previous:
         """Sealed shards that were looked at, and are no longer what their seals say."""
         return sum(not sound for sound in self._sound.values())
 
+    def warnings(self, samples: int, labelled: bool) -> Iterator[str]:
+        """A line about damage that was found, and one where most of what OUT held, or its labels, is not in RAW: perhaps another OUT was meant.
+
+        `samples`, `labelled`: how many RAW has, and whether they have labels.
+        """
+        before = self.index
+        if before is not None:
+            had = any(f.meaning == "class" for f in before.fields)
+            if samples * 2 < before.samples or labelled != had:
+                kind = {True: "with labels", False: "without labels"}
+                yield (
+                    f"this replaces {before.samples:,} samples {kind[had]} by {samples:,} {kind[labelled]}; until `mmcompile prune` "
+                    f"the old ones are read with MMapShardDataset(out, generation='{self.generation}')"
+                )
+        if damaged := self.damaged:
+            yield f"{damaged:,} sealed shard{'s' if damaged > 1 else ''} of an unfinished build had been damaged, and had to be made again"
+
     # ------------------------------------------------------------------ whole shards
 
     def candidates(self, task: ShardTask, keys: Keys, hashes: npt.NDArray[np.uint64], values: npt.NDArray[np.void]) -> Iterator[Whole]:
@@ -200,8 +217,8 @@ class Previous:
             if not stored.any():
                 yield Whole(_with_rejects(None, stored, rejects), None, {}, 0, rejects, {}, list)
                 continue
-            blob, stops = _joined(keys, stored)
-            for shard in generation.shards.get(_array_hash(blob), ()):
+            blob, stops = joined(keys, stored)
+            for shard in generation.shards.get(array_hash(blob), ()):
                 whole = self._kept(shard, stops, stored, rejects, values)
                 if whole is not None:
                     yield whole
@@ -270,16 +287,16 @@ def _in(hashes: npt.NDArray[np.uint64], ordered: npt.NDArray[np.uint64]) -> npt.
     return found
 
 
-def _joined(keys: Keys, stored: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+def joined(keys: Keys, stored: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
     """(the bytes of these keys, where each ends), as a shard's keys file and its provenance have them."""
     picked = keys if stored.all() else Keys.of(keys[i] for i in np.flatnonzero(stored).tolist())
     return picked.blob, picked.stops
 
 
-def _array_hash(blob: npt.NDArray[np.uint8]) -> str:
+def array_hash(array: npt.NDArray[Any]) -> str:
     """What the file of an array is called."""
-    state = xxhash.xxh3_128(header(blob.dtype, blob.shape))
-    state.update(np.ascontiguousarray(blob))  # type: ignore[arg-type]
+    state = xxhash.xxh3_128(header(array.dtype, array.shape))
+    state.update(np.ascontiguousarray(array).view(np.uint8))  # type: ignore[arg-type]
     return state.hexdigest()
 
 

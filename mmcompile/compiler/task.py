@@ -51,6 +51,7 @@ __all__ = [
     "measure",
     "probe",
     "reject_line",
+    "renamed",
     "run_piece",
     "warm_up",
 ]
@@ -240,7 +241,7 @@ def _copy_known(job: Job, piece: Piece, copier: Copier, target: int, hand: Hand,
     for items, shard, first in copier.runs(piece.hashes, np.flatnonzero(piece.known)):
         hand.take(int(items[0]))
         rows, records, right = copier.copy(shard, first, piece.values[items])
-        right &= _renamed(records, [piece.keys[i] for i in items.tolist()])
+        right &= renamed(records, [piece.keys[i] for i in items.tolist()])
         positions = np.array(piece.positions)[items]
         good = np.flatnonzero(right)
         for run in np.split(good, np.flatnonzero((np.diff(good) != 1) | (np.diff(positions[good]) != 1)) + 1):
@@ -255,13 +256,13 @@ def _copy_one(copier: Copier, digest: str, key: bytes, values: npt.NDArray[np.vo
     """A row of this source that is right, wherever there is one; None where there is none."""
     for shard, at in copier.places(hash_pair(digest)):
         rows, records, right = copier.copy(shard, at, values)
-        if right[0] and _renamed(records, [key])[0]:
+        if right[0] and renamed(records, [key])[0]:
             row[...] = rows
             return cast("npt.NDArray[Any]", records[0])
     return None
 
 
-def _renamed(records: npt.NDArray[Any], keys: list[bytes]) -> npt.NDArray[np.bool_]:
+def renamed(records: npt.NDArray[Any], keys: list[bytes]) -> npt.NDArray[np.bool_]:
     """Make records (N,) say what they would say had these very files been decoded; False (N,) for those that would not have been."""
     files = [(as_text(key), format.decode("ascii")) for key, format in zip(keys, records["format"].tolist(), strict=True)]
     bit = np.uint32(_BITS["wrong-extension"])
@@ -285,7 +286,7 @@ def _decode(job: Job, data: bytes, key: bytes, digest: str, row: npt.NDArray[Any
         raise DecodeError("decoding failed in a way that is not foreseen", stage="load", code="unexpected", error=type(error).__name__) from error
     took = time.perf_counter() - began
     result.decode_s, result.saving_s = result.decode_s + took, result.saving_s + took * decoded.saving
-    record: npt.NDArray[Any] = np.zeros((), sample_dtype(job.fields))
+    record: npt.NDArray[Any] = np.zeros((), result.records.dtype)
     record["source_size"], record["source_hash"] = len(data), hash_pair(digest)
     record["width"], record["height"] = decoded.width, decoded.height
     record["mode"], record["format"] = decoded.mode.encode(), decoded.format.encode()
@@ -297,7 +298,7 @@ def _decode(job: Job, data: bytes, key: bytes, digest: str, row: npt.NDArray[Any
 
 def _pixels_of(row: npt.NDArray[Any], pixels: npt.NDArray[Any], preprocess: Preprocess) -> npt.NDArray[Any]:
     """`pixels` (H, W, C), taken from the row where that holds the same values: there they lie together."""
-    if row.dtype.kind not in "ui" or preprocess.dtype != pixels.dtype.name:
+    if row.dtype.kind not in "ui" or row.dtype != pixels.dtype or preprocess.dtype == "bfloat16":
         return pixels
     return row.transpose(1, 2, 0) if preprocess.layout == "chw" else row
 

@@ -1,13 +1,15 @@
 """Hides how a worker process comes to be: forked from a template that has imported once what all workers need, so that it starts in milliseconds.
 
 The template has one thread and runs no work, so nothing is locked or half done in what it forks.  It is started as `python -c`: the caller's script
-needs no `__main__` guard, and no lock or descriptor of the caller is inherited.  It ends when its parent does, its workers when it does.  A worker
-stays a zombie until its end has been asked for here, so its number never means another process.  Nobody waits for ever for a template that is stopped
-or hangs: it is ended, and calls in hand fail as when their worker died.
+needs no `__main__` guard, and no lock or descriptor of the caller is inherited.  It ends when its parent does, its workers when it does; also one
+that is stopped, except where its parent is killed by SIGKILL before it has said so (its first 50 ms).  A worker stays a zombie until its end has been
+asked for here, so its number never means another process.  Nobody waits for ever for a template that is stopped (it is ended as soon as that is seen)
+or hangs: calls in hand fail as when their worker died.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -48,7 +50,10 @@ _REAP_S = 0.002
 #: Seconds for the first reply of a template, which comes when all is loaded (a second or two; from a slow file system a minute), and for any later
 #: one, which takes milliseconds (a fork on a machine that swaps: seconds).  One that takes longer is ended.
 _LOAD_S, _REPLY_S = 120.0, 30.0
-#: Templates that may end before a worker is forked, and how many of them because they did not answer: each costs its whole limit.
+#: Seconds between two looks at whether a template that does not answer is stopped.  One that is so twice was not stopped together with this process,
+#: as by Ctrl-Z: those go on together.
+_LOOK_S = 1.0
+#: Templates that may end before a worker is forked, and how many of them because they did not answer: each may cost its whole limit.
 _TRIES, _SILENT = 5, 2
 #: Seconds that an order to end a worker waits for a question about it, before the template that does not answer it is ended instead.
 _PATIENCE_S = 1.0
@@ -66,6 +71,7 @@ class Template:
         self._prepare: bytes = b""
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
+        self._keeper: threading.Thread | None = None
         self._limit_s = _LOAD_S
         self._closed = False
 
@@ -120,8 +126,11 @@ class Template:
         """End the template now, and with it all workers, for good."""
         self._closed = True
         self.interrupt()
+        if self._keeper is not None:  # one that was just being started is ended by its thread
+            self._keeper.join(_END_S)
         with self._mutex:
             self._drop()
+        atexit.unregister(self.kill)
 
     def _fork(self, fds: list[int]) -> int:
         """The number of a new process.  Raises EngineError."""
@@ -133,8 +142,8 @@ class Template:
                 pid, silent = None, silent + 1
                 if silent == _SILENT:
                     raise EngineError(
-                        f"cannot start a worker process: its template did not answer, {_SILENT} times (nothing for {_LOAD_S:.0f} s); see what holds "
-                        "up this machine, then run the same command again"
+                        f"cannot start a worker process: its template did not answer, {_SILENT} times (it was stopped, or silent for {_LOAD_S:.0f} "
+                        "s); see what stops processes or holds up this machine, then run the same command again"
                     ) from None
             if pid is not None and pid < 0:
                 raise EngineError(f"cannot start a worker process: {os.strerror(-pid)}")
@@ -150,10 +159,9 @@ class Template:
                 self._start()
             if self._socket is None:
                 return None
-            self._socket.settimeout(self._limit_s)
             try:
                 socket.send_fds(self._socket, [_REQUEST.pack(letter, pid)], fds)
-                reply = self._socket.recv(_REPLY.size, socket.MSG_WAITALL)
+                reply = self._reply(self._socket)
             except TimeoutError:
                 self.interrupt()
                 self._drop()
@@ -165,6 +173,18 @@ class Template:
                 return None
             self._limit_s = _REPLY_S
             return int(_REPLY.unpack(reply)[0])
+
+    def _reply(self, control: socket.socket) -> bytes:
+        """What the template answers.  TimeoutError where it does not: it is stopped, or takes longer than it may."""
+        end, stopped = time.monotonic() + self._limit_s, False
+        while True:
+            control.settimeout(max(0.001, min(_LOOK_S, end - time.monotonic())))
+            try:
+                return control.recv(_REPLY.size, socket.MSG_WAITALL)
+            except TimeoutError:
+                before, stopped = stopped, self._process is not None and _is_stopped(self._process.pid)
+                if time.monotonic() >= end or (before and stopped):
+                    raise
 
     def _drop(self) -> None:
         if self._socket is not None:
@@ -180,7 +200,10 @@ class Template:
             started: list[BaseException | None] = []
             begun = threading.Event()
             # A thread of its own, which lives as long as the template: PR_SET_PDEATHSIG goes by the thread that starts a process.
-            threading.Thread(target=self._keep, args=(started, begun), name="mmcompile-template", daemon=True).start()
+            if self._keeper is None:
+                atexit.register(self.kill)
+            self._keeper = threading.Thread(target=self._keep, args=(started, begun), name="mmcompile-template", daemon=True)
+            self._keeper.start()
             begun.wait()
             if started:
                 error = started[0]
@@ -263,6 +286,15 @@ class WorkerProcess:
         self.pipe.close()
         self.wait()
         self._log.close()
+
+
+def _is_stopped(pid: int) -> bool:
+    """Has somebody stopped this process (SIGSTOP, SIGTSTP)?"""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b") ")[2][:1] == b"T"
+    except OSError:
+        return False
 
 
 def _folder() -> str | None:

@@ -1,19 +1,22 @@
-"""Hides how a build that publishes nothing says why, and what to do: files that could not be settled, too many rejects."""
+"""Hides how a build that publishes nothing says why, and what to do: files that could not be settled, too many rejects, a disk that failed."""
 
 from __future__ import annotations
 
+import errno
 import glob
 import json
+import os
+import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from mmcompile.errors import DecodeError, SourceError
+from mmcompile.errors import BuildError, DecodeError, SourceError
 from mmcompile.format.canonical import as_text, name_from_json
 from mmcompile.format.commit import write_atomic
 from mmcompile.format.index import INDEX_LIMIT
 
-__all__ = ["listed_rejects", "too_many", "unsettled", "unsettled_part"]
+__all__ = ["failed_call", "listed_rejects", "too_many", "unsettled", "unsettled_part"]
 
 #: Most keys and reject lines that an error carries.
 _SHOWN = 1000
@@ -24,6 +27,17 @@ _MOST_EXCLUDED = INDEX_LIMIT // 4
 def listed_rejects(out: Path) -> Path:
     """Where the rejects of an unfinished build are listed."""
     return out / ".build" / "rejects.jsonl"
+
+
+def failed_call(out: str, error: OSError, *, staged: bool) -> BuildError:
+    """The error where a system call failed; `staged`: OUT is a URL, and shards are made in a temporary folder."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = f"in {tempfile.gettempdir()}, where shards are made (TMPDIR)" if staged else "on the device"
+        what = f"no space left {where}; what is finished is kept: free some space and run the same command again"
+    else:
+        where = "" if error.filename is None or str(error.filename) == os.path.abspath(out) else f"{error.filename}: "
+        what = f"{where}{error.strerror or error}; whatever was finished is kept, and the same command goes on when this is mended"
+    return BuildError(f"{out}: {what}", errno=error.errno)
 
 
 def unsettled(out: Path, failures: list[tuple[bytes, str]], rejects: int, allowed: int) -> SourceError:

@@ -50,8 +50,8 @@ class Files(Protocol):
         `nbytes` is the size that it must have, where that is known: no more of it is brought here.
         """
 
-    def replaced(self, name: str) -> bool:
-        """A file turned out to be damaged: may a better copy come in its place?"""
+    def replace(self, name: str) -> None:
+        """A copy that was held turned out to be damaged: a better one is to come in its place."""
 
     def here(self, name: str) -> bool:
         """Would `held` return at once?"""
@@ -85,8 +85,8 @@ class LocalFiles:
     def held(self, name: str, nbytes: int | None) -> Iterator[Path]:
         yield self.shards / name
 
-    def replaced(self, name: str) -> bool:
-        return False
+    def replace(self, name: str) -> None:
+        pass
 
     def here(self, name: str) -> bool:
         return True

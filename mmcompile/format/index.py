@@ -19,7 +19,7 @@ import numpy.typing as npt
 from mmcompile.errors import CorruptShardError, FormatError, GenerationError, NotADatasetError, VersionError
 from mmcompile.format.canonical import HASH, Check, canonical, name_to_json, parse, read_limited
 from mmcompile.format.commit import write_atomic
-from mmcompile.format.fields import CHANNEL_LIMIT, DTYPES, LIST_LIMIT, UNITS, Field, Names, Split, row_dtype
+from mmcompile.format.fields import CHANNEL_LIMIT, DTYPES, LIST_LIMIT, RESERVED, UNITS, Field, Names, Split, row_dtype
 from mmcompile.format.npy import file_name, hash_bytes
 
 __all__ = [
@@ -50,7 +50,6 @@ INDEX_LIMIT = 1 << 20
 #: Read limit of the files that hold what would not fit the index: class names, rejects.
 BLOB_LIMIT = 256 << 20
 _FIELD_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}\Z")
-_RESERVED = frozenset({"table", "samples", "keys", "hashes", "rejects", "classes", "rows"})
 _MEANINGS = ("image", "class", "value")
 _TOP = ["classes", "fields", "format", "pixel_revision", "rejects", "samples", "settings", "shards", "splits", "statistics", "table", "version"]
 _TOP += ["versions"]
@@ -181,7 +180,7 @@ class _IndexCheck(Check):
         where = f"fields[{i}]"
         entry = self.mapping(value, where, ["name", "dtype", "shape", "meaning", "layout", "scale", "normalize"], _FIELD_OPTIONAL)
         name = entry["name"]
-        if not isinstance(name, str) or not _FIELD_NAME.match(name) or name in _RESERVED:
+        if not isinstance(name, str) or not _FIELD_NAME.match(name) or name in RESERVED:
             self.fail(f"{where}.name", "lower-case letters, digits and _ (at most 64), and no reserved word", name)
         if not isinstance(entry["dtype"], str) or entry["dtype"] not in DTYPES:
             self.fail(f"{where}.dtype", f"one of {sorted(DTYPES)}", entry["dtype"])
@@ -344,7 +343,7 @@ def read_generation(root: Path, name: str) -> Index:
     path = root / "generations" / f"{name}.json"
     data = read_limited(path, INDEX_LIMIT)
     if hash_bytes(data) != name:
-        raise FormatError(f"{path}: its content does not match its name; run `mmcompile verify {root}`", path=str(path))
+        raise FormatError(f"{path}: its content does not match its name; run `mmcompile verify {root} --repair RAW`", path=str(path))
     return Index.from_bytes(data, path)
 
 
@@ -365,9 +364,9 @@ def read_blob(root: Path, kind: str, digest: str, suffix: str) -> tuple[Path, by
     try:
         data = read_limited(path, BLOB_LIMIT)
     except (FileNotFoundError, NotADirectoryError):
-        raise CorruptShardError(f"{path}: missing; run `mmcompile verify {root}`", path=str(path)) from None
+        raise CorruptShardError(f"{path}: missing; run `mmcompile verify {root} --repair RAW`", path=str(path)) from None
     if hash_bytes(data) != digest:
-        raise CorruptShardError(f"{path}: its content does not match its name; run `mmcompile verify {root}`", path=str(path))
+        raise CorruptShardError(f"{path}: its content does not match its name; run `mmcompile verify {root} --repair RAW`", path=str(path))
     return path, data
 
 

@@ -8,11 +8,13 @@ and what a killed process left of one goes when the next is opened.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
 import secrets
 import shutil
+import stat
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -37,6 +39,8 @@ _REPAIR = re.compile(r"run `mmcompile verify[^`]*`, then `--repair RAW`|run `mmc
 _THREADS = 16
 #: Where a dataset has files, in the order in which they are listed.
 _FOLDERS = ("", "generations", "shards", ".build", ".build/seals")
+#: What says nothing about a name: no room, or no more files.
+_SHORT = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
 #: Of `.build/`, what another run goes on from.
 _KEPT = frozenset({"settings.json", "stat-cache"})
 
@@ -123,7 +127,7 @@ class Mirror:
                     if made := time_of(facts):
                         os.utime(path, ns=(made, made))
                 except (OSError, ValueError) as error:
-                    if isinstance(error, MMCompileError):
+                    if isinstance(error, MMCompileError) or (isinstance(error, OSError) and error.errno in _SHORT):
                         raise
                     raise OutputExistsError(f"{self.store.where(name)}: not a name of ours ({error})", path=self.store.url) from error
 
@@ -140,7 +144,12 @@ class Mirror:
         def get(name: str) -> None:
             path = self.folder / name
             made = path.stat().st_mtime_ns
-            size = self.store.get(name, path)
+            try:
+                size = self.store.get(name, path)
+            except OSError as error:
+                if error.errno not in _SHORT:
+                    raise
+                raise OSError(error.errno, error.strerror, str(self._home.path)) from error  # a failed write names no file
             if size != self.there[name]:
                 raise RemoteError(f"{self.store.where(name)}: {size:,} bytes, listed with {self.there[name]:,}; run the same command again")
             os.utime(path, ns=(made, made))
@@ -189,9 +198,14 @@ def _is_ours(name: str) -> bool:
 def host_folder() -> Path:
     """The folder of this user on this machine's own disk.  Raises RemoteError where somebody else has it."""
     base = Path(tempfile.gettempdir()) / f"mmcompile-{os.getuid()}"
-    base.mkdir(mode=0o700, exist_ok=True)
-    if base.is_symlink() or base.stat().st_uid != os.getuid():
-        raise RemoteError(f"{base}: belongs to someone else; remove it, or set TMPDIR to another folder", path=str(base))
+    try:
+        base.mkdir(mode=0o700)
+    except FileExistsError:
+        status = base.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+            raise RemoteError(
+                f"{base}: belongs to someone else, or is no folder; remove it, or set TMPDIR to another folder", path=str(base)
+            ) from None
     return base
 
 

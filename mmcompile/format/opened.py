@@ -81,7 +81,7 @@ class Opened:
             self.most_files = min(self.most_files, self.most_maps)
 
     def name(self, name: str, shard: int) -> str:
-        """The name in shards/ of the file of a field (or of "samples", "keys") of a shard."""
+        """The name in shards/ of the file of a field (or of "samples", "keys", "hashes") of a shard."""
         return file_name(name, pair_hash(self.table[name][shard]))
 
     def path(self, name: str, shard: int) -> Path:
@@ -181,9 +181,13 @@ class Opened:
                 with self._files.held(name, nbytes) as path:
                     found = self._files.far
                     return action(path)
-            except CorruptShardError:
-                if damaged or not self._files.replaced(name):
+            except CorruptShardError as error:
+                if not found:
                     raise
+                if damaged:
+                    said = str(error).replace(str(self._files.shards.parent), str(self._files.root))  # no copy is at fault, twice
+                    raise CorruptShardError(said, **{**error.details, "path": where}) from error
+                self._files.replace(name)
                 damaged = True
             except FileNotFoundError:
                 if not found:

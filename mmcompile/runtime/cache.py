@@ -37,7 +37,8 @@ class Cache:
     """A place on a local disk for the shards of a dataset that lies far away.
 
     What was not hashed on this disk is never read, and a copy that was written to since is hashed again when it is next opened.  What a disk loses
-    by itself is not seen: `mmcompile verify` reads whole datasets, and an empty cache is filled anew.
+    by itself is not seen: `mmcompile verify` reads whole datasets, and an empty cache is filled anew.  Copies are mapped, as a dataset on this disk
+    would be: one that something else cuts short while it is open ends the process (SIGBUS), but with engine="pread", which brings it anew.
 
     dir: a folder, made if only the last part of its path is missing.  Everything lies in its sub-folder `mmcompile-cache`, and nothing else there is
         touched.  May be shared by processes, ranks, datasets and generations, and by jobs one after the other.
@@ -116,8 +117,8 @@ class Staged:
         with self._held(f"shards/{name}", nbytes) as path:
             yield path
 
-    def replaced(self, name: str) -> bool:
-        return self._copies.drop(f"shards/{name}", used=True)
+    def replace(self, name: str) -> None:
+        self._copies.drop(f"shards/{name}", used=True)
 
     def here(self, name: str) -> bool:
         return self._copies.here(f"shards/{name}")
@@ -141,22 +142,37 @@ class Staged:
 
     def _current(self) -> tuple[Index, str]:
         """The index that is published now, and its name."""
-        where = self._origin.where("index.json")
+        where, data = self._origin.where("index.json"), self._published()
+        while True:
+            found = hash_bytes(data)
+            try:
+                with self._held(f"generations/{found}.json", len(data)):
+                    break
+            except FileNotFoundError:
+                if not any(True for _ in self._origin.list("generations")):
+                    break
+            data, before = self._published(), data  # perhaps another was published, and this one pruned, since it was read
+            if data == before:
+                said = f"{where}: changed after it was published (no generations/{found}.json there); {self._remedy()}"
+                raise FormatError(said, path=where)
+        return Index.from_bytes(data, where), found
+
+    def _published(self) -> bytes:
+        """What is in index.json."""
         try:
             data = self._origin.read("index.json", 0, INDEX_LIMIT + 1)
         except FileNotFoundError:
             said = f"{self.root}: no dataset there (no index.json); give the OUT of `mmcompile build RAW OUT`"
             raise NotADatasetError(said if isinstance(self.root, str) else not_a_dataset(self.root), path=str(self.root)) from None
         if len(data) > INDEX_LIMIT:
-            raise FormatError(f"{where}: more than {INDEX_LIMIT:,} bytes, which is the limit", path=where)
-        found = hash_bytes(data)
-        try:
-            with self._held(f"generations/{found}.json", len(data)):
-                pass
-        except FileNotFoundError:
-            if any(True for _ in self._origin.list("generations")):
-                raise FormatError(f"{where}: changed after it was published (no generations/{found}.json there)", path=where) from None
-        return Index.from_bytes(data, where), found
+            where = self._origin.where("index.json")
+            raise FormatError(f"{where}: more than {INDEX_LIMIT:,} bytes, which is the limit; {self._remedy()}", path=where)
+        return data
+
+    def _remedy(self) -> str:
+        if isinstance(self.root, str):
+            return "copy the dataset to a disk and run `mmcompile verify FOLDER --repair RAW` there"
+        return f"run `mmcompile verify {self.root} --repair RAW`"
 
     @contextmanager
     def _held(self, name: str, nbytes: int | None) -> Iterator[Path]:
@@ -214,8 +230,12 @@ class _Folder:
             os.close(fd)
 
     def list(self, folder: str) -> Iterator[str]:
-        with suppress(FileNotFoundError, NotADirectoryError):
+        try:
             yield from os.listdir(self._root / folder)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            raise self._failed(folder, error) from error
 
     def _failed(self, name: str, error: OSError) -> RemoteError:
         return RemoteError(f"{self.where(name)}: cannot be read ({error.strerror})", path=self.where(name))

@@ -43,6 +43,8 @@ _MARK_TEXT = (
 )
 #: Bytes asked for at a time: little enough that one try is cheap, enough that a store's latency is lost in it.
 _CHUNK = 8 << 20
+#: A file written within this time may be written again without its time changing: file systems count in seconds at the coarsest.
+_JUST_NS = 10**9
 #: No room, or none for this user.
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 #: Nothing can be written, but what is there can be read.
@@ -67,6 +69,18 @@ class Origin(Protocol):
 
 class _Missing(FileNotFoundError):
     """The original is not there: other than a part of the cache folder."""
+
+
+class _Stamp(NamedTuple):
+    """What no longer is the same once a file was written, put in place of another, or moved to another disk."""
+
+    inode: int
+    nbytes: int
+    mtime_ns: int
+    ctime_ns: int
+
+    def text(self) -> bytes:
+        return b"%d %d %d %d\n" % self
 
 
 class _Copy(NamedTuple):
@@ -138,12 +152,14 @@ class Copies:
         except (OSError, FormatError):
             return False
         try:
-            if not used:
+            if used:
+                self._check()
+            else:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not is_same(fd, path):
                 return False
             os.unlink(path)
-            if not name.endswith(_PART):
+            if not name.endswith(_PART) and stat.S_ISREG(os.lstat(self._note(name)).st_mode):
                 os.unlink(self._note(name))
         except OSError:
             return not os.path.lexists(path)
@@ -182,11 +198,11 @@ class Copies:
             try:
                 fd = open_file(part, os.O_RDWR | os.O_CREAT)
             except OSError as error:
-                if error.errno in _READ_ONLY and (fd := self._hashed(name, nbytes)) is not None:
+                if error.errno in (*_READ_ONLY, *_FULL) and (fd := self._hashed(name, nbytes)) is not None:
                     return fd
                 raise
             try:
-                if not lock(fd):
+                if not lock(fd, part):
                     if not wait:
                         return None
                     stuck += not wait_for(fd, part)
@@ -206,12 +222,16 @@ class Copies:
             fd = open_file(path, os.O_RDONLY)
         except FileNotFoundError:
             return None
-        if share(fd):
-            status = os.fstat(fd)
-            if status.st_nlink and status.st_size == nbytes and self._is_noted(fd, name):
-                self.touch(name)
-                return fd
-        close(fd)
+        try:
+            if share(fd):
+                status = os.fstat(fd)
+                if status.st_nlink and status.st_size == nbytes and self._is_noted(fd, name):
+                    self.touch(name)
+                    taken, fd = fd, -1
+                    return taken
+        finally:
+            if fd >= 0:
+                close(fd)
         return None
 
     def _hashed(self, name: str, nbytes: int) -> int | None:
@@ -223,9 +243,10 @@ class Copies:
         try:
             if share(fd) and os.fstat(fd).st_size == nbytes:
                 _set_back(fd)
+                stamp = _stamp(fd)
                 with contextlib.suppress(OSError):  # the disk lost it
-                    if hash_file(fd) == _digest(name) and is_same(fd, self.folder / name):
-                        self._make_note(fd, name)
+                    if hash_file(fd) == _digest(name) and _stamp(fd) == stamp and is_same(fd, self.folder / name):
+                        self._make_note(stamp, name)
                         taken, fd = fd, -1
                         return taken
         finally:
@@ -239,31 +260,35 @@ class Copies:
     def _is_noted(self, fd: int, name: str) -> bool:
         try:
             note = open_file(self._note(name), os.O_RDONLY)
-        except OSError:
+        except (OSError, FormatError):
             return False
         try:
-            return os.read(note, 256) == _stamp(fd)
+            return os.read(note, 256) == _stamp(fd).text()
         except OSError:
             return False
         finally:
             close(note)
 
-    def _make_note(self, fd: int, name: str) -> None:
-        """A note that is cut or mixed up fits no copy, and one that cannot be written is only missed."""
-        with contextlib.suppress(OSError):
+    def _make_note(self, stamp: _Stamp, name: str) -> None:
+        """Note what a copy was before and after it was hashed.
+
+        A note that is cut or mixed up fits no copy; one that cannot be written, or whose name something else has, is only missed.
+        """
+        with contextlib.suppress(OSError, FormatError):
             note = open_file(self._note(name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             try:
-                os.write(note, _stamp(fd))
+                os.write(note, stamp.text())
             finally:
                 close(note)
 
     def _bring(self, fd: int, part: Path, name: str, nbytes: int, origin: Origin) -> int | None:
         """A descriptor of a copy, locked as in use: of one that lies there and turns out to be right, else `fd`, of the part that was brought.
 
-        None where somebody else has it by now, FileNotFoundError where the folder was removed meanwhile.
+        None where somebody else has it by now or wrote to it, FileNotFoundError where the folder was removed meanwhile.
         """
         final = self.folder / name
         try:
+            self._check()
             found = self._hashed(name, nbytes)
             if found is not None:
                 os.unlink(part)
@@ -276,13 +301,16 @@ class Copies:
                 said = f"{final}: not the file of that name, and cannot be removed ({error.strerror}); remove it"
                 raise FormatError(said, path=str(final)) from error
             self._make_room(fd, nbytes)
-            self._fill(fd, name, nbytes, origin)
+            hashed = self._fill(fd, name, nbytes, origin)
             if not share(fd):
                 return None
             self._must_be(fd, part)
             install(part, final)
             self._must_be(fd, final)
-            self._make_note(fd, name)
+            stamp = _stamp(fd)
+            if stamp != hashed._replace(ctime_ns=stamp.ctime_ns):  # which a rename changes
+                return None
+            self._make_note(stamp, name)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(part)
@@ -293,28 +321,33 @@ class Copies:
         if not is_same(fd, path):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
 
-    def _fill(self, fd: int, name: str, nbytes: int, origin: Origin) -> None:
-        """Write the file and hold it against the hash in its name; once more where it does not match."""
+    def _fill(self, fd: int, name: str, nbytes: int, origin: Origin) -> _Stamp:
+        """Write the file and hold it against the hash in its name, once more where it does not match; what it was when it was hashed."""
         wanted_hash, found, at = _digest(name), "", 0
         for _ in range(2):
             at = 0
-            while at < nbytes:
+            while True:
                 wanted = min(_CHUNK, nbytes - at)
-                view = memoryview(_read(origin, name, at, at + wanted, nbytes))[:wanted]
+                view = memoryview(_read(origin, name, at, at + max(1, wanted), nbytes))[:wanted]  # is an empty one there?
                 short = len(view) < wanted
                 while view:
                     written = os.pwrite(fd, view, at)
                     view, at = view[written:], at + written
-                if short:
+                if short or at == nbytes:
                     break
             os.ftruncate(fd, at)
             _set_back(fd)
+            stamp = _stamp(fd)
             found = hash_file(fd)
-            if found == wanted_hash:
-                return
+            if found == wanted_hash and _stamp(fd) == stamp:
+                return stamp
+        if found == wanted_hash:
+            path = str(self.folder / name)
+            raise FormatError(f"{path}: something else wrote to it while it was brought, twice; find out what, or give another folder", path=path)
         where = origin.where(name)
         raise CorruptShardError(
-            f"{where}: damaged, twice: expected {nbytes:,} bytes of hash {wanted_hash}, found {at:,} of hash {found}; run `mmcompile verify` there",
+            f"{where}: damaged, twice: expected {nbytes:,} bytes of hash {wanted_hash}, found {at:,} of hash {found}; "
+            f"run `mmcompile verify {where.removesuffix('/' + name)}`",
             path=where,
             expected=wanted_hash,
             found=found,
@@ -325,7 +358,7 @@ class Copies:
         path = self.folder / "lock"
         counting = open_file(path, os.O_RDWR | os.O_CREAT)
         try:
-            while not lock(counting) and is_same(counting, path) and wait_for(counting, path):
+            while not lock(counting, path) and is_same(counting, path) and wait_for(counting, path):
                 pass  # without it, where its holder no longer gets on, room is counted less well
             copies = self._clean()
             if self._max_bytes is not None:
@@ -348,7 +381,6 @@ class Copies:
 
     def _clean(self) -> list[_Copy]:
         """All copies; parts that nobody is at are removed, and notes of no copy."""
-        self._check()
         notes, now = {}, time.time_ns()
         for name, status in self._files(_NOTES):
             notes[name] = min(status.st_mtime_ns, now)
@@ -358,7 +390,8 @@ class Copies:
         for folder in _FOLDERS:
             for name, status in self._files(folder):
                 path, part = f"{folder}/{name}", name.endswith(_PART)
-                if not part or not self.drop(path):
+                made = part and abs(now - status.st_mtime_ns) < _JUST_NS  # and perhaps not locked yet
+                if not part or made or not self.drop(path):
                     found.append(_Copy(notes.pop(name, 0), status.st_size, path, part))
         for name in notes:
             if not any(self.here(f"{folder}/{name}") for folder in _FOLDERS):
@@ -409,16 +442,19 @@ def _digest(name: str) -> str:
 
 
 def _set_back(fd: int) -> None:
-    """Make the file a second older: whoever writes to it from now on changes its time, even within one tick of the clock."""
+    """Make a file that was just written older: whoever writes to it from now on changes its time, even within one tick of the clock.
+
+    Of two who hash the same file at once the second finds it old, and leaves its times alone.
+    """
     now = time.time_ns()
-    with contextlib.suppress(OSError):  # another user's
-        os.utime(fd, ns=(now, now - 10**9))
+    if abs(now - os.fstat(fd).st_mtime_ns) < _JUST_NS:
+        with contextlib.suppress(OSError):  # another user's
+            os.utime(fd, ns=(now, now - 2 * _JUST_NS))
 
 
-def _stamp(fd: int) -> bytes:
-    """What no longer is the same once a file was written, put in place of another, or moved to another disk."""
+def _stamp(fd: int) -> _Stamp:
     status = os.fstat(fd)
-    return b"%d %d %d %d\n" % (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    return _Stamp(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def _read(origin: Origin, name: str, start: int, stop: int, nbytes: int) -> bytes:

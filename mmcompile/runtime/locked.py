@@ -67,14 +67,15 @@ def close(fd: int) -> None:
     os.close(fd)
 
 
-def lock(fd: int) -> bool:
-    """Take the lock, if nobody has it.  The file's time says since when."""
+def lock(fd: int, path: Path) -> bool:
+    """Take the lock, if nobody has it.  The time of the file, if it is still at this path, says since when."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    with contextlib.suppress(OSError):  # another user's
-        os.utime(fd)
+    if is_same(fd, path):  # else it may be a copy by now, whose times say whether it was written to
+        with contextlib.suppress(OSError):  # another user's
+            os.utime(fd)
     return True
 
 

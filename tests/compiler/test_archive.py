@@ -20,7 +20,7 @@ from mmcompile.compiler import statcache
 from mmcompile.compiler.sources.archive import ArchiveSource
 from mmcompile.compiler.sources.choose import SourceOptions, open_source
 from mmcompile.compiler.sources.folder import FolderSource
-from mmcompile.errors import OutputExistsError, SourceError
+from mmcompile.errors import OptionError, OutputExistsError, SourceError
 from mmcompile.format.reader import Reader
 from tests.compiler.builds import BROKEN, age, dataset, images, inline, keys, make_raw, picture, run, snapshot
 
@@ -180,6 +180,9 @@ def test_of_several_images_the_first_as_text_is_taken_and_another_can_be_chosen(
     assert list(scan.keys) == [b"a.z.png"]
     assert scan.left_out == {"excluded": 1}
     assert source(raw).read(scan.keys[0]) == picture(1)
+    assert list(source(raw, image_column="z.png").scan().keys) == [b"a.z.png"]
+    with pytest.raises(OptionError, match=r"--image-column jpg: samples have no such image \(they have b\.png, z\.png\)"):
+        source(raw, image_column="jpg").scan()
 
 
 def test_classes_are_numbers_or_names(tmp_path: Path) -> None:
@@ -219,7 +222,30 @@ def test_records_become_fields_and_what_does_not_is_told(tmp_path: Path) -> None
     assert np.isnan(scan.values["gap"][0])
     assert scan.values["label"].tolist() == [1, 0]
     assert any("gap" in w and "missing" in w for w in scan.warnings)
-    assert scan.counts == {"values of text in .json left out (text)": 1, "values of several parts in .json left out (box)": 1}
+    assert scan.counts == {
+        "values of text in .json left out (text); --columns takes them as categories": 1,
+        "values of several parts in .json left out (box)": 1,
+    }
+
+
+def test_fields_and_label_can_be_chosen(tmp_path: Path) -> None:
+    records = [{"kind": "b", "x": 1, "box": [1]}, {"kind": "a", "x": 2, "box": [2]}]
+    files = [file for i, r in enumerate(records) for file in ((f"{i}.png", b"x"), (f"{i}.json", json.dumps(r).encode()), (f"{i}.cls", b"7"))]
+    raw = tar(tmp_path / "a.tar", files)
+    scan = source(raw, label_column="kind").scan()
+    assert scan.classes == ("a", "b")
+    assert scan.values["label"].tolist() == [1, 0]
+    assert scan.values["x"].tolist() == [1, 2]
+    assert source(raw, label_column="cls").scan().values["label"].tolist() == [7, 7]
+    scan = source(raw, columns=("kind",)).scan()
+    assert [f.name for f in scan.fields] == ["label", "kind"]
+    assert scan.values["kind"].tolist() == [1, 0]
+    assert [f.name for f in source(raw, columns=()).scan().fields] == ["label"]
+    for more, why in (({"columns": ("box",)}, "values of several parts"), ({"columns": ("Kind",)}, "did you mean kind")):
+        with pytest.raises(OptionError, match=why):
+            source(raw, **more).scan()
+    with pytest.raises(OptionError, match="no image has a class or a record beside it"):
+        source(tar(tmp_path / "b.tar", [("a.png", b"x")]), label_column="kind").scan()
 
 
 def test_splits_are_folders_of_archives_or_named(tmp_path: Path) -> None:

@@ -43,16 +43,6 @@ def processes() -> None:
     """Asked for by tests that need real workers."""
 
 
-@pytest.fixture
-def raw(tmp_path: Path) -> Path:
-    return make_raw(tmp_path / "raw")
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "out"
-
-
 def fresh(raw: Any, preprocess: Preprocess | None = SMALL, **more: Any) -> dict[str, bytes]:
     """The dataset of a build into a new folder."""
     clean = Path(raw.root if isinstance(raw, FolderSource) else raw).parent / "fresh"

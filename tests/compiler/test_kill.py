@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
@@ -10,14 +11,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mmcompile.errors import BuildError
+from tests.compiler import killed
 from tests.compiler.builds import dataset, inline, make_raw, picture, run, write
 from tests.compiler.planted import Planted, plant
+from tests.support import forked
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLS = 24
@@ -26,6 +31,13 @@ KILLS = 24
 def start(*args: Any) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "tests.compiler.killed", *map(str, args)]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def fork(raw: Path, out: Path) -> tuple[ForkServerProcess, Connection]:
+    """A build that has begun, in a session of its own, and what it says."""
+    process, said = forked(killed.in_session, raw, out)
+    said.recv()
+    return process, said
 
 
 def session(leader: int) -> list[int]:
@@ -79,47 +91,45 @@ def alter(raw: Path, round: int) -> None:
 def test_killed_at_random_moments_it_ends_with_the_bytes_of_an_unbroken_build(tmp_path: Path) -> None:
     raw, out = make_raw(tmp_path / "raw", per_class=8), tmp_path / "out"
     chance = random.Random(0)
-    first = start(raw, tmp_path / "timed")
-    assert say(first) == "begin"
-    took = min(float(say(first)), 1.5)  # on a busy machine the first run tells little: most kills must come before the end
-    drain(first)
+    first, said = fork(raw, tmp_path / "timed")
+    took = min(said.recv(), 1.5)  # on a busy machine the first run tells little: most kills must come before the end
+    first.join()
     wanted, published = fresh(raw), {}
     kills = half_done = rounds = 0
     while kills < KILLS:
-        process = start(raw, out)
-        assert say(process) == "begin"
-        moment = chance.uniform(0, took)
-        try:
-            process.wait(timeout=moment)
-        except subprocess.TimeoutExpired:
+        process, said = fork(raw, out)
+        assert process.pid is not None
+        process.join(chance.uniform(0, took))
+        if process.exitcode is None:
             kills += 1
             if kills % 3:
-                os.killpg(process.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it ended just now
+                    os.killpg(process.pid, signal.SIGKILL)
             else:
                 process.kill()  # its workers are left to notice
-            drain(process)
+            process.join()
             assert not wait_for_session_to_end(process.pid)
             half_done += (out / ".build" / "tmp").is_dir() and any((out / ".build" / "tmp").iterdir())
             if not (out / "index.json").exists():
                 assert not published
                 continue
         else:
-            _, errors = drain(process)
-            assert process.returncode == 0, errors
+            assert process.exitcode == 0
         found = dataset(out)
         assert found in (wanted, published)
         if found == wanted:  # the next generation
             published, rounds = found, rounds + 1
             alter(raw, rounds)
             wanted = fresh(raw)
-    last = start(raw, out)
-    _, errors = drain(last)
-    assert last.returncode == 0, errors
+    last, said = fork(raw, out)
+    last.join()
+    assert last.exitcode == 0
     assert dataset(out) == wanted
     assert half_done >= KILLS // 3  # the moments were not all before or after the work
     assert not list((out / ".build" / "tmp").iterdir())
     assert not [p for p in out.rglob("*") if p.name.endswith(".tmp")]
     assert not list((out / ".build" / "seals").iterdir())
+    assert last.pid is not None
     assert not wait_for_session_to_end(last.pid)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from mmcompile.compiler import apart
+from mmcompile.compiler.driver import BuildOptions, build
 from mmcompile.compiler.parts import PartNumber
 from mmcompile.compiler.plan import ShardTask
 from mmcompile.compiler.preprocess import Preprocess
@@ -22,7 +24,7 @@ from mmcompile.compiler.seals import read_seals
 from mmcompile.compiler.sources.folder import FolderSource
 from mmcompile.errors import BuildError, EngineError, OptionError, SourceError
 from mmcompile.format.lock import Lock
-from tests.compiler.builds import BROKEN, SMALL, age, dataset, inline, make_raw, picture, run, snapshot, write
+from tests.compiler.builds import BROKEN, ROW_BYTES, SMALL, age, dataset, inline, make_raw, picture, run, snapshot, write
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -84,8 +86,6 @@ def test_a_part_needs_no_settings_and_takes_those_of_the_plan(tmp_path: Path) ->
     age(raw)
     source = FolderSource(str(raw), exclude=("dog/*",))
     plan(source, out)
-    from mmcompile.compiler.driver import BuildOptions, build
-
     assert build(raw, out, options=BuildOptions(part="0/1")).decoded == 6
     assert run(source, out).decoded == 0
     run(source, tmp_path / "fresh")
@@ -214,6 +214,64 @@ def test_a_machine_with_other_versions_is_refused(tmp_path: Path, monkeypatch: p
         plan(raw, out)
     with pytest.raises(EngineError, match=r"has pillow \S+, this build needs 1\.0; on that machine: pip install pillow==1\.0"):
         part(raw, out, "0/2")
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_a_dry_run_of_a_part_foresees_its_shards_with_the_settings_of_the_plan(tmp_path: Path, published: bool) -> None:
+    raw, out = write(make_raw(tmp_path / "raw", per_class=12), {"cat/bad.png": BROKEN}), tmp_path / "out"
+    age(raw)
+    if published:
+        run(raw, out, max_rejects=1)
+        (raw / "dog").rename(raw / "wolf")
+        age(raw)
+    plan(raw, out)
+    for which in ("1/3", "2/3", "0/3"):
+        before, files = snapshot(tmp_path), set((out / "shards").iterdir())
+        foreseen = build(raw, out, options=BuildOptions(part=which), dry_run=True)
+        assert snapshot(tmp_path) == before
+        found = part(raw, out, which)
+        assert (foreseen.part, foreseen.dry_run, foreseen.shards, foreseen.shape) == (which, True, found.shards, found.shape)
+        unknown = found.rejects - foreseen.rejects  # a bad image is known by then only if it was met before
+        assert (foreseen.decoded - unknown, foreseen.copied, foreseen.kept) == (found.decoded, found.copied, found.kept)
+        if not unknown:
+            assert foreseen.samples == found.samples
+            assert foreseen.write_bytes == sum(path.stat().st_size for path in set((out / "shards").iterdir()) - files)
+        again = build(raw, out, options=BuildOptions(part=which), dry_run=True)
+        assert (again.kept, again.decoded, again.copied, again.write_bytes) == (found.samples, 0, 0, 0)
+        assert again.bytes >= found.samples * ROW_BYTES
+
+
+def test_a_dry_run_of_a_part_is_refused_as_the_part_is(tmp_path: Path) -> None:
+    raw, out = make_raw(tmp_path / "raw"), tmp_path / "out"
+    with pytest.raises(BuildError, match=r"there is no plan here .*; run the same command with --plan-only in place of --part first"):
+        part(raw, out, "0/2", dry_run=True)
+    assert not out.exists()
+    plan(raw, out)
+    with pytest.raises(OptionError, match="but crop: 8 -> 9 was given; leave the settings out"):
+        part(raw, out, "0/2", preprocess=Preprocess(crop=9), dry_run=True)
+    with pytest.raises(OptionError, match="part must be I/N"):
+        part(raw, out, "3/2", dry_run=True)
+
+
+def test_a_part_whose_build_folder_was_deleted_says_so(tmp_path: Path) -> None:
+    raw = make_raw(tmp_path / "raw")
+    age(raw)
+
+    def delete(progress: Any) -> None:
+        if progress.stage == "build" and (out / ".build").exists():
+            shutil.rmtree(out / ".build")
+
+    def delete_early(progress: Any) -> None:
+        if progress.stage == "choose":
+            shutil.rmtree(out / ".build")
+
+    out = tmp_path / "part"
+    plan(raw, out)
+    with pytest.raises(BuildError, match=r"\.build was removed while the build ran"):
+        part(raw, out, "0/1", progress=delete)
+    out = tmp_path / "plan"
+    with pytest.raises(BuildError, match=r"\.build was removed while the build ran"):
+        plan(raw, out, preprocess=None, progress=delete_early)
 
 
 @pytest.mark.parametrize("text", ["", "3", "/", "1/", "/4", "-1/4", "5/4", "0/0", "1/2/3", "a/b", "1/4 ", "1.0/4", "\u0661/4", "1/9999999999999"])

@@ -17,13 +17,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from mmcompile.compiler import driver, engines, planning, sealing, statcache, task, template
+from mmcompile.compiler import driver, engines, forecast, planning, statcache, task, template
 from mmcompile.compiler.driver import BuildReport
 from mmcompile.compiler.outcome import Progress
 from mmcompile.compiler.plan import cuts
 from mmcompile.compiler.preprocess import IMAGENET, Normalize, Preprocess
 from mmcompile.compiler.sources.folder import FolderSource
 from mmcompile.errors import BuildError, DecodeError, FormatError, ResumeError
+from mmcompile.format.npy import hash_bytes
 from mmcompile.format.prune import prune
 from mmcompile.format.reader import Reader
 from tests.compiler.builds import BROKEN, SMALL, dataset, inline, make_raw, picture, run, shard_stats, snapshot, write
@@ -32,16 +33,6 @@ from tests.compiler.builds import BROKEN, SMALL, dataset, inline, make_raw, pict
 @pytest.fixture(autouse=True)
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     inline(monkeypatch)
-
-
-@pytest.fixture
-def raw(tmp_path: Path) -> Path:
-    return make_raw(tmp_path / "raw")
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "out"
 
 
 @pytest.fixture
@@ -156,14 +147,14 @@ def test_whatever_changed_a_rebuild_ends_with_the_bytes_of_a_clean_build(tmp_pat
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
 
 
-@pytest.mark.parametrize("old_layout", ["chw", "hwc"])
-@pytest.mark.parametrize("layout", ["chw", "hwc"])
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16", "int32", *FLOATS])
-def test_what_is_stored_anew_from_uint8_decodes_nothing(
-    raw: Path, out: Path, dtype: str, layout: str, old_layout: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run(raw, out, replace(SMALL, layout=old_layout))
-    for normalize, scale in itertools.product([None, IMAGENET] if dtype in FLOATS else [None], ["unit", "none"]):
+def test_what_is_stored_anew_from_uint8_decodes_nothing(raw: Path, out: Path, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each dtype meets all pairs of layouts and all ways to normalise; each pair meets each way in one of the four dtypes of a kind."""
+    layouts = list(itertools.product(["chw", "hwc"], ["chw", "hwc"]))
+    ways = list(itertools.product([None, IMAGENET] if dtype in FLOATS else [None, None], ["unit", "none"]))
+    shift = [*FLOATS, "uint8", "uint16", "int16", "int32"].index(dtype) % 4
+    for (old_layout, layout), (normalize, scale) in zip(layouts, ways[shift:] + ways[:shift], strict=True):
+        run(raw, out, replace(SMALL, layout=old_layout))
         preprocess = replace(SMALL, dtype=dtype, layout=layout, normalize=normalize, scale=scale)
         with monkeypatch.context() as patch:
             forbid(patch)
@@ -171,6 +162,7 @@ def test_what_is_stored_anew_from_uint8_decodes_nothing(
         assert (report.decoded, report.samples) == (0, 12)
         assert sums_up(report)
         assert dataset(out) == clean(raw, preprocess)
+        shutil.rmtree(out)
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "int32", *FLOATS])
@@ -458,42 +450,72 @@ CHANGES: dict[str, Any] = {
     "nothing": lambda raw: None,
     "added": lambda raw: write(raw, {"cat/00.png": picture(70), "dog/x.png": picture(71)}),
     "renamed": lambda raw: (raw / "cat").rename(raw / "zebra"),
+    "renamed alike": lambda raw: (raw / "cat").rename(raw / "cow"),
     "changed": lambda raw: write(raw, {"cat/0.png": picture(72)}),
     "broken": lambda raw: (raw / "dog" / "broken.png").rename(raw / "cat" / "moved.png"),
     "removed": lambda raw: (raw / "cat" / "0.png").unlink(),
 }
 
 
+def files_of(out: Path) -> dict[str, int]:
+    """The bytes of every file that generations may name; index.json goes by its content."""
+    found = [*(out / "generations").iterdir(), *(out / "shards").iterdir()]
+    return {path.name: path.stat().st_size for path in found} | {hash_bytes((out / "index.json").read_bytes()): (out / "index.json").stat().st_size}
+
+
 @pytest.mark.parametrize("how", CHANGES)
 @pytest.mark.parametrize("preprocess", [SMALL, replace(SMALL, dtype="float32"), replace(SMALL, crop=6)])
-@pytest.mark.parametrize("trust", [False, True])
+@pytest.mark.parametrize(("trust", "rows"), [(False, 3), (True, 3), (True, 100)])
 def test_a_dry_run_predicts_counts_and_bytes_and_writes_nothing(
-    raw: Path, out: Path, how: str, preprocess: Preprocess, trust: bool, monkeypatch: pytest.MonkeyPatch
+    raw: Path, out: Path, how: str, preprocess: Preprocess, trust: bool, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if trust:
         monkeypatch.setattr(statcache, "_YOUNG_NS", 0)
     write(raw, {"dog/broken.png": BROKEN})
-    run(raw, out, max_rejects=1)
+    run(raw, out, max_rejects=1, rows=rows)
     CHANGES[how](raw)
-    before = snapshot(raw.parent)
+    before, files = snapshot(raw.parent), files_of(out)
     with monkeypatch.context() as patch:
         patch.setattr(task, "measure", lambda *a: (1, 1.0))
-        foreseen = run(raw, out, preprocess, max_rejects=1, dry_run=True)
+        foreseen = run(raw, out, preprocess, max_rejects=1, rows=rows, dry_run=True)
     assert snapshot(raw.parent) == before
-    sealed: list[str] = []
-    real = sealing.write_seal
-    monkeypatch.setattr(sealing, "write_seal", lambda folder, seal: (sealed.extend(seal.names()), real(folder, seal)))
-    report = run(raw, out, preprocess, max_rejects=1)
+    report = run(raw, out, preprocess, max_rejects=1, rows=rows)
     known = preprocess.crop == 8 or report.decoded == 0
     assert foreseen.rejects == (1 if known else 0)
     assert (foreseen.decoded - (not known), foreseen.copied, foreseen.kept) == (report.decoded, report.copied, report.kept)
     assert foreseen.samples - (not known) == report.samples
     if known:
-        assert foreseen.write_bytes == sum((out / "shards" / name).stat().st_size for name in sealed)
-        reader = Reader(out)
-        paths = [reader.path(kind, shard) for kind in ("image", "label", "samples", "keys") for shard in range(len(reader.table))]
-        least, most = (sum(path.stat().st_size for path in found) for found in (set(paths), paths))  # shards may share a file of labels
-        assert least <= foreseen.bytes <= most
+        new = sum(size for name, size in files_of(out).items() if name not in files)
+        assert foreseen.reject_reasons == report.reject_reasons
+        assert abs(foreseen.bytes - report.bytes) <= 2 * forecast.INDEX_ERROR
+        assert foreseen.write_bytes is not None
+        assert abs(foreseen.write_bytes - new) <= 2 * forecast.INDEX_ERROR
+        if how == "nothing" and preprocess == SMALL:
+            assert (foreseen.write_bytes, foreseen.bytes) == (0, report.bytes)
+
+
+@pytest.mark.usefixtures("trusted")
+@pytest.mark.parametrize(("name", "new"), [("dig", {"keys"}), ("digger", {"keys", "samples"}), ("cat/more", {"keys", "samples", "label"})])
+def test_a_dry_run_does_not_count_files_that_stand_under_other_keys(raw: Path, out: Path, name: str, new: set[str]) -> None:
+    run(raw, out, rows=100)
+    before = files_of(out)
+    (raw / "dog").rename(raw / name)  # the same pictures in the same order
+    foreseen = run(raw, out, rows=100, dry_run=True)
+    run(raw, out, rows=100)
+    made = {file: size for file, size in files_of(out).items() if file not in before}
+    assert {file.partition("-")[0] for file in made if "-" in file} - {"table"} == new
+    assert foreseen.write_bytes is not None
+    assert abs(foreseen.write_bytes - sum(made.values())) <= 2 * forecast.INDEX_ERROR
+
+
+@pytest.mark.parametrize("more", [{}, {"normalize": "auto"}, {"mode": "rgba", "dtype": "float32"}])
+@pytest.mark.parametrize("classes", [2, 300])
+def test_a_dry_run_of_a_new_dataset_says_how_large_it_becomes(tmp_path: Path, out: Path, classes: int, more: dict[str, Any]) -> None:
+    raw = make_raw(tmp_path / "many", 1, [f"class {i}" for i in range(classes)])
+    foreseen = run(raw, out, replace(SMALL, **more), dry_run=True)
+    report = run(raw, out, replace(SMALL, **more))
+    assert abs(foreseen.bytes - report.bytes) <= 2 * forecast.INDEX_ERROR
+    assert foreseen.write_bytes == foreseen.bytes
 
 
 # ---------------------------------------------------------------- damage, other runs

@@ -17,8 +17,10 @@ import pytest
 from mmcompile.compiler import template as templates
 from mmcompile.compiler.engines import LocalExecutor, result_within
 from mmcompile.errors import EngineError
+from tests.compiler.builds import make_raw
 from tests.compiler.test_engines import add, alive, pid, wait_until_gone
 
+ROOT = Path(__file__).resolve().parents[2]
 loaded: list[int] = []
 
 
@@ -202,7 +204,8 @@ def template_of(executor: LocalExecutor) -> int:
 
 
 def stopped_with_a_question(executor: LocalExecutor, monkeypatch: pytest.MonkeyPatch, limit_s: float) -> Any:
-    """A call whose worker was killed while its template, which has `limit_s` seconds for a reply, is stopped."""
+    """A call whose worker was killed while its template, which has `limit_s` seconds for a reply, is stopped; nobody looks whether it is."""
+    monkeypatch.setattr(templates, "_LOOK_S", 3600.0)
     with monkeypatch.context() as patch:
         patch.setattr(templates, "_REPLY_S", limit_s)
         worker = executor.submit(pid).result()
@@ -224,6 +227,32 @@ def test_a_template_that_is_stopped_before_the_first_fork_is_replaced_by_one_tha
     os.kill(first, signal.SIGSTOP)
     assert alone.submit(where_loaded).result(60) == []
     assert not wait_until_gone([first])
+
+
+def test_a_template_that_is_seen_to_be_stopped_is_replaced_whatever_time_it_may_take(alone: LocalExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "_LOAD_S", 3600.0)
+    monkeypatch.setattr(templates, "_REPLY_S", 3600.0)
+    alone.prepare(load)
+    first = template_of(alone)
+    os.kill(first, signal.SIGSTOP)
+    assert alone.submit(where_loaded).result(60) == []
+    worker, second = alone.submit(pid).result(60), template_of(alone)
+    os.kill(second, signal.SIGSTOP)
+    os.kill(worker, signal.SIGKILL)
+    with pytest.raises(EngineError):
+        alone.submit(pid).result(60)
+    assert alone.submit(parent).result(60) not in (first, second)
+    assert not wait_until_gone([first, second])
+
+
+def test_a_template_that_is_slow_or_goes_on_is_waited_for(alone: LocalExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "_LOOK_S", 0.01)
+    looks = iter([True, False, True, *[False] * 10_000])
+    monkeypatch.setattr(templates, "_is_stopped", lambda _: next(looks))
+    alone.prepare(load)
+    first = template_of(alone)
+    assert alone.submit(parent).result(60) == first
+    assert next(looks) is False  # it was looked at more than three times
 
 
 def test_a_stopped_template_is_ended_when_a_worker_dies_and_the_next_call_has_another(alone: LocalExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,3 +325,53 @@ def test_a_template_may_be_killed_a_few_times(alone: LocalExecutor, monkeypatch:
     else:
         with pytest.raises(EngineError, match="its template ended 5 times"):
             future.result(60)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_command_that_is_ended_leaves_no_template_even_one_that_is_stopped_before_it_began(tmp_path: Path, number: int, code: int) -> None:
+    path, starts = python_that(tmp_path, f'echo $$ > "{tmp_path}/pid"; kill -STOP $$', 9)
+    raw = make_raw(tmp_path / "raw")
+    script = f"import sys; sys.executable = {path!r}; from mmcompile.cli import main; main(['build', {str(raw)!r}, {str(tmp_path / 'out')!r}])"
+    build = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    while not ((tmp_path / "pid").is_file() and (said := (tmp_path / "pid").read_text())) or not templates._is_stopped(int(said)):
+        assert build.poll() is None
+        time.sleep(0.01)
+    build.send_signal(number)
+    build.send_signal(number if number == signal.SIGTERM else 0)  # as `timeout` does: to the process, and to its group
+    errors = build.communicate(timeout=60)[1]
+    assert build.returncode == code, errors
+    assert not wait_until_gone([int(said)])
+    assert [line for line in errors.splitlines() if line.startswith("error")] == ["error: stopped"]
+    assert starts.read_text() == "\n"
+
+
+def test_a_build_whose_template_is_stopped_starts_another_and_ends_well(tmp_path: Path) -> None:
+    path, starts = python_that(tmp_path, "kill -STOP $$", 1)
+    raw = make_raw(tmp_path / "raw")
+    script = f"""
+        import sys; sys.executable = {path!r}
+        from mmcompile.compiler import template
+        template._LOAD_S = 3600.0
+        from mmcompile.cli import main
+        main(["build", {str(raw)!r}, {str(tmp_path / "out")!r}, "--decode-timeout", "3600"])
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], cwd=ROOT, check=True, capture_output=True, timeout=60)
+    assert starts.read_text() == "\n\n"
+
+
+def test_an_executor_that_nobody_ended_leaves_no_stopped_template_when_its_process_ends(tmp_path: Path) -> None:
+    path, _ = python_that(tmp_path, f'echo $$ > "{tmp_path}/pid"; kill -STOP $$', 9)
+    script = f"""
+        import os, sys, time
+        from mmcompile.compiler import template
+        from mmcompile.compiler.engines import LocalExecutor
+        sys.executable = {path!r}
+        executor = LocalExecutor(1)
+        executor.prepare(os.getpid)
+        while not template._is_stopped(executor._template._process.pid):
+            time.sleep(0.01)
+        raise SystemExit("an error before anybody could end it")
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], cwd=ROOT, capture_output=True, timeout=60)
+    assert done.stderr == b"an error before anybody could end it\n"
+    assert not wait_until_gone([int((tmp_path / "pid").read_text())])

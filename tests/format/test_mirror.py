@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ from mmcompile.format.npy import file_name
 from mmcompile.format.prune import prune
 from mmcompile.format.verify import verify
 from mmcompile.summary import verify_lines
+from tests.format.builders import file_of
 from tests.s3 import Bucket, Proxy
 from tests.support import make_dataset
 
@@ -44,6 +48,14 @@ def test_info_of_a_url_is_that_of_the_folder_and_fetches_no_image(root: Path, ur
     assert [g["name"] for g in found["generations"]] == [g["name"] for g in expected["generations"]]
     assert not [a for a in s3_proxy.asked if "image-" in a.path or "samples-" in a.path]
     assert list(samples_table(url)) == list(samples_table(root))
+
+
+def test_info_of_a_url_counts_missing_files_without_another_request(root: Path, url: str, s3_bucket: Bucket, s3_proxy: Proxy) -> None:
+    assert describe(url)["missing"] == 0
+    asked = len(s3_proxy.asked)
+    s3_bucket.delete(f"out/shards/{file_of(root, 'image', 0).name}")
+    assert describe(url)["missing"] == 1
+    assert len(s3_proxy.asked) <= 2 * asked
 
 
 def test_verify_of_a_url_fetches_each_file_once_and_names_bad_rows(root: Path, url: str, s3_bucket: Bucket, s3_proxy: Proxy) -> None:
@@ -105,6 +117,35 @@ def test_the_remedy_for_a_url_is_one_that_works(root: Path, url: str, s3_bucket:
     with Mirror(url) as mirror:
         for remedy in (f"run `mmcompile verify {mirror.folder} --repair RAW`", "run `mmcompile verify`, then `--repair RAW`"):
             assert mirror.text(f"{mirror.folder}/a: bad; {remedy}") == f"{url}/a: bad; {REMEDY}"
+
+
+def test_a_full_disk_here_names_the_folder_that_is_full(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for name in ("store.Store.get", "mirror.make_stub"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"mmcompile.format.{name}", full)
+            with pytest.raises(OSError, match="No space left") as error:
+                describe(url)
+            assert type(error.value) is OSError
+            if name == "store.Store.get":
+                assert str(error.value.filename).startswith(str(tmp_path))
+
+
+def test_what_is_no_folder_of_ours_is_refused(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    base = tmp_path / f"mmcompile-{os.getuid()}"
+    (tmp_path / "other").mkdir()
+    for make in (lambda: base.write_bytes(b"mine"), lambda: base.symlink_to(tmp_path / "other"), lambda: base.symlink_to("nowhere")):
+        make()
+        with pytest.raises(RemoteError, match=rf"^{base}: belongs to someone else, or is no folder; remove it, or set TMPDIR to another folder$"):
+            describe(url)
+        base.unlink()
+    assert not list((tmp_path / "other").iterdir())
+    describe(url)
 
 
 def test_problems_of_a_url_name_it(root: Path, url: str, s3_bucket: Bucket) -> None:

@@ -269,7 +269,7 @@ def evict(root: Path) -> None:
     """Drop the images from the page cache; skips where the file system keeps them there."""
     for path in (root / "shards").glob("image-*"):
         with open(path, "rb+") as file:
-            os.fsync(file.fileno())
+            os.fdatasync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             try:
                 os.preadv(file.fileno(), [bytearray(1)], path.stat().st_size // 2, os.RWF_NOWAIT)

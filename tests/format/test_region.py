@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -135,8 +136,9 @@ def test_rows_are_found_with_and_without_buckets(sizes: list[int], bits: int, da
         ends = (region.first + np.array(sizes)) * 3
         assert (region.first * 3 % ALIGN == 0).all()
         assert (region.first[1:] * 3 >= ends[:-1]).all()
+        space = weakref.ref(region._space)
         del region
-        gc.collect()
+        assert space() is None  # while it is given back to nobody
 
 
 # --- limits ---
@@ -298,7 +300,7 @@ def test_threads_gather_from_a_cold_reader_that_another_closes(tmp_path: Path, e
             faults.append(error)
 
     def close() -> None:
-        while not done.is_set():
+        while not done.wait(0.0005):  # without a pause it would hold the interpreter, and the others would gather from what is closed already
             reader.close()
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]

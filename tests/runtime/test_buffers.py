@@ -120,8 +120,8 @@ def test_an_interrupt_is_never_lost_in_what_runs_when_memory_comes_back() -> Non
     old = signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(InterruptedError()))
     try:
         for _ in range(200):
-            signal.setitimer(signal.ITIMER_REAL, 0.0005)
             try:
+                signal.setitimer(signal.ITIMER_REAL, 0.0005)
                 while True:
                     pool.lend(100)
             except InterruptedError:

@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 
 from mmcompile.errors import CorruptShardError, FormatError
-from mmcompile.format.npy import hash_bytes
+from mmcompile.format.commit import install
+from mmcompile.format.npy import hash_bytes, hash_file
 from mmcompile.runtime.copies import Copies
+from mmcompile.runtime.locked import lock
 
 
 class Memory:
@@ -105,6 +107,152 @@ def test_what_was_not_hashed_here_is_never_given(tmp_path: Path, far: Memory) ->
     assert [asked(), asked()] == [1, 0]
     assert copies.drop(name)
     assert not note.exists()
+
+
+def write(fd: int, *, restored: bool) -> None:
+    """Change a byte of an open file; `restored`: and leave its time of writing as it was."""
+    before = os.fstat(fd)
+    with open(f"/proc/self/fd/{fd}", "r+b") as file:
+        file.write(b"x")
+    while restored:
+        os.utime(fd, ns=(before.st_atime_ns, before.st_mtime_ns))
+        if os.fstat(fd).st_ctime_ns != before.st_ctime_ns:  # the clock ticked
+            break
+
+
+@pytest.mark.parametrize("restored", [False, True])
+@pytest.mark.parametrize("lies_there", [False, True])
+def test_what_is_written_while_it_is_hashed_is_not_taken(
+    tmp_path: Path, far: Memory, monkeypatch: pytest.MonkeyPatch, lies_there: bool, restored: bool
+) -> None:
+    copies, name, writes = Copies(str(tmp_path), None), far.names[0], [1]
+
+    def hashed(fd: int) -> str:
+        digest = hash_file(fd)  # of what was there before
+        if writes[0]:
+            writes[0] -= 1
+            write(fd, restored=restored)
+        return digest
+
+    monkeypatch.setattr("mmcompile.runtime.copies.hash_file", hashed)
+    if lies_there:
+        (copies.folder / name).write_bytes(far.files[name])
+    bring(copies, far, 0)
+    assert (len(far.asked), writes) == (1 if lies_there else 2, [0])
+    bring(copies, far, 0)
+    assert len(far.asked) == (1 if lies_there else 2)
+    writes[0] = 2
+    with pytest.raises(FormatError, match=rf"{copies.folder}/{far.names[1]}: something else wrote to it while it was brought, twice; find out what"):
+        bring(copies, far, 1)
+    assert not copies.here(far.names[1])
+    assert not list(copies.folder.rglob("*.part"))
+
+
+def test_what_is_written_between_its_hash_and_its_note_is_hashed_again(tmp_path: Path, far: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    copies, installs = Copies(str(tmp_path), None), []
+
+    def written(temporary: Path, final: Path) -> None:
+        if not installs:
+            temporary.write_bytes(b"x" * 1000)
+        installs.append(final)
+        install(temporary, final)
+
+    monkeypatch.setattr("mmcompile.runtime.copies.install", written)
+    bring(copies, far, 0)
+    assert len(far.asked) == len(installs) == 2
+
+
+def test_who_waited_for_a_part_does_not_touch_the_copy_that_it_became(tmp_path: Path, far: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    copies, other, met, hashes = Copies(str(tmp_path), None), Copies(str(tmp_path), None), [], []
+
+    def late(fd: int, path: Path) -> bool:
+        if not met:  # `copies` has opened the part, and `other` is faster
+            met.append(path)
+            bring(other, far, 0)
+        return lock(fd, path)
+
+    def hashed(fd: int) -> str:
+        hashes.append(hash_file(fd))
+        return hashes[-1]
+
+    monkeypatch.setattr("mmcompile.runtime.copies.lock", late)
+    monkeypatch.setattr("mmcompile.runtime.copies.hash_file", hashed)
+    bring(copies, far, 0)
+    assert met == [copies.folder / (far.names[0] + ".part")]
+    assert (len(far.asked), len(hashes)) == (1, 1)
+
+
+def test_two_who_hash_the_same_copy_at_once_both_get_it(tmp_path: Path, far: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    copies, other, hashes = Copies(str(tmp_path), None), Copies(str(tmp_path), None), []
+    opened, name = os.open, far.names[0]
+    (copies.folder / name).write_bytes(far.files[name])
+
+    def read_only(path: Any, flags: int, mode: int = 0o777) -> int:
+        if flags & (os.O_RDWR | os.O_WRONLY | os.O_CREAT):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return opened(path, flags, mode)
+
+    def hashed(fd: int) -> str:
+        hashes.append(name)
+        if len(hashes) == 1:
+            with other.held(name, 1000, far):
+                pass
+        return hash_file(fd)
+
+    monkeypatch.setattr(os, "open", read_only)  # else one waits for the other
+    monkeypatch.setattr("mmcompile.runtime.copies.hash_file", hashed)
+    with copies.held(name, 1000, far) as path:
+        assert path.read_bytes() == far.files[name]
+    assert (len(hashes), far.asked) == (2, [])
+
+
+def _link(target: str) -> Any:
+    return lambda path: os.symlink(target, path)
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo, _link("../victim"), _link("nowhere"), _link(".")])
+def test_what_has_the_name_of_a_note_and_is_none_is_left_alone(tmp_path: Path, far: Memory, make: Any) -> None:
+    copies = Copies(str(tmp_path), 3000)
+    victim = copies.folder / "victim"
+    victim.write_bytes(b"mine")
+    notes = [copies.folder / name.replace("shards", "hashed") for name in far.names]
+    bring(copies, far, 0)
+    notes[0].unlink()
+    make(notes[0])  # of a copy that is here
+    make(notes[1])  # and of one that is not
+    kinds = [os.lstat(note) for note in notes[:2]]
+    for k in (0, 1, 0, 1):
+        with copies.held(far.names[k], 1000, far) as path:
+            assert path.read_bytes() == far.files[far.names[k]]
+        assert copies.size(far.names[k]) is None  # nothing says that it is whole
+        assert copies.touch(far.names[k])
+    assert len(far.asked) == 2
+    (copies.folder / far.names[1]).write_bytes(b"x" * 1000)
+    with copies.held(far.names[1], 1000, far) as path:
+        assert path.read_bytes() == far.files[far.names[1]]
+    assert copies.drop(far.names[0])
+    for k in (2, 3, 4):
+        bring(copies, far, k)
+    assert there(copies, far) == [2, 3, 4]
+    assert [(s.st_ino, s.st_mode) for s in kinds] == [(s.st_ino, s.st_mode) for s in map(os.lstat, notes[:2])]
+    assert victim.read_bytes() == b"mine"
+    assert not (copies.folder / "hashed" / "nowhere").exists()
+
+
+def test_nothing_is_removed_behind_a_link_that_came_later(tmp_path: Path, far: Memory) -> None:
+    copies, name = Copies(str(tmp_path), None), far.names[0]
+    bring(copies, far, 0)
+    mine = tmp_path / "mine"
+    (mine / "shards").mkdir(parents=True)
+    (mine / name).write_bytes(b"x" * 1000)
+    shutil.rmtree(copies.folder)
+    copies.folder.symlink_to(mine)
+    with pytest.raises(FormatError, match="a link to one"):
+        bring(copies, far, 0)
+    with pytest.raises(FormatError, match="a link to one"):
+        copies.drop(name, used=True)
+    assert [path.name for path in (mine / "shards").iterdir()] == [os.path.basename(name)]
+    assert (mine / name).read_bytes() == b"x" * 1000
 
 
 def test_notes_of_no_copy_go(tmp_path: Path, far: Memory) -> None:
@@ -205,8 +353,12 @@ def test_what_is_damaged_is_asked_for_twice_and_does_not_stay(tmp_path: Path, fa
         assert len(far.asked) == 2
     assert [path.name for path in (copies.folder / "shards").iterdir()] == []
     del far.files[name]
-    with pytest.raises(FileNotFoundError), copies.held(name, 1000, far):
-        pass
+    for missing, nbytes in ((name, 1000), (f"shards/image-{hash_bytes(b'')}.npy", 0)):
+        with pytest.raises(FileNotFoundError), copies.held(missing, nbytes, far):
+            pass
+    far.files[missing] = b""
+    with copies.held(missing, 0, far) as path:
+        assert path.read_bytes() == b""
 
 
 def test_what_a_dead_process_left_is_removed_and_what_a_living_one_holds_is_not(tmp_path: Path, far: Memory) -> None:
@@ -224,6 +376,7 @@ def test_what_a_dead_process_left_is_removed_and_what_a_living_one_holds_is_not(
     assert there(copies, far) == [0]
     holder.kill()
     holder.communicate()
+    os.utime(part, (4e9, 4e9))  # as a clock that went back leaves it
     bring(copies, far, 2)
     assert not part.exists()
     bring(copies, far, 1)
@@ -249,10 +402,6 @@ def test_what_is_no_file_or_cannot_be_removed_is_an_error_that_names_it(tmp_path
         bring(copies, far, 4)
     assert not far.asked
     bring(copies, far, 5)
-    os.mkfifo(copies.folder / far.names[4].replace("shards", "hashed"))
-    monkeypatch.undo()
-    with pytest.raises(FormatError, match=r"hashed/.*: not a regular file; remove it"):
-        bring(copies, far, 4)
 
 
 @contextmanager
@@ -266,6 +415,22 @@ def locked(path: Path) -> Iterator[None]:
         holder.kill()
 
 
+def test_a_part_that_was_just_made_is_not_removed_before_it_is_locked(tmp_path: Path, far: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    copies, other, met = Copies(str(tmp_path), None), Copies(str(tmp_path), None), []
+
+    def late(fd: int, path: Path) -> bool:
+        if not met:  # `copies` has made its part, and `other` finds nobody at it
+            met.append(path)
+            bring(other, far, 1)
+            assert path.exists()
+        return lock(fd, path)
+
+    monkeypatch.setattr("mmcompile.runtime.copies.lock", late)
+    copies.bring(far.names[0], 1000, far)
+    assert met == [copies.folder / (far.names[0] + ".part")]
+    assert there(copies, far) == [0, 1]
+
+
 def test_who_is_stopped_while_he_brings_a_file_is_not_waited_for(tmp_path: Path, far: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mmcompile.runtime.locked._STUCK", 0.2)
     copies = Copies(str(tmp_path), None)
@@ -276,6 +441,8 @@ def test_who_is_stopped_while_he_brings_a_file_is_not_waited_for(tmp_path: Path,
         bring(copies, far, 0)
         bring(copies, far, 1)
         assert part.exists()
+        for left in copies.folder.rglob("*.part"):
+            os.utime(left, (0, 0))
     bring(copies, far, 2)
     assert sorted(path.name for path in (copies.folder / "shards").iterdir()) == sorted(os.path.basename(name) for name in far.names[:3])
     assert len(far.asked) == 3
@@ -329,7 +496,8 @@ def test_only_the_origin_says_that_a_file_is_missing(tmp_path: Path, far: Memory
         bring(copies, far, 3)
 
 
-def test_a_folder_that_cannot_be_written_gives_what_is_there(tmp_path: Path, far: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("code", [errno.EROFS, errno.ENOSPC])
+def test_a_folder_that_cannot_be_written_gives_what_is_there(tmp_path: Path, far: Memory, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     copies = Copies(str(tmp_path), None)
     bring(copies, far, 0)
     (copies.folder / far.names[1]).write_bytes(far.files[far.names[1]])
@@ -338,15 +506,16 @@ def test_a_folder_that_cannot_be_written_gives_what_is_there(tmp_path: Path, far
 
     def read_only(path: Any, flags: int, mode: int = 0o777) -> int:
         if flags & (os.O_RDWR | os.O_WRONLY | os.O_CREAT):
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+            raise OSError(code, os.strerror(code), path)
         return opened(path, flags, mode)
 
     monkeypatch.setattr(os, "open", read_only)
     for k in (0, 1):
         with copies.held(far.names[k], 1000, far) as path:
             assert path.read_bytes() == far.files[far.names[k]]
+    said = "the cache folder cannot be used (Read-only file system)" if code == errno.EROFS else "no room for 1,000 bytes of far/.*; free some"
     for k in (2, 3):
-        with pytest.raises(OSError, match=rf"the cache folder cannot be used \(Read-only file system\): '{tmp_path}'"):
+        with pytest.raises(OSError, match=rf"{said}: '{tmp_path}".replace("(", r"\(").replace(")", r"\)")):
             bring(copies, far, k)
 
 

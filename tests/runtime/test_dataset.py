@@ -226,7 +226,7 @@ def test_what_is_in_there(root: Path) -> None:
 def test_keys_that_are_not_utf8_and_keys_that_share_a_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = [b"a/\xff.png", "a/ü.png".encode(), b"a/1.png"]
     make_dataset(tmp_path, pixels(3), keys=keys, shards=(2, 1))
-    monkeypatch.setattr("mmcompile.format.reader.key_hash", lambda key: 42)
+    monkeypatch.setattr("mmcompile.format.origins.key_hash", lambda key: 42)
     ds = MMapShardDataset(tmp_path)
     assert ds.source(0) == "a/\udcff.png"
     assert [ds.find(ds.source(i)) for i in range(3)] == [ds.find(k) for k in keys] == [0, 1, 2]
@@ -437,15 +437,3 @@ assert not bad, bad
 """
     subprocess.run([sys.executable, "-c", code], check=True)
     assert sorted(root.rglob("*")) == before
-
-
-def test_importing_the_dataset_pulls_in_no_loader_no_compiler_and_no_pillow() -> None:
-    code = """
-import sys
-from mmcompile.runtime.dataset import MMapShardDataset
-ours = {m.removeprefix("mmcompile.runtime.") for m in sys.modules if m.startswith("mmcompile.")}
-assert not {"loader", "batches", "ahead", "augment", "cut", "device", "order", "sampler", "tune", "cache"} & ours, ours
-assert not {m for m in ours if m.startswith("mmcompile.compiler")}, ours
-assert not {"PIL", "torchvision", "click"} & set(sys.modules)
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)

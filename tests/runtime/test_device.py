@@ -1,10 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 import copy
-import json
 import pickle
-import subprocess
-import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,7 @@ from mmcompile.runtime.augment import Augment
 from mmcompile.runtime.dataset import MMapShardDataset
 from mmcompile.runtime.device import Mover, Resident, free_bytes
 from mmcompile.runtime.loader import ShardLoader
-from tests.support import make_dataset
+from tests.support import forked, make_dataset
 
 CPU = torch.device("cpu")
 ROW = 3 * 6 * 5 + 8
@@ -72,7 +71,7 @@ def test_a_resident_dataset_gives_the_same_batches_in_the_same_order(
     ds = MMapShardDataset(root)
     there = resident(ds, budget, monkeypatch)
     assert there._resident is not None
-    assert len(there._resident.store[0]) == {None: 40, 0: 0, ROW * 15: 15, ROW * 19: 15, ROW * 20: 20, ROW * 40: 40, 1 << 20: 40}[budget]
+    assert len(there._resident) == {None: 40, 0: 0, ROW * 15: 15, ROW * 19: 15, ROW * 20: 20, ROW * 40: 40, 1 << 20: 40}[budget]
     options: dict[str, Any] = {"batch_size": 7, "shuffle": True, "seed": 3, "augment": augment, "num_workers": workers}
     plain, held = ShardLoader(ds, **options), ShardLoader(there, **options)
     for _ in range(2):
@@ -98,7 +97,7 @@ def test_a_subset_holds_its_rows_alone(root: Path, monkeypatch: pytest.MonkeyPat
     for budget, held in ((None, 5), (ROW * 3, 3), (ROW * 2, 2), (ROW, 0)):
         there = resident(ds, budget, monkeypatch)
         assert there._resident is not None
-        assert len(there._resident.store[0]) == held
+        assert len(there._resident) == held
         assert same([there[[5, 4, 3, 2, 1, 0]]], [ds[[5, 4, 3, 2, 1, 0]]])
         part = there.subset([1, 4])
         assert same([part[:]], [ds[[1, 4]]])
@@ -157,45 +156,40 @@ def test_zero_samples_and_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert ds.warm().wait()
 
 
+def hold(root: Path, said: Connection) -> None:
+    """Reads all of a dataset, and says what its images take of memory; holds it until nobody listens."""
+    ds = MMapShardDataset(root).to_device("cpu")
+    for i in range(0, len(ds), 50):
+        ds[i : i + 50]
+    said.send("ready")
+    said.recv()
+    found, ours = {"Rss": 0, "Pss": 0}, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, *rest = line.split()
+        if not name.endswith(":"):
+            ours = "image-" in line
+        elif ours and name[:-1] in found:
+            found[name[:-1]] += int(rest[0]) << 10
+    said.send(found)
+    with contextlib.suppress(EOFError):
+        said.recv()
+
+
 def test_several_processes_share_one_copy(tmp_path: Path) -> None:
     """What each process adds to the memory of the machine is its share of the page cache (PSS), though each sees all of it (RSS)."""
     n, processes = 400, 4
     make_dataset(tmp_path, np.random.default_rng(0).integers(0, 256, (n, 3, 128, 128), dtype=np.uint8), shards=(200, 200))
     nbytes = n * 3 * 128 * 128
-    code = f"""
-import json, sys
-from mmcompile.runtime.dataset import MMapShardDataset
-ds = MMapShardDataset({str(tmp_path)!r}).to_device("cpu")
-for i in range(0, len(ds), 50):
-    ds[i : i + 50]
-print("ready", flush=True)
-sys.stdin.readline()
-found, ours = {{"Rss": 0, "Pss": 0}}, False
-for line in open("/proc/self/smaps"):
-    name, *rest = line.split()
-    if not name.endswith(":"):
-        ours = "image-" in line
-    elif ours and name[:-1] in found:
-        found[name[:-1]] += int(rest[0]) << 10
-print(json.dumps(found), flush=True)
-sys.stdin.readline()
-"""
-    run = [subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(processes)]
+    run = [forked(hold, tmp_path) for _ in range(processes)]
+    for _, said in run:
+        assert said.recv() == "ready"
     found = []
-    try:
-        for process in run:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-        for process in run:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.write("go\n")
-            process.stdin.flush()
-            found.append(json.loads(process.stdout.readline()))
-    finally:
-        for process in run:
-            process.kill()
-            process.communicate()
+    for _, said in run:
+        said.send("go")
+        found.append(said.recv())
+    for process, said in run:
+        said.close()
+        process.join()
     assert all(one["Rss"] >= 0.99 * nbytes for one in found), found
     assert all(one["Pss"] <= 1.05 * nbytes / processes for one in found), found
 

@@ -93,7 +93,7 @@ def test_a_batch_equals_the_per_sample_path_and_is_copied_once(tmp_path: Path, k
         assert first.is_contiguous(memory_format=torch.channels_last if layout == "hwc" else torch.contiguous_format)
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_worker_processes_give_the_same_in_shared_memory(root: Path, context: str, workers: int) -> None:
     ds = MMapShardDataset(root)

@@ -176,8 +176,9 @@ def test_no_page_is_faulted_in_the_steady_state(tmp_path: Path, settings: dict[s
         for images, _labels in loader:
             del images
         faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-    # A batch has at least 150 pages.  Threads may come to be at their furthest ahead for the first time in any one epoch.
-    assert sorted(faults)[4] < len(loader), faults
+    # A batch has at least 150 pages, and one that took fresh ones would do so in each epoch.  Threads may come to be at their furthest ahead for the
+    # first time in any one epoch, and a machine short of memory takes pages away.
+    assert min(faults) < len(loader), faults
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -318,12 +319,24 @@ def test_ctrl_c_ends_the_loop(root: Path, workers: int, where: str) -> None:
     assert "Fatal" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("how", "workers"), [("loop = iter(loader); next(loop)", 0), ("for _ in loader: sys.exit(0)", 3), ("a = zip(loader, loader); next(a)", 1)]
-)
-def test_the_interpreter_exits_in_mid_iteration(root: Path, workers: int, how: str) -> None:
-    done = script(root, how, workers=workers)
-    assert (done.returncode, done.stderr) == (0, "")
+#: Interpreters that end one after another, each a fork of one that has loaded all and has no thread yet.
+EXITS = """
+warnings.filterwarnings("ignore", ".*multi-threaded")
+statuses = []
+for how, workers in (("loop = iter(loader); next(loop)", 0), ("for _ in loader: sys.exit(0)", 3), ("a = zip(loader, loader); next(a)", 1)):
+    pid = os.fork()
+    if not pid:
+        loader = ShardLoader(ds, 2, shuffle=True, num_workers=workers)
+        exec(how)
+        sys.exit(0)
+    statuses.append(os.waitpid(pid, 0)[1])
+print(statuses)
+"""
+
+
+def test_the_interpreter_exits_in_mid_iteration(root: Path) -> None:
+    done = script(root, EXITS)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[0, 0, 0]\n", "")
 
 
 def in_child(work: Callable[[], object]) -> None:

@@ -92,7 +92,7 @@ def test_what_is_known_of_a_subset(ds: MMapShardDataset) -> None:
     assert type(part) is type(ds)
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_a_subset_travels_to_workers(ds: MMapShardDataset, context: str) -> None:
     part = ds.subset(CHOSEN)
     assert len(pickle.dumps(ds)) < 1024

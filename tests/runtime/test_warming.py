@@ -36,7 +36,7 @@ def test_all_is_read_and_said(root: Path, engine: str) -> None:
 def test_evicted_pages_are_back(root: Path) -> None:
     for path in (root / "shards").iterdir():
         fd = os.open(path, os.O_RDONLY)
-        os.fsync(fd)
+        os.fdatasync(fd)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(fd)
     rows = np.arange(N)

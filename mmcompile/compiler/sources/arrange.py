@@ -19,7 +19,7 @@ import numpy.typing as npt
 from mmcompile.compiler.sources import STAT_DTYPE, Scan, labelled
 from mmcompile.compiler.sources.keys import Keys
 from mmcompile.compiler.sources.names import Choice, show
-from mmcompile.compiler.sources.splits import Base, Layout, find_bases, rank
+from mmcompile.compiler.sources.splits import Base, Layout, find_bases, rank, within
 from mmcompile.errors import SourceError
 from mmcompile.format.canonical import as_text
 from mmcompile.format.fields import Split
@@ -116,11 +116,11 @@ def arrange(roots: Mapping[str, str], folders: Iterable[Folder], choice: Choice,
     outside = 0
     while gathered:
         folder = gathered.pop()
-        part = _part_of(folder.text, parts)
-        if part is None:
+        found = within(folder.text, parts)
+        if found is None:
             outside += len(folder.keys)
         else:
-            part.add(folder)
+            found[1].add(folder)
     for part in parts.values():
         if not part.beside and not part.labelled:
             raise SourceError(f"no images in {part.where}", path=part.where)
@@ -132,7 +132,7 @@ def arrange(roots: Mapping[str, str], folders: Iterable[Folder], choice: Choice,
     names, told = _class_map([part for part in parts.values() if part.labelled], layout)
     warnings += told
     splits, numbers, sizes, groups = _grouped(list(parts.values()), names or ())
-    del parts, part, folder
+    del parts, part, folder, found
     keys, stat, again = _join(groups)
     if again:
         counts["files reached again"] = again
@@ -178,16 +178,6 @@ class _Part:
         """The folders directly in a class folder that hold images, at any depth."""
         start = self._skip + len(name) + 1
         return {folder.text[start:].partition("/")[0] for folder in self.classes[name] if len(folder.keys) and len(folder.text) >= start}
-
-
-def _part_of(text: str, parts: Mapping[str, _Part]) -> _Part | None:
-    """The part that a folder lies in; none lies in another."""
-    if "" in parts:
-        return parts[""]
-    at = text.find("/")
-    while at >= 0 and text[:at] not in parts:
-        at = text.find("/", at + 1)
-    return parts.get(text if at < 0 else text[:at])
 
 
 def _class_map(parts: list[_Part], layout: Layout) -> tuple[tuple[str, ...] | None, list[str]]:

@@ -18,15 +18,26 @@ from mmcompile.compiler.sources.names import show
 from mmcompile.errors import OptionError
 from mmcompile.format.index import Field, Names, Split
 
-__all__ = ["IMAGE_NAMES", "LABEL_NAMES", "SPLIT_NAMES", "as_label", "as_splits", "as_value", "field_names", "find_column", "named_alike"]
+__all__ = [
+    "IMAGE_NAMES",
+    "LABEL_NAMES",
+    "SPLIT_NAMES",
+    "SPLIT_ORDER",
+    "as_label",
+    "as_splits",
+    "as_value",
+    "field_names",
+    "find_column",
+    "named_alike",
+]
 
 #: What columns are called, the likeliest first; case and what is no letter or digit do not count.
 IMAGE_NAMES = ("filename", "filepath", "path", "image", "imagepath", "imagefile", "imagename", "img", "imgpath", "file", "filenames")
 LABEL_NAMES = ("label", "labels", "class", "target", "category", "classid", "labelid", "categoryid", "classname", "labelname", "classlabel")
 SPLIT_NAMES = ("split",)
 
-#: In the order in which splits stand.
-_ORDER = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "dev": 1, "test": 2, "testing": 2}
+#: What splits are called, lower case, and in which order they stand; others come behind these.
+SPLIT_ORDER = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "dev": 1, "test": 2, "testing": 2}
 #: Names that a field of a dataset cannot have, or that another field has.
 _TAKEN = frozenset({"table", "samples", "keys", "hashes", "rejects", "classes", "rows", "image"})
 #: Whole numbers up to here are floats without a loss.
@@ -79,7 +90,7 @@ def as_label(column: Column, names: Sequence[str] | None = None) -> tuple[npt.ND
     numbered in their order.  `names`: what the source says that its numbers stand for.
     """
     values, present = column.values, ~column.missing
-    if column.unit is not None:
+    if column.unit is not None or (values.dtype.kind == "u" and values.max(initial=0) > np.iinfo(np.int64).max):
         return None
     if column.names is not None:
         return values.astype(np.int64), column.names, "classes in their order as text"
@@ -130,7 +141,7 @@ def as_value(column: Column, field: str, where: Callable[[int], str]) -> tuple[F
 
 def as_splits(names: Sequence[str], numbers: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], tuple[Split, ...]]:
     """(rows in the order of their splits, and else as they came (N,); the splits that have any), from the number of each row's split (N,)."""
-    order = sorted(range(len(names)), key=lambda i: (_ORDER.get(names[i].lower(), 3), names[i]))
+    order = sorted(range(len(names)), key=lambda i: (SPLIT_ORDER.get(names[i].lower(), 3), names[i]))
     place = np.empty(len(names), np.int64)
     place[order] = np.arange(len(names))
     ranks = place[numbers]
