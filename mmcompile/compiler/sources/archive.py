@@ -19,6 +19,7 @@ import numpy as np
 from mmcompile.compiler.sources import Scan
 from mmcompile.compiler.sources.arrange import arrange
 from mmcompile.compiler.sources.keys import Keys, place_of
+from mmcompile.compiler.sources.manifest import typed_columns
 from mmcompile.compiler.sources.members import TOO_LARGE, ArchiveFile, Descriptors, FolderRules, Place, TreeMembers, first_twice, member_stats
 from mmcompile.compiler.sources.names import Choice, show
 from mmcompile.compiler.sources.pairing import Pairing
@@ -155,8 +156,12 @@ class ArchiveSource:
             "hidden": self.hidden,
             "extensions": None if self.extensions is None else sorted(self.extensions),
             **self.layout.identity(),
-            **{f"{name}-column": wish for name, wish in (("image", self.wishes.image), ("label", self.wishes.label)) if wish is not None},
-            **({} if self.wishes.columns is None else {"columns": list(self.wishes.columns)}),
+            **{
+                name: name_to_json(wish)
+                for name, wish in (("image_column", self.wishes.image), ("label_column", self.wishes.label))
+                if wish is not None
+            },
+            **({} if self.wishes.columns is None else {"columns": name_to_json(typed_columns(self.wishes.columns))}),
         }
 
     def location(self) -> str:

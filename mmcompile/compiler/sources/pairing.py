@@ -108,9 +108,9 @@ class Pairing:
         self._given = classes
         if not self._rows:
             if self._wishes.image is not None and self._fields:
-                fields = ", ".join(map(show, sorted(self._fields)[:20]))
+                has = ", ".join(map(show, sorted(self._fields)[:20]))
                 raise OptionError(
-                    f"--image-column {show(self._wishes.image)}: samples have no such image (they have {fields})", options=["image-column"]
+                    f"--image-column {show(self._wishes.image)}: samples have no such image (they have {has})", options=["image-column"]
                 )
             named = _some([members.shown for members, _ in self._archives])
             raise SourceError(f"no images in {named}: {_listed(self._left_out) or 'there is no file in it'}", path=named)
