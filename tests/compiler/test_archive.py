@@ -17,12 +17,13 @@ import numpy as np
 import pytest
 
 from mmcompile.compiler import statcache
+from mmcompile.compiler.repair import repair
 from mmcompile.compiler.sources.archive import ArchiveSource
 from mmcompile.compiler.sources.choose import SourceOptions, open_source
 from mmcompile.compiler.sources.folder import FolderSource
 from mmcompile.errors import OptionError, OutputExistsError, SourceError
 from mmcompile.format.reader import Reader
-from tests.compiler.builds import BROKEN, age, dataset, images, inline, keys, make_raw, picture, run, snapshot
+from tests.compiler.builds import BROKEN, age, dataset, images, inline, keys, make_raw, picture, run, snapshot, write
 
 Files = Iterable[tuple[str, bytes]]
 
@@ -325,6 +326,72 @@ def test_archives_of_folders_have_one_class_map(tmp_path: Path) -> None:
     named = source(tmp_path / "zips", split=("train=train.zip", "val=val.zip")).scan()
     assert [(s.name, s.start, s.stop) for s in named.splits] == [("train", 0, 6), ("val", 6, 10)]
     assert sorted(named.keys) == sorted(scan.keys)
+
+
+def test_a_real_zip_is_the_folder(tmp_path: Path) -> None:
+    layouts = os.environ.get("MMCOMPILE_CORPUS_LAYOUTS")
+    if layouts is None:
+        pytest.skip("MMCOMPILE_CORPUS_LAYOUTS is not set")
+    raw = Path(layouts, "imagefolder")
+    zipped(tmp_path / "a.zip", raw)
+    folder, packed = FolderSource(str(raw)).scan(), source(tmp_path / "a.zip").scan()
+    assert packed.keys == folder.keys
+    assert packed.classes == folder.classes
+    assert packed.splits == folder.splits
+    assert np.array_equal(packed.values, folder.values)
+    for key in packed.keys:
+        assert source(tmp_path / "a.zip").read(key) == (raw / os.fsdecode(key)).read_bytes()
+
+
+def test_what_raw_is_decides(tmp_path: Path) -> None:
+    tar(tmp_path / "mixed/a.tar", pairs(2))
+    assert isinstance(open_source([str(tmp_path / "mixed")], SourceOptions()), ArchiveSource)
+    (tmp_path / "mixed/README").write_text("x")
+    assert isinstance(open_source([str(tmp_path / "mixed")], SourceOptions()), ArchiveSource)
+    write(tmp_path / "mixed", {"cat/a.png": picture(0)})
+    assert isinstance(open_source([str(tmp_path / "mixed")], SourceOptions()), FolderSource)
+    assert len(source(tmp_path / "mixed", source="tar").scan().keys) == 2
+    write(tmp_path / "other", {"note/a.txt": b"", "a.zip": b""})
+    with pytest.raises(SourceError, match="--source zip reads archives that lie beside other things"):
+        open_source([str(tmp_path / "other")], SourceOptions()).scan()
+    with pytest.raises(OptionError, match=r"s3://b/a\.tar: archives are read in place, from a disk"):
+        open_source(["s3://b/a.tar"], SourceOptions())
+    with pytest.raises(SourceError, match="was given twice"):
+        source(tmp_path / "mixed/a.tar", tmp_path / "mixed/a.tar")
+    with pytest.raises(SourceError, match="is a folder: give archives, or one folder"):
+        source(tmp_path / "mixed/a.tar", tmp_path / "mixed", source="tar")
+    apart = source(tar(tmp_path / "far/b.tar", [("c/a.png", b"x")]), tar(tmp_path / "c.tar", [("c/a.png", b"x")]))
+    with pytest.raises(SourceError, match="lie in different folders"):
+        apart.scan()
+
+
+def test_parts_of_a_plan_take_its_settings(tmp_path: Path) -> None:
+    raw = tar(tmp_path / "a.tar", pairs(6))
+    more = {"exclude": ("000003.png",)}
+    run(source(raw, **more), tmp_path / "clean")
+    run(source(raw, **more), tmp_path / "out", options={"plan_only": True})
+    for i in range(2):
+        run(source(raw), tmp_path / "out", options={"part": f"{i}/2"})
+    with pytest.raises(OptionError, match="a part is built as it was planned"):
+        run(source(raw, include=("*",)), tmp_path / "out", options={"part": "0/2"})
+    with pytest.raises(OptionError, match="a part is built as it was planned"):
+        run(make_raw(tmp_path / "folder"), tmp_path / "out", options={"part": "0/2"})
+    run(source(raw, **more), tmp_path / "out")
+    assert dataset(tmp_path / "out") == dataset(tmp_path / "clean")
+
+
+def test_repair_says_that_it_takes_a_folder(tmp_path: Path) -> None:
+    raw = tar(tmp_path / "raw/a.tar", pairs(4))
+    run(source(raw), tmp_path / "out")
+    with pytest.raises(SourceError, match="no folder"):
+        repair(tmp_path / "out", raw)
+    path = next((tmp_path / "out/shards").glob("image-*"))
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    report = repair(tmp_path / "out", tmp_path / "raw")
+    assert report.repaired == ()
+    assert any("not built from a folder of images" in str(missing.to_json()) for missing in report.missing)
 
 
 # ---------------------------------------------------------------- reading

@@ -297,7 +297,7 @@ class ArchiveSource:
 
 def _alike(keys: Keys) -> list[str]:
     """A line where names differ only in case: unpacked on some systems one would take the other's place."""
-    pair = first_twice(Keys.of(as_bytes(as_text(key).casefold()) for key in keys).hashes())
+    pair = first_twice(Keys.of(as_bytes(as_text(key).casefold()) for key in keys.bare).hashes())
     if pair is None:
         return []
     a, b = (show(as_text(keys[i])) for i in pair)

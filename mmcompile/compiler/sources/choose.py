@@ -106,13 +106,16 @@ def _folder(raw: Sequence[str], options: SourceOptions) -> Source:
 def _is_archive(form: str, raw: Sequence[str]) -> bool:
     from mmcompile.compiler.sources.archive import is_archive
 
-    return all(is_archive(place, form) for place in raw)
+    return all(is_archive(on_disk(place), form) for place in raw)
 
 
 def _archive(form: str, raw: Sequence[str], options: SourceOptions) -> Source:
     from mmcompile.compiler.sources.archive import ArchiveSource, names_below
     from mmcompile.compiler.sources.scanning import Wishes
 
+    raw = [on_disk(place) for place in raw]
+    if url := next((place for place in raw if is_url(place)), None):
+        raise OptionError(f"{url}: archives are read in place, from a disk: bring them to one, or mount the store")
     splits = parse_splits(raw, options.split)
     if len(raw) > 1:  # as a folder of these archives would have it
         names = names_below(raw)[1]
