@@ -22,7 +22,7 @@ from mmcompile.compiler.sources.splits import rank
 from mmcompile.compiler.sources.webdataset import TarMembers, Values
 from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.canonical import as_text
-from mmcompile.format.index import Field, Split, row_dtype
+from mmcompile.format.index import LIST_LIMIT, Field, Split, row_dtype
 
 __all__ = ["Pairing"]
 
@@ -131,6 +131,10 @@ class Pairing:
             fields.append(LABEL)
             arrays.append(labels)
         counts = self._values([name for name in self._records if name != label], label, where, fields, arrays)
+        if len(fields) >= LIST_LIMIT:  # the image is one, too
+            raise OptionError(
+                f"{len(fields):,} fields beside the image, at most {LIST_LIMIT - 1} are possible: choose with --columns", options=["columns"]
+            )
         values = np.zeros(len(keys), row_dtype(tuple(fields)))
         for f, column in zip(fields, arrays, strict=True):
             values[f.name] = column
@@ -206,7 +210,7 @@ class Pairing:
             return None, None, name
         classes, labels = made
         if gaps := int((labels < 0).sum()):
-            which = where(int((labels < 0).argmax())) if name is not None else str(self._no_class)
+            which = ("" if name is not None else str(self._no_class)) or where(int((labels < 0).argmax()))
             self._warnings.append(f"{gaps:,} sample{'s have' if gaps > 1 else ' has'} no {source}: label -1 ({which})")
         return classes, labels, name
 
