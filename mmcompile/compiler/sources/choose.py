@@ -103,6 +103,28 @@ def _folder(raw: Sequence[str], options: SourceOptions) -> Source:
     return JoinedSource(tuple(made), layout)
 
 
+def _is_archive(form: str, raw: Sequence[str]) -> bool:
+    from mmcompile.compiler.sources.archive import is_archive
+
+    return all(is_archive(on_disk(place), form) for place in raw)
+
+
+def _archive(form: str, raw: Sequence[str], options: SourceOptions) -> Source:
+    from mmcompile.compiler.sources.archive import ArchiveSource, names_below
+    from mmcompile.compiler.sources.scanning import Wishes
+
+    raw = [on_disk(place) for place in raw]
+    if url := next((place for place in raw if is_url(place)), None):
+        raise OptionError(f"{url}: archives are read in place, from a disk: bring them to one, or mount the store")
+    splits = parse_splits(raw, options.split)
+    if len(raw) > 1:  # as a folder of these archives would have it
+        names = names_below(raw)[1]
+        splits = tuple((split, names[int(number)] + slash + rest) for split, (number, slash, rest) in ((s, f.partition("/")) for s, f in splits))
+    layout = Layout(splits, _classes(options))
+    wishes = Wishes(options.image_column, options.label_column, options.columns)
+    return ArchiveSource(tuple(raw), form, options.include, options.exclude, options.takes_hidden, options.extensions, layout, wishes)
+
+
 def _is_arrays(form: str) -> Callable[[Sequence[str]], bool]:
     """Does RAW hold arrays of this form?"""
 
@@ -165,25 +187,6 @@ def _on_this_disk(place: str) -> str:
     return found
 
 
-def _is_archive(form: str, raw: Sequence[str]) -> bool:
-    from mmcompile.compiler.sources.archive import is_archive
-
-    return all(is_archive(place, form) for place in raw)
-
-
-def _archive(form: str, raw: Sequence[str], options: SourceOptions) -> Source:
-    from mmcompile.compiler.sources.archive import ArchiveSource, names_below
-
-    splits = parse_splits(raw, options.split)
-    if len(raw) > 1:  # as a folder of these archives would have it
-        names = names_below(raw)[1]
-        splits = tuple((split, names[int(number)] + slash + rest) for split, (number, slash, rest) in ((s, f.partition("/")) for s, f in splits))
-    layout = Layout(splits, _classes(options))
-    return ArchiveSource(
-        tuple(raw), form, options.include, options.exclude, hidden=options.takes_hidden, extensions=options.extensions, layout=layout
-    )
-
-
 _FILES = frozenset({"include", "exclude", "hidden", "compat", "split", "classes_from"})
 _COLUMNS = frozenset({"images", "image_column", "label_column", "columns"})
 
@@ -191,9 +194,10 @@ _COLUMNS = frozenset({"images", "image_column", "label_column", "columns"})
 KINDS: tuple[Kind, ...] = (
     Kind("manifest", _is_manifest, _manifest, frozenset({"include", "exclude", "compat", "split", "classes_from"}) | _COLUMNS),
     Kind("coco", _is_coco, _coco, frozenset({"include", "exclude", "compat", "images"})),
-    *(Kind(form, functools.partial(_is_archive, form), functools.partial(_archive, form), _FILES) for form in ("tar", "zip")),
     *(Kind(form, _is_arrays(form), _arrays(form), frozenset({"as_"})) for form in ("npy", "npz", "idx", "npy-folder")),
     Kind("raw", lambda raw: False, _arrays("raw"), frozenset({"as_", "shape", "array_dtype"})),
+    Kind("tar", functools.partial(_is_archive, "tar"), functools.partial(_archive, "tar"), _FILES | _COLUMNS - {"images"}),
+    Kind("zip", functools.partial(_is_archive, "zip"), functools.partial(_archive, "zip"), _FILES),
     Kind("folder", lambda raw: True, _folder, _FILES),
 )
 
