@@ -258,6 +258,8 @@ class _Grouped(click.Command):
 @_option("--include", str, "Take only these, as in 'cats/*.png' (* matches / too).  May repeat.", multiple=True, metavar="GLOB")
 @_option("--exclude", str, "Leave these out: pattern or exact path in RAW.  May repeat; adds to --config.", multiple=True, metavar="GLOB|KEY")
 @_option("--hidden", None, "Take names that begin with a dot, and __MACOSX.", is_flag=True)
+@_option("--split", str, "This folder below RAW (or this one of several RAW) is a split.  May repeat.", multiple=True, metavar="NAME=FOLDER")
+@_option("--classes-from", _PLACE, "The classes and their numbers: those of a dataset, or of a file with a name a line.", metavar="OUT|FILE")
 @_option("--workers", _Typed(COUNT), "Processes.  Default: the CPUs that this process may use.")
 @_option("--engine", _one_of("local|dask|ray"), "Who builds the shards: processes here, or a cluster.  Default: local.")
 @_option("--address", str, "Of that cluster's scheduler: tcp://HOST:PORT (dask), HOST:PORT (ray; default: one on this machine).", metavar="ADDRESS")
@@ -281,7 +283,7 @@ class _Grouped(click.Command):
 @_JSON
 @click.pass_context
 def build(ctx: click.Context, /, raw: tuple[str, ...], out: str, dry_run: bool, as_json: bool, **given: Any) -> int:
-    """Compile the images in RAW (class folders, or one flat folder) into the dataset OUT.
+    """Compile the images in RAW (class folders, one flat folder, or train/, val/, test/ with either) into the dataset OUT.
 
     \b
     mmcompile build raw/ out/                                  one size for all, chosen by looking at them
@@ -292,16 +294,16 @@ def build(ctx: click.Context, /, raw: tuple[str, ...], out: str, dry_run: bool, 
     """
     from mmcompile.compiler.driver import BuildOptions
     from mmcompile.compiler.driver import build as run
-    from mmcompile.compiler.formats import TORCHVISION_EXTENSIONS
     from mmcompile.compiler.sources.choose import SourceOptions, open_source
 
-    exact = given["compat"] == "torchvision"
     chosen = SourceOptions(
         source=given.pop("source"),
         include=given.pop("include"),
         exclude=(*ctx.meta.get("mmcompile.exclude", ()), *given.pop("exclude")),
-        hidden=given.pop("hidden") or exact,
-        extensions=TORCHVISION_EXTENSIONS if exact else None,
+        hidden=given.pop("hidden"),
+        compat=given["compat"],
+        split=given.pop("split"),
+        classes_from=given.pop("classes_from"),
     )
     source = open_source(raw, chosen)
     run_names = {

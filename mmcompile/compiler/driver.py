@@ -23,7 +23,6 @@ from mmcompile.compiler import decode, forecast, geometry, transform
 from mmcompile.compiler.broker import BrokerExecutor, connect
 from mmcompile.compiler.cluster import Cluster
 from mmcompile.compiler.engines import LocalExecutor, make_executor
-from mmcompile.compiler.formats import TORCHVISION_EXTENSIONS
 from mmcompile.compiler.options import BuildOptions, allowed_rejects, typed
 from mmcompile.compiler.outcome import BuildReport, Progress
 from mmcompile.compiler.output import (
@@ -47,8 +46,8 @@ from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.run import Counts, Runner, ShardWork
 from mmcompile.compiler.seals import Seal
 from mmcompile.compiler.shardcall import versions_here
-from mmcompile.compiler.sources import Scan, Source
-from mmcompile.compiler.sources.remote import folder_source
+from mmcompile.compiler.sources import Scan, Source, roots_of
+from mmcompile.compiler.sources.choose import SourceOptions, open_source
 from mmcompile.compiler.sources.rows import RowSource
 from mmcompile.compiler.staging import Staging
 from mmcompile.compiler.statcache import StatCache
@@ -120,11 +119,10 @@ def _outcome(run: Build, dry_run: bool) -> BuildReport:
 
 
 def _as_source(source: str | Path | Source | RowSource, preprocess: Preprocess) -> Source:
-    """A folder is listed as its preset says: as torchvision lists it, or with all formats and without hidden names."""
-    if not isinstance(source, str | Path):
-        return cast(Source, source)
-    exact = preprocess.compat == "torchvision"
-    return folder_source(os.fspath(source), hidden=exact, extensions=TORCHVISION_EXTENSIONS if exact else None)
+    """What a path or URL is decides how it is read; files are chosen as the preset says: as torchvision does, or all formats without hidden names."""
+    if isinstance(source, str | Path):
+        source = open_source([os.fspath(source)], SourceOptions(compat=preprocess.compat))
+    return cast(Source, source)
 
 
 class Build:
@@ -250,7 +248,8 @@ class Build:
     def _check_output(self) -> None:
         if self.staging is not None:
             self.staging.look()
-        check_output(self.out, self.source.root, None if self.staging is None else self.staging.store.url)
+        for raw in roots_of(self.source):
+            check_output(self.out, raw, None if self.staging is None else self.staging.store.url)
 
     def _lock(self) -> Lock | StoreLock:
         required = self.options.lock

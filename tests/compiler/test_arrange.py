@@ -23,7 +23,7 @@ def folder(key: bytes, *names: bytes, device: int | None = None) -> Folder:
 
 def test_items_stand_by_class_by_folder_by_name_and_keep_their_stat() -> None:
     given = [folder(b"b", b"2", b"1"), folder(b"a/x", b"1"), folder(b"a b", b"1"), folder(b"a", "\uffff".encode(), b"\xff"), folder(b"")]
-    scan = arrange("raw", iter(given), ANY)
+    scan = arrange({"": "raw"}, iter(given), ANY)
     assert scan.keys == [b"a/\xff", "a/\uffff".encode(), b"a/x/1", b"a b/1", b"b/1", b"b/2"]
     assert scan.classes == ("a", "a b", "b")
     assert scan.labels is not None
@@ -34,37 +34,37 @@ def test_items_stand_by_class_by_folder_by_name_and_keep_their_stat() -> None:
 
 
 def test_a_class_is_there_as_soon_as_a_folder_below_it_is() -> None:
-    scan = arrange("raw", [folder(b"c/deep", b"1"), folder(b"b/deep"), folder(b"a", b"1")], ANY)
+    scan = arrange({"": "raw"}, [folder(b"c/deep", b"1"), folder(b"b/deep"), folder(b"a", b"1")], ANY)
     assert (scan.classes, scan.labels.tolist() if scan.labels is not None else None) == (("a", "b", "c"), [0, 2])
     assert scan.warnings == ("1 of 3 class folders hold no image (they keep their numbers): b",)
 
 
 def test_a_flat_folder_has_no_labels_and_its_empty_folders_are_no_classes() -> None:
-    scan = arrange("raw", [folder(b"", b"2", b"1"), folder(b"a")], ANY)
+    scan = arrange({"": "raw"}, [folder(b"", b"2", b"1"), folder(b"a")], ANY)
     assert (scan.keys, scan.labels, scan.classes, scan.warnings) == ([b"1", b"2"], None, None, ())
 
 
 def test_files_reached_twice_are_counted_where_devices_are_known() -> None:
     one, two, three = folder(b"a", b"1", b"2", device=1), folder(b"b", b"1", b"2", b"3", device=1), folder(b"c", b"1", device=2)
-    assert arrange("raw", [one, two, three], ANY).counts["files reached again"] == 2
-    assert "files reached again" not in arrange("raw", [folder(b"a", b"1", device=-1), folder(b"b", b"1", device=-1)], ANY).counts
-    assert "files reached again" not in arrange("raw", [folder(b"a", b"1"), folder(b"b", b"1")], ANY).counts
+    assert arrange({"": "raw"}, [one, two, three], ANY).counts["files reached again"] == 2
+    assert "files reached again" not in arrange({"": "raw"}, [folder(b"a", b"1", device=-1), folder(b"b", b"1", device=-1)], ANY).counts
+    assert "files reached again" not in arrange({"": "raw"}, [folder(b"a", b"1"), folder(b"b", b"1")], ANY).counts
 
 
 def test_what_was_left_out_is_added_up() -> None:
     a, b = folder(b"a", b"1"), folder(b"b")
     a.left_out, a.counts = Counter(hidden=1, excluded=2), Counter({"links to files": 1})
     b.left_out, b.counts = Counter(hidden=3), Counter({"links to files": 2})
-    scan = arrange("raw", [a, b, folder(b"", b"stray")], ANY)
+    scan = arrange({"": "raw"}, [a, b, folder(b"", b"stray")], ANY)
     assert scan.left_out == {"directly in RAW beside class folders": 1, "excluded": 2, "hidden": 4}
     assert scan.counts == {"folders": 2, "links to files": 3}
 
 
-def test_nothing_and_splits_are_refused_by_the_name_of_the_root() -> None:
+def test_nothing_and_doubt_are_refused_by_the_name_of_the_root() -> None:
     with pytest.raises(SourceError, match="no images in s3://bucket/raw: the folder is empty"):
-        arrange("s3://bucket/raw", [], ANY)
-    with pytest.raises(SourceError, match="mmcompile build s3://bucket/raw/train OUT"):
-        arrange("s3://bucket/raw", [folder(b"train/a", b"1"), folder(b"val/a", b"1")], ANY)
+        arrange({"": "s3://bucket/raw"}, [], ANY)
+    with pytest.raises(SourceError, match="s3://bucket/raw holds splits"):
+        arrange({"": "s3://bucket/raw"}, [folder(b"train/a", b"1"), folder(b"val/a", b"1"), folder(b"x", b"1")], ANY)
 
 
 def test_a_choice_says_which_names_count_and_why_others_do_not() -> None:
@@ -94,7 +94,7 @@ def test_files_reached_twice_are_pairs_of_device_and_inode(seed: int) -> None:
         pairs += [pair for pair in zip(known, stat["inode"].tolist(), strict=True) if pair[0] != -1]
         folders.append(Folder.of(b"f%d" % i, [b"%d" % j for j in range(n)], stat, devices))
     folders.append(folder(b"z", b"1"))
-    assert arrange("raw", folders, ANY).counts.get("files reached again", 0) == len(pairs) - len(set(pairs))
+    assert arrange({"": "raw"}, folders, ANY).counts.get("files reached again", 0) == len(pairs) - len(set(pairs))
 
 
 @pytest.mark.parametrize("names", [[b"b", b"", b"a"], [b"x\0", b"x", b"\0x"], ["é".encode(), b"\xe9", b"z"], [b"%d" % i for i in range(40_000)]])

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from mmcompile.compiler.formats import TORCHVISION_EXTENSIONS
 from mmcompile.compiler.sources import STAT_DTYPE, Scan
 from mmcompile.compiler.sources.folder import FolderSource
-from mmcompile.errors import SourceError
+from mmcompile.compiler.sources.splits import Layout, parse_splits
+from mmcompile.errors import OptionError, SourceError
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(24)
 
@@ -305,27 +306,11 @@ def test_patterns_that_match_nothing_are_told(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        ("train/a/1.jpg", "val/a/1.jpg"),
-        ("train/a/1.jpg",),
-        ("Train/a/1.jpg", "test/1.jpg"),
-        ("valid/a/1.jpg", "docs/x.txt", "new/", ".git/1.jpg"),
-    ],
-)
-def test_splits_are_refused_with_the_command_that_builds_one(tmp_path: Path, names: tuple[str, ...]) -> None:
-    first = names[0].split("/")[0]
-    with pytest.raises(SourceError, match="holds splits") as caught:
-        source(make(tmp_path, *names)).scan()
-    assert str(caught.value).endswith(f"build one of them, mmcompile build {tmp_path}/{first} OUT")
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("names", [("train/1.jpg", "test/1.jpg"), ("train/a/1.jpg", "bus/1.jpg"), ("train/a/1.txt", "val/2.jpg")])
+@pytest.mark.parametrize("names", [("train/a/1.jpg", "bus/1.jpg"), ("train/1.jpg", "test/1.jpg", "bus/1.jpg")])
 def test_classes_that_are_called_like_splits_are_classes(tmp_path: Path, names: tuple[str, ...]) -> None:
     scan = source(make(tmp_path, *names)).scan()
     assert scan.classes == tuple(sorted({name.split("/")[0] for name in names}))
+    assert scan.splits == ()
 
 
 def test_no_images_says_what_was_found_instead(tmp_path: Path) -> None:
@@ -512,50 +497,146 @@ def test_real_class_folders_equal_torchvision(split: str) -> None:
     assert_equals_image_folder(os.path.join(layouts, "imagefolder", split))
 
 
-def test_real_class_folders_hold_what_their_note_says() -> None:
+def test_real_splits_have_one_class_map_and_hold_what_their_note_says() -> None:
     layouts = os.environ.get("MMCOMPILE_CORPUS_LAYOUTS")
     if layouts is None:
         pytest.skip("MMCOMPILE_CORPUS_LAYOUTS is not set")
     root = os.path.join(layouts, "imagefolder")
     expected = json.loads(Path(root, "expected.json").read_bytes())
-    with pytest.raises(SourceError, match="holds splits"):
-        source(root).scan()
-    for split in ("train", "val"):
-        scan = source(os.path.join(root, split)).scan()
-        assert scan.classes is not None
-        assert scan.labels is not None
-        counts = np.bincount(scan.labels, minlength=len(scan.classes))
-        links = {name: expected["links"].get(f"{split}/{name}", 0) for name in expected[split]}
-        assert {name: int(n) - links[name] for name, n in zip(scan.classes, counts, strict=True) if n} == expected[split]
+    scan = source(root).scan()
+    assert [split.name for split in scan.splits] == ["train", "val"]
+    assert scan.classes is not None
+    assert sorted({*scan.classes} - {"empty"}) == sorted(expected["train"])  # a copy may have lost its empty folder
+    assert scan.labels is not None
+    for split in scan.splits:
+        counts = np.bincount(scan.labels[split.start : split.stop], minlength=len(scan.classes))
+        links = {name: expected["links"].get(f"{split.name}/{name}", 0) for name in expected[split.name]}
+        assert {name: int(n) - links[name] for name, n in zip(scan.classes, counts, strict=True) if n} == expected[split.name]
+        assert all(key.startswith(split.name.encode() + b"/") for key in scan.keys[split.start : split.stop])
+    assert scan.splits[-1].stop == len(scan.keys)
+    assert any(warning.endswith(": buildings") and "split val" in warning for warning in scan.warnings)
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        ("train/a/1.jpg", "val/a/1.jpg", "labels/1.jpg"),
-        ("Training/a/1.jpg", "Test/a/1.jpg"),
-        ("training/a/1.jpg", "validation/b/1.jpg"),
-    ],
-)
-def test_splits_beside_another_folder_are_still_refused(tmp_path: Path, names: tuple[str, ...]) -> None:
-    for name in names:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(b"x")
-    with pytest.raises(SourceError, match="holds splits"):
-        source(tmp_path).scan()
+@pytest.mark.parametrize("names", [("train/a/1.jpg", "val/a/1.jpg", "labels/1.jpg"), ("Train/a/1.jpg", "test/1.jpg", "bus/b/1.jpg", "car/1.jpg")])
+def test_splits_beside_other_folders_are_refused_with_what_to_say(tmp_path: Path, names: tuple[str, ...]) -> None:
+    others = [name.split("/")[0] for name in names[2:]]
+    with pytest.raises(SourceError, match=rf"holds splits \(.*\) beside other folders with images \({', '.join(others)}\)") as caught:
+        source(make(tmp_path, *names)).scan()
+    assert str(caught.value).isprintable()
+    assert source(tmp_path, exclude=tuple(others)).scan().classes == ("a",)
+    for text in str(caught.value).split("as in ")[1].split(",")[0].split("--split ")[1:]:
+        assert text.strip().split("=")[0] in names[0] + names[1]
 
 
 @pytest.mark.parametrize(
     ("names", "word"),
     [
         (("train/a/1.jpg", "images/1.jpg"), "named like splits"),
-        (("train/1.jpg", "test/1.jpg"), "named like splits"),
+        (("train/1.jpg", "test/1.jpg"), "splits without labels"),
         (("images/a/1.jpg", "images/b/1.jpg"), "there is one class"),
         (("data/train/a/1.jpg", "data/val/a/1.jpg"), "there is one class"),
     ],
 )
 def test_a_layout_that_may_not_be_meant_is_warned_of(tmp_path: Path, names: tuple[str, ...], word: str) -> None:
-    for name in names:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(b"x")
-    assert any(word in warning for warning in source(tmp_path).scan().warnings)
+    assert any(word in warning for warning in source(make(tmp_path, *names)).scan().warnings)
+
+
+def found(scan: Scan) -> dict[str, list[tuple[str, int | None]]]:
+    """Each split's keys and labels, in order."""
+    items = listing(scan)
+    return {split.name: [(os.fsdecode(key), label) for key, label in items[split.start : split.stop]] for split in scan.ranges}
+
+
+def test_splits_stand_train_first_and_share_one_class_map(tmp_path: Path) -> None:
+    make(tmp_path, "val/b/1.jpg", "test/c/1.jpg", "train/a/deep/1.jpg", "train/c/2.jpg", "train/d/", "val/a/", "notes.txt", "test/.git/1.jpg")
+    scan = source(tmp_path).scan()
+    assert scan.classes == ("a", "b", "c", "d")
+    assert found(scan) == {"train": [("train/a/deep/1.jpg", 0), ("train/c/2.jpg", 2)], "val": [("val/b/1.jpg", 1)], "test": [("test/c/1.jpg", 2)]}
+    assert [warning for warning in scan.warnings if "keep their numbers" in warning] == [
+        "1 of 4 class folders hold no image (they keep their numbers): d",
+        "split train has no image of 1 of 4 classes (all keep their numbers): b",
+        "split val has no image of 2 of 4 classes (all keep their numbers): a, c",
+        "split test has no image of 2 of 4 classes (all keep their numbers): a, b",
+    ]
+    assert scan.stat["size"].tolist() == [len(key) for key in scan.keys]
+
+
+@pytest.mark.parametrize("names", [("train/a/1.jpg",), ("Training/a/1.jpg", "Test/a/1.jpg"), ("valid/a/1.jpg", "docs/x.txt", "new/", ".git/1.jpg")])
+def test_splits_keep_the_names_of_their_folders(tmp_path: Path, names: tuple[str, ...]) -> None:
+    wanted = [name.split("/")[0] for name in names if name.endswith("a/1.jpg")]
+    assert found(source(make(tmp_path, *names)).scan()) == {name: [(f"{name}/a/1.jpg", 0)] for name in wanted}
+
+
+def test_a_split_without_class_folders_beside_one_with_has_the_label_minus_one(tmp_path: Path) -> None:
+    scan = source(make(tmp_path, "train/a/1.jpg", "train/b/1.jpg", "train/stray.jpg", "test/2.jpg", "test/1.jpg", "test/thumbs/")).scan()
+    assert found(scan) == {"train": [("train/a/1.jpg", 0), ("train/b/1.jpg", 1)], "test": [("test/1.jpg", -1), ("test/2.jpg", -1)]}
+    assert scan.classes == ("a", "b")
+    assert scan.left_out == {"directly in RAW beside class folders": 1}
+    assert f"the 2 images of {tmp_path}/test lie in no class folders: their label is -1" in scan.warnings
+    assert any(warning.startswith(f"1 images lie directly in {tmp_path}/train, beside class folders") for warning in scan.warnings)
+
+
+def test_flat_splits_have_no_labels(tmp_path: Path) -> None:
+    scan = source(make(tmp_path, "test/1.jpg", "train/2.jpg", "train/1.jpg")).scan()
+    assert found(scan) == {"train": [("train/1.jpg", None), ("train/2.jpg", None)], "test": [("test/1.jpg", None)]}
+    assert scan.classes is None
+
+
+def options(root: Path, *splits: str, classes: tuple[str, ...] | None = None) -> FolderSource:
+    return source(root, layout=Layout(parse_splits([str(root)], splits), classes))
+
+
+def test_splits_are_the_folders_that_are_named(tmp_path: Path) -> None:
+    make(tmp_path, "new/a/1.jpg", "images/old/b/1.jpg", "images/more/b/2.jpg", "images/rest/a/3.jpg", "stray.jpg", "train/a/4.jpg")
+    scan = options(tmp_path, "fine=new", "train=images/old/", "train=./images/more").scan()
+    assert found(scan) == {"train": [("images/more/b/2.jpg", 1), ("images/old/b/1.jpg", 1)], "fine": [("new/a/1.jpg", 0)]}
+    assert scan.left_out == {"in no split": 3}
+    assert any(warning.startswith("3 images lie in no split") for warning in scan.warnings)
+    whole = options(tmp_path, "all=.").scan()
+    assert (whole.classes, whole.splits, len(whole.keys)) == (("images", "new", "train"), (), 5)
+    one = options(tmp_path, "train=.").scan()
+    assert [split.name for split in one.splits] == ["train"]
+    with pytest.raises(SourceError, match=rf"no images in {tmp_path}/nope$"):
+        options(tmp_path, "train=new", "val=nope").scan()
+    assert options(tmp_path, "a=new").identity() != options(tmp_path, "b=new").identity()
+    assert options(tmp_path, "a=new", "b=train").identity() == options(tmp_path, "b=train", "a=new/").identity()
+    assert "splits" not in source(tmp_path).identity()
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (["train"], "expected NAME=FOLDER"),
+        (["=a"], "expected NAME=FOLDER"),
+        (["a="], "expected NAME=FOLDER"),
+        (["a\nb=c"], "expected NAME=FOLDER"),
+        (["a=/abs"], "expected a folder below RAW"),
+        (["a=x/../../y"], "expected a folder below RAW"),
+        (["a=x", "b=x/"], "each may be in one split"),
+        (["a=x/y", "b=x"], "each may be in one split"),
+        (["a=.", "b=x"], "each may be in one split"),
+        (["a=x", "all=y"], "give this one another name"),
+        ([f"{i}=f{i}" for i in range(257)], "at most 256"),
+    ],
+)
+def test_splits_that_cannot_be_are_refused(given: list[str], why: str) -> None:
+    with pytest.raises(OptionError, match=why) as caught:
+        parse_splits(["raw"], given)
+    assert caught.value.details["options"] == ["split"]
+    assert str(caught.value).isprintable()
+
+
+def test_a_class_map_that_is_given_fixes_the_numbers(tmp_path: Path) -> None:
+    make(tmp_path, "train/cat/1.jpg", "train/dog/1.jpg", "val/dog/2.jpg", "val/notes/")
+    scan = options(tmp_path, classes=("zebra", "dog", "cat")).scan()
+    assert scan.classes == ("zebra", "dog", "cat")
+    assert found(scan) == {"train": [("train/dog/1.jpg", 1), ("train/cat/1.jpg", 2)], "val": [("val/dog/2.jpg", 1)]}
+    assert "1 of 3 classes have no image here (they keep their numbers)" in scan.warnings
+    with pytest.raises(
+        SourceError, match=r"1 class folder is not among the 2 names of --classes-from: dog \(nearest: dogs\); in .*/train: "
+    ) as caught:
+        options(tmp_path, classes=("cat", "dogs")).scan()
+    assert str(caught.value).endswith("--exclude train/dog")
+    with pytest.raises(SourceError, match="RAW has no class folders"):
+        source(make(tmp_path / "flat", "1.jpg"), layout=Layout(classes=("a",))).scan()
+    assert options(tmp_path, classes=("a",)).identity() != options(tmp_path, classes=("b",)).identity()

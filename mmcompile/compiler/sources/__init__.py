@@ -16,7 +16,7 @@ import numpy.typing as npt
 from mmcompile.compiler.sources.keys import Keys
 from mmcompile.format.index import Field, Split, row_dtype
 
-__all__ = ["LABEL", "STAT_DTYPE", "Scan", "Source", "labelled"]
+__all__ = ["LABEL", "STAT_DTYPE", "Scan", "Source", "labelled", "roots_of"]
 
 #: What tells an unchanged file from a changed one; all -1 where the file could not be looked at.
 STAT_DTYPE = np.dtype([("size", "<i8"), ("mtime_ns", "<i8"), ("ctime_ns", "<i8"), ("inode", "<i8")])
@@ -69,7 +69,7 @@ class Source(Protocol):
 
     @property
     def root(self) -> str:
-        """The folder that OUT must not lie in, as an absolute path."""
+        """The folder that OUT must not lie in, as an absolute path; a source of several has them as `roots`."""
 
     def identity(self) -> dict[str, object]:
         """The settings of this source that decide which samples there are (canonical JSON values; no path of this machine)."""
@@ -89,3 +89,8 @@ class Source(Protocol):
 
     def stat(self, key: bytes) -> tuple[int, int, int, int]:
         """(size, mtime_ns, ctime_ns, inode) of one item now, following links.  Raises OSError."""
+
+
+def roots_of(source: Source) -> tuple[str, ...]:
+    """All that OUT must not lie in."""
+    return getattr(source, "roots", (source.root,))

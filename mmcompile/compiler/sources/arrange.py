@@ -1,15 +1,16 @@
 """Hides how folders become classes and their items an order: that of torchvision's ImageFolder, whatever the folders lie on.
 
-Pure: folders with their items in, a Scan out.  Class folders are numbered as text; within a class folders stand in the order of their whole path and
-files in that of their names, both as text.  A tree whose sub-folders hold no image is a flat folder without labels.
+Pure: folders with their items in, a Scan out.  Class folders are numbered as text, in one map over all splits and roots; within a class folders stand
+in the order of their whole path and files in that of their names, both as text.  A tree whose sub-folders hold no image is flat: it has no labels.
 """
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,15 +19,18 @@ import numpy.typing as npt
 from mmcompile.compiler.sources import STAT_DTYPE, Scan, labelled
 from mmcompile.compiler.sources.keys import Keys
 from mmcompile.compiler.sources.names import Choice, show
+from mmcompile.compiler.sources.splits import Base, Layout, find_bases, rank
 from mmcompile.errors import SourceError
 from mmcompile.format.canonical import as_text
+from mmcompile.format.fields import Split
 
 __all__ = ["Folder", "arrange"]
 
-#: Folders of these names that hold class folders are the splits of one dataset, not classes.
-_SPLIT_NAMES = frozenset({"train", "training", "val", "valid", "validation", "test", "testing"})
-
 _MAX_EXTENSION_REASONS = 20
+#: Class folders named where a class map lacks them: looking for names like them takes a second for each, among 10^5.
+_MOST_UNKNOWN = 3
+#: Names in a warning.
+_SHOWN = 5
 #: Items that lie together while folders are collected: 17 MB and their keys.
 _PACKED = 1 << 18
 #: Names that are bytes objects at one time while a large folder is sorted.
@@ -74,16 +78,18 @@ def _in_text_order(names: Keys) -> tuple[npt.NDArray[np.int64], Iterator[list[by
     return np.array(numbers, np.int64), ([plain[i] for i in numbers[at : at + _CHUNK]] for at in starts)
 
 
-def arrange(root: str, folders: Iterable[Folder], choice: Choice) -> Scan:
-    """The scan of all folders below `root`, given in any order; an iterator's are let go while they are taken over.
+def arrange(roots: Mapping[str, str], folders: Iterable[Folder], choice: Choice, layout: Layout | None = None) -> Scan:
+    """The scan of all folders, given in any order; an iterator's are let go while they are taken over.
 
-    A folder that is given, or holds one, directly below the root is a class, with images or without.  Raises SourceError: there is no image, or the
-    folders hold splits.
+    `roots`: what each root is called in keys ("" where there is one) -> its path or URL.  A folder that is given, or holds one, directly below a
+    root, or where there are splits below one of these, is a class, with images or without.  Raises SourceError: there is no image, or it cannot be
+    told what is a split or a class.
     """
+    layout = layout or Layout()
     left_out: Counter[str] = Counter()
     counts: Counter[str] = Counter()
-    direct: list[Folder] = []
-    classes: dict[str, list[Folder]] = {}
+    gathered: list[Folder] = []
+    tops: dict[str, dict[str, bool]] = {root: {} for root in roots}
     fresh: list[Folder] = []
     waiting = 0
     for folder in folders:
@@ -94,35 +100,152 @@ def arrange(root: str, folders: Iterable[Folder], choice: Choice) -> Scan:
             fresh, waiting = [], 0
         left_out.update(folder.left_out)
         counts.update(folder.counts)
-        counts["folders"] += bool(folder.text)
-        (classes.setdefault(folder.text.split("/", 1)[0], []) if folder.text else direct).append(folder)
-    names = tuple(sorted(classes))
-    filled = [any(len(folder.keys) for folder in classes[name]) for name in names]
-    beside = sum(len(folder.keys) for folder in direct)
-    warnings: list[str] = []
-    if any(filled):
-        with_images = [(name, classes[name]) for name, has in zip(names, filled, strict=True) if has]
-        _refuse_splits(root, with_images)
-        warnings = _class_warnings(names, filled) + _layout_warnings(with_images)
-        if beside:
-            left_out["directly in RAW beside class folders"] += beside
-            warnings.append(f"{beside:,} images lie directly in RAW, beside class folders, and are left out: move them into a class folder")
-        del with_images, direct
-        groups = [sorted(classes.pop(name), key=lambda folder: folder.text) for name in names]
-    elif beside:
-        groups = [direct]
-    else:
-        raise SourceError(f"no images in {show(root)}: {_describe(_reasons(left_out), counts['folders'])}", path=root, left_out=_reasons(left_out))
-    labels = None
-    if any(filled):
-        labels = np.repeat(np.arange(len(groups)), [sum(len(folder.keys) for folder in group) for group in groups])
+        counts["folders"] += folder.text not in roots
+        gathered.append(folder)
+        if len(folder.keys):
+            root, inside = ("", folder.text) if "" in roots else folder.text.partition("/")[::2]
+            top, _, deeper = inside.partition("/")
+            if top:
+                tops[root][top] = tops[root].get(top, False) or bool(deeper)
+    del fresh
+    if not any(len(folder.keys) for folder in gathered):
+        where = ", ".join(map(show, roots.values()))
+        raise SourceError(f"no images in {where}: {_describe(_reasons(left_out), counts['folders'])}", path=where, left_out=_reasons(left_out))
+    parts = {base.folder: _Part(base, roots) for base in find_bases(roots, tops, layout)}
+    outside = 0
+    while gathered:
+        folder = gathered.pop()
+        part = _part_of(folder.text, parts)
+        if part is None:
+            outside += len(folder.keys)
+        else:
+            part.add(folder)
+    for part in parts.values():
+        if not part.beside and not part.labelled:
+            raise SourceError(f"no images in {part.where}", path=part.where)
+    warnings = _part_warnings(list(parts.values()), tops, layout)
+    left_out["directly in RAW beside class folders"] += sum(part.beside for part in parts.values() if part.labelled)
+    if outside:
+        left_out["in no split"] += outside
+        warnings.append(f"{outside:,} images lie in no split and are left out; --split NAME=FOLDER names the folders that are splits")
+    names, told = _class_map([part for part in parts.values() if part.labelled], layout)
+    warnings += told
+    splits, numbers, sizes, groups = _grouped(list(parts.values()), names or ())
+    del parts, part, folder
     keys, stat, again = _join(groups)
     if again:
         counts["files reached again"] = again
+    labels = None if names is None else np.repeat(np.array(numbers, np.int64), sizes)
+    if [split.name for split in splits] == ["all"]:
+        splits = ()
+    if labels is not None and splits:
+        warnings += _lacking(names or (), labels, splits)
     warnings += choice.warnings()
     facts = {name: counts[name] for name in sorted(counts) if counts[name]}
-    known = None if labels is None else names
-    return Scan(keys, *labelled(labels, len(keys)), stat, known, _reasons(left_out), tuple(warnings), facts)
+    return Scan(keys, *labelled(labels, len(keys)), stat, names, _reasons(left_out), tuple(warnings), facts, splits)
+
+
+class _Part:
+    """What lies in one base: the images directly in it, and its class folders by name."""
+
+    def __init__(self, base: Base, roots: Mapping[str, str]) -> None:
+        self.base = base
+        root, _, inside = ("", "", base.folder) if "" in roots else base.folder.partition("/")
+        self.where = show(os.path.join(roots.get(root, root), inside) if inside else roots.get(root, root))
+        self.direct: list[Folder] = []
+        self.classes: dict[str, list[Folder]] = {}
+        #: Has it classes?  Folders without any image in them are none beside images that lie in no folder.
+        self.labelled = False
+        #: Images that lie in no class folder.
+        self.beside = 0
+        self._skip = len(base.folder) + 1 if base.folder else 0
+
+    def add(self, folder: Folder) -> None:
+        if folder.text == self.base.folder:
+            self.direct.append(folder)
+            self.beside += len(folder.keys)
+        else:
+            self.classes.setdefault(folder.text[self._skip :].partition("/")[0], []).append(folder)
+            self.labelled |= bool(len(folder.keys))
+
+    @property
+    def filled(self) -> list[str]:
+        """The class folders with images, in order."""
+        return sorted(name for name, folders in self.classes.items() if any(len(folder.keys) for folder in folders))
+
+    def inner(self, name: str) -> set[str]:
+        """The folders directly in a class folder that hold images, at any depth."""
+        start = self._skip + len(name) + 1
+        return {folder.text[start:].partition("/")[0] for folder in self.classes[name] if len(folder.keys) and len(folder.text) >= start}
+
+
+def _part_of(text: str, parts: Mapping[str, _Part]) -> _Part | None:
+    """The part that a folder lies in; none lies in another."""
+    if "" in parts:
+        return parts[""]
+    at = text.find("/")
+    while at >= 0 and text[:at] not in parts:
+        at = text.find("/", at + 1)
+    return parts.get(text if at < 0 else text[:at])
+
+
+def _class_map(parts: list[_Part], layout: Layout) -> tuple[tuple[str, ...] | None, list[str]]:
+    """The names of the classes of all parts, and what a person should know of them; None where there are no classes."""
+    if layout.classes is None:
+        names = tuple(sorted({name for part in parts for name in part.classes}))
+        filled = {name for part in parts for name in part.filled}
+        return (names, _class_warnings(names, filled)) if parts else (None, [])
+    if not parts:
+        raise SourceError("--classes-from: RAW has no class folders; leave it out, or give RAW that has", options=["classes-from"])
+    known = frozenset(layout.classes)
+    unknown = {name: part for part in reversed(parts) for name in part.filled if name not in known}
+    if unknown:
+        raise _unknown_classes(unknown, layout.classes)
+    empty = len(known - {name for part in parts for name in part.filled})
+    return layout.classes, [f"{empty:,} of {len(known):,} classes have no image here (they keep their numbers)"] if empty else []
+
+
+def _unknown_classes(unknown: dict[str, _Part], known: tuple[str, ...]) -> SourceError:
+    """Class folders that a fixed class map lacks, and where the first of each lies; some with the names most like it."""
+    shown = []
+    for name in sorted(unknown)[:_MOST_UNKNOWN]:
+        near = difflib.get_close_matches(name, known, 3)
+        shown.append(show(name) + (f" (nearest: {', '.join(map(show, near))})" if near else ""))
+    more = len(unknown) - len(shown)
+    name, part = min(unknown.items(), key=lambda item: item[0])
+    key = f"{part.base.folder}/{name}" if part.base.folder else name
+    return SourceError(
+        f"{len(unknown):,} class folder{'s are' if len(unknown) > 1 else ' is'} not among the {len(known):,} names of --classes-from: "
+        f"{', '.join(shown)}{f' and {more:,} more' if more else ''}; in {part.where}: rename, or leave out with --exclude {show(key)}",
+        path=part.where,
+        unknown=sorted(unknown),
+    )
+
+
+def _grouped(parts: list[_Part], classes: tuple[str, ...]) -> tuple[tuple[Split, ...], list[int], list[int], list[list[Folder]]]:
+    """(splits, class number of each group, its items, its folders in order), in the order of rows; the parts are emptied.
+
+    Within a split class by class, then what has no class (number -1); within a class root by root, then folder by folder.
+    """
+    splits: list[Split] = []
+    numbers: list[int] = []
+    sizes: list[int] = []
+    groups: list[list[Folder]] = []
+    at = 0
+    for split in sorted({part.base.split for part in parts}, key=rank):
+        mine = [part for part in parts if part.base.split == split]
+        found = [(number, [part.classes.pop(name, []) for part in mine if part.labelled]) for number, name in enumerate(classes)]
+        found.append((-1, [part.direct for part in mine if not part.labelled]))
+        for number, folders in found:
+            group = [folder for some in folders for folder in sorted(some, key=lambda folder: folder.text)]
+            if size := sum(len(folder.keys) for folder in group):
+                numbers.append(number)
+                sizes.append(size)
+                groups.append(group)
+        stop = sum(sizes)
+        splits.append(Split(split, at, stop))
+        at = stop
+    return tuple(splits), numbers, sizes, groups
 
 
 def _pack(folders: list[Folder]) -> None:
@@ -183,45 +306,61 @@ class _Devices:
         return again
 
 
-def _refuse_splits(root: str, filled: list[tuple[str, list[Folder]]]) -> None:
-    """Raise SourceError if top folders are splits: named so, one of them with class folders, and beside them no other or one more of them."""
-    splits = [(name, folders) for name, folders in filled if name.lower() in _SPLIT_NAMES]
-    if not splits or (len(splits) < 2 and len(splits) < len(filled)) or not any(_inner(name, folders) for name, folders in splits):
-        return
-    names = [name for name, _ in splits]
-    first = "train" if "train" in names else names[0]
-    raise SourceError(
-        f"{show(root)} holds splits ({', '.join(names)}), each with class folders: build one of them, "
-        f"mmcompile build {show(os.path.join(root, first))} OUT",
-        path=root,
-        splits=names,
-    )
+def _part_warnings(parts: list[_Part], tops: Mapping[str, Mapping[str, bool]], layout: Layout) -> list[str]:
+    """What a person should know of how splits and classes were told apart."""
+    out = []
+    some = any(part.labelled for part in parts)
+    for part in parts:
+        if part.labelled and part.beside:
+            where = part.where if part.base.folder else "RAW"
+            out.append(f"{part.beside:,} images lie directly in {where}, beside class folders, and are left out: move them into a class folder")
+        if some and not part.labelled:
+            out.append(f"the {part.beside:,} images of {part.where} lie in no class folders: their label is -1")
+    split = {part.base.split for part in parts} != {"all"}
+    if split and not layout.splits and not some:
+        out.append("folders named like splits are taken for splits without labels; if they are classes, say --split all=.")
+    if not split and not layout.splits:
+        for part in parts:
+            out += _layout_warnings(part, tops)
+    return out
 
 
-def _class_warnings(names: tuple[str, ...], filled: list[bool]) -> list[str]:
+def _class_warnings(names: tuple[str, ...], filled: set[str]) -> list[str]:
     warnings = []
-    empty = [name for name, has in zip(names, filled, strict=True) if not has]
+    empty = [name for name in names if name not in filled]
     if empty:
-        shown = ", ".join(show(name) for name in empty[:5]) + (", …" if len(empty) > 5 else "")
-        warnings.append(f"{len(empty)} of {len(names)} class folders hold no image (they keep their numbers): {shown}")
+        warnings.append(f"{len(empty)} of {len(names)} class folders hold no image (they keep their numbers): {_some(empty)}")
     if all(name.isascii() and name.isdigit() for name in names) and sorted(names, key=int) != list(names):
         pair = next((a, b) for a, b in itertools.pairwise(names) if int(a) > int(b))
         warnings.append(f"class folders are numbers and are sorted as text, as torchvision does: {pair[0]} stands before {pair[1]}")
     return warnings
 
 
-def _inner(name: str, folders: list[Folder]) -> set[str]:
-    """The folders directly in a top folder that hold images, at any depth."""
-    return {folder.text.removeprefix(name + "/").split("/")[0] for folder in folders if len(folder.keys) and folder.text != name}
+def _lacking(names: tuple[str, ...], labels: npt.NDArray[np.int64], splits: tuple[Split, ...]) -> list[str]:
+    """A line for each split without images of classes that others have."""
+    has = [np.bincount(labels[split.start : split.stop] + 1, minlength=len(names) + 1)[1:] > 0 for split in splits]
+    known = np.logical_or.reduce(has)
+    out = []
+    for split, mine in zip(splits, has, strict=True):
+        lacks = np.flatnonzero(known & ~mine).tolist()
+        if lacks and mine.any():
+            shown = _some([names[i] for i in lacks[: _SHOWN + 1]])
+            out.append(f"split {show(split.name)} has no image of {len(lacks):,} of {len(names):,} classes (all keep their numbers): {shown}")
+    return out
 
 
-def _layout_warnings(filled: list[tuple[str, list[Folder]]]) -> list[str]:
+def _some(names: list[str]) -> str:
+    return ", ".join(show(name) for name in names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+
+
+def _layout_warnings(part: _Part, tops: Mapping[str, Mapping[str, bool]]) -> list[str]:
     """Layouts that torchvision takes for classes, and a person perhaps not."""
-    named = [name for name, _ in filled if name.lower() in _SPLIT_NAMES]
-    if len(named) >= 2 or any(_inner(name, folders) for name, folders in filled if name in named):
-        return [f"folders named like splits count as classes here: {', '.join(map(show, named))}; if they are splits, build one of them"]
-    if len(filled) == 1 and len(inner := _inner(*filled[0])) >= 2:
-        only = show(filled[0][0])
+    filled = part.filled
+    named = [name for name in filled if rank(name)[0] < rank("")[0]]
+    if len(named) >= 2 or any(tops[part.base.folder][name] for name in named):
+        return [f"folders named like splits count as classes here: {', '.join(map(show, named))}; if they are splits, say so with --split"]
+    if len(filled) == 1 and len(inner := part.inner(filled[0])) >= 2:
+        only = show(filled[0])
         return [f"there is one class, {only}, with {len(inner):,} folders in it; if those are the classes, build the folder {only}"]
     return []
 

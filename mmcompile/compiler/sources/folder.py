@@ -9,13 +9,14 @@ from __future__ import annotations
 import errno
 import os
 import stat as stat_bits
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from mmcompile.compiler.sources import Scan
-from mmcompile.compiler.sources.arrange import arrange
+from mmcompile.compiler.sources.arrange import Folder, arrange
 from mmcompile.compiler.sources.names import Choice, show
+from mmcompile.compiler.sources.splits import Layout
 from mmcompile.compiler.sources.walk import OPEN_FLAGS, list_tree, stat_columns
 from mmcompile.errors import SourceError
 from mmcompile.format.canonical import name_to_json
@@ -33,7 +34,8 @@ class FolderSource:
     `include` and `exclude` are fnmatch globs on the whole key (`*` matches `/` too), or exact keys.  With `include` only what matches
     counts; what matches `exclude` is taken out, and a folder that matches it is not entered (so it is no class either).  `hidden` takes
     names that begin with a dot, and `__MACOSX`.  `extensions` (lower case, with the dot) replaces the list of known formats; files
-    without an extension are then left out, else their first 32 bytes decide.
+    without an extension are then left out, else their first 32 bytes decide.  `layout` says what are splits and classes where that is not to
+    follow from the folders.
     """
 
     root: str
@@ -41,6 +43,7 @@ class FolderSource:
     exclude: tuple[str, ...] = ()
     hidden: bool = False
     extensions: frozenset[str] | None = None
+    layout: Layout = field(default_factory=Layout)
     #: One more read on its way than is being decoded hides a disk; more only move its head.
     parallel: ClassVar[int] = 2
 
@@ -59,6 +62,7 @@ class FolderSource:
             "exclude": [name_to_json(glob) for glob in sorted(self.exclude)],
             "hidden": self.hidden,
             "extensions": None if self.extensions is None else sorted(self.extensions),
+            **self.layout.identity(),
         }
 
     def location(self) -> str:
@@ -70,11 +74,16 @@ class FolderSource:
         """List the items in ImageFolder's order; `progress` gets the number of images found so far.
 
         A file that cannot be looked at (a dangling link) is an item if it has the extension of an image; its `stat` is -1.  Raises
-        SourceError: the folder is missing, a folder in it cannot be listed or contains itself, there is no image, or RAW holds splits.
+        SourceError: the folder is missing, a folder in it cannot be listed or contains itself, there is no image, or it cannot be told which
+        folders are splits or classes.
         """
-        self._stat_root()
         choice = Choice(self.include, self.exclude, self.hidden, self.extensions)
-        return arrange(self.root, list_tree(self.root, choice, progress), choice)
+        return arrange({"": self.root}, self.tree(choice, progress), choice, self.layout)
+
+    def tree(self, choice: Choice, progress: Callable[[int], None] | None = None, prefix: bytes = b"") -> Iterator[Folder]:
+        """Every folder of the tree with its items, in no particular order; all keys begin with `prefix`, a name.  Raises SourceError."""
+        self._stat_root()
+        return list_tree(self.root, choice, progress, prefix)
 
     def read(self, key: bytes) -> bytes:
         """The bytes of one item.  Raises OSError: it cannot be opened, is no regular file, is over 2 GiB, or changed meanwhile."""

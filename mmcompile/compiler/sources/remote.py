@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import threading
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -22,6 +22,7 @@ from mmcompile.compiler.sources import STAT_DTYPE, Scan
 from mmcompile.compiler.sources.arrange import Folder, arrange
 from mmcompile.compiler.sources.folder import MAX_SOURCE_BYTES, FolderSource
 from mmcompile.compiler.sources.names import NO_EXTENSION, Choice, show
+from mmcompile.compiler.sources.splits import Layout
 from mmcompile.compiler.sources.walk import HEAD_BYTES
 from mmcompile.errors import RemoteError, SourceError
 from mmcompile.format.canonical import as_text
@@ -48,6 +49,7 @@ class RemoteSource:
     exclude: tuple[str, ...] = ()
     hidden: bool = False
     extensions: frozenset[str] | None = None
+    layout: Layout = field(default_factory=Layout)
     #: A store answers late, but many at a time.
     parallel: ClassVar[int] = 16
     _reads: _Reads = field(init=False, repr=False, compare=False)
@@ -60,7 +62,7 @@ class RemoteSource:
 
     def identity(self) -> dict[str, object]:
         """Those of the same tree on a disk: where it lies changes no sample."""
-        return FolderSource("/", self.include, self.exclude, self.hidden, self.extensions).identity()
+        return FolderSource("/", self.include, self.exclude, self.hidden, self.extensions, self.layout).identity()
 
     def location(self) -> str:
         """Tells one RAW from another; the URL itself, in which there may be a password, stays out of every file."""
@@ -69,11 +71,14 @@ class RemoteSource:
     def scan(self, progress: Callable[[int], None] | None = None) -> Scan:
         """List the items in ImageFolder's order, folders at a time; `progress` gets the number of images found so far.  Raises SourceError."""
         choice = Choice(self.include, self.exclude, self.hidden, self.extensions)
+        return arrange({"": self.root}, self.tree(choice, progress), choice, self.layout)
+
+    def tree(self, choice: Choice, progress: Callable[[int], None] | None = None, prefix: bytes = b"") -> Iterator[Folder]:
+        """Every folder of the tree with its items, in no particular order; all keys begin with `prefix`, a name.  Raises SourceError."""
         try:
-            folders = _Listing(self._reads.store, choice, progress or (lambda _: None)).list_tree()
+            return iter(_Listing(self._reads.store, choice, progress or (lambda _: None), as_text(prefix)).list_tree())
         except RemoteError as error:
             raise SourceError(f"cannot list RAW: {error}", path=self.root) from error
-        return arrange(self.root, iter(folders), choice)
 
     def read(self, key: bytes) -> bytes:
         """The bytes of one item.  Raises OSError: it cannot be read, is over 2 GiB, or changed meanwhile."""
@@ -85,12 +90,18 @@ class RemoteSource:
 
 
 def folder_source(
-    root: str, include: Iterable[str] = (), exclude: Iterable[str] = (), *, hidden: bool = False, extensions: frozenset[str] | None = None
+    root: str,
+    include: Iterable[str] = (),
+    exclude: Iterable[str] = (),
+    *,
+    hidden: bool = False,
+    extensions: frozenset[str] | None = None,
+    layout: Layout | None = None,
 ) -> FolderSource | RemoteSource:
     """The images below a path or a URL; a `file://` URL is the path that it is."""
     root = on_disk(root)
     kind = RemoteSource if is_url(root) else FolderSource
-    return kind(root, tuple(include), tuple(exclude), hidden, extensions)
+    return kind(root, tuple(include), tuple(exclude), hidden, extensions, layout or Layout())
 
 
 class _Reads:
@@ -130,10 +141,10 @@ class _Reads:
 
 
 class _Listing:
-    """One pass over RAW."""
+    """One pass over RAW; what it lists is called `prefix/…` in keys, where there is a prefix."""
 
-    def __init__(self, store: Store, choice: Choice, progress: Callable[[int], None]) -> None:
-        self._store, self._choice, self._progress = store, choice, progress
+    def __init__(self, store: Store, choice: Choice, progress: Callable[[int], None], prefix: str) -> None:
+        self._store, self._choice, self._progress, self._prefix = store, choice, progress, prefix
 
     def list_tree(self) -> list[Folder]:
         """Every folder, in no particular order.  Raises SourceError or RemoteError."""
@@ -156,10 +167,11 @@ class _Listing:
         return done
 
     def _list(self, key: str) -> tuple[Folder, list[str]]:
-        """One folder, and the keys of the folders in it that count."""
+        """One folder by its path below RAW, and the paths of the folders in it that count."""
         choice, names, columns, inner = self._choice, [], array("q"), []
         doubtful: list[tuple[str, dict[str, Any]]] = []
-        folder = Folder.of(key.encode(), [], np.empty(0, STAT_DTYPE))
+        called = self._called(key)
+        folder = Folder.of(called.encode(), [], np.empty(0, STAT_DTYPE))
         entries = 0
         for path, facts in self._store.list(key):
             entries += 1
@@ -169,11 +181,11 @@ class _Listing:
             elif choice.is_hidden(name):
                 folder.left_out["hidden"] += 1
             elif facts["type"] == "directory":
-                if choice.excludes_folder(path.encode()):
+                if choice.excludes_folder(self._called(path).encode()):
                     folder.left_out["excluded folder"] += 1
                 else:
                     inner.append(path)
-            elif (reason := choice.why_not(name, key)) and not (reason == NO_EXTENSION and choice.sniffs):
+            elif (reason := choice.why_not(name, called)) and not (reason == NO_EXTENSION and choice.sniffs):
                 folder.left_out[reason] += 1
             elif facts["type"] != "file":  # reading a pipe would wait for ever
                 folder.left_out["not a regular file"] += 1
@@ -194,9 +206,13 @@ class _Listing:
                 names.append(path.removeprefix(f"{key}/" if key else "").encode())
                 columns.extend(_columns(facts))
         stat = np.frombuffer(columns, np.int64).reshape(-1, 4).view(STAT_DTYPE)[:, 0] if names else np.empty(0, STAT_DTYPE)
-        filled = Folder.of(key.encode(), names, stat)
+        filled = Folder.of(called.encode(), names, stat)
         filled.left_out, filled.counts = folder.left_out, folder.counts
         return filled, inner
+
+    def _called(self, path: str) -> str:
+        """A path below RAW as it stands in keys."""
+        return f"{self._prefix}/{path}" if self._prefix and path else self._prefix or path
 
     def _why_no_image(self, path: str) -> str:
         """Why an object without an extension is none, or "" where it begins as a known format does."""

@@ -58,17 +58,19 @@ def stat_columns(found: os.stat_result) -> tuple[int, int, int, int]:
     return found.st_size, found.st_mtime_ns, found.st_ctime_ns, inode
 
 
-def list_tree(root: str, choice: Choice, progress: Callable[[int], None] | None = None) -> Iterator[Folder]:
+def list_tree(root: str, choice: Choice, progress: Callable[[int], None] | None = None, prefix: bytes = b"") -> Iterator[Folder]:
     """The folder `root` and every folder below it that counts, in no particular order; `progress` gets the number of items found so far.
+
+    With a `prefix` (a name) keys are those of a tree in which `root` has this name, for patterns, too.
 
     A file that cannot be looked at (a dangling link) is an item if it has the extension of an image; its stat is -1.  Raises SourceError where a
     folder cannot be listed or contains itself.
     """
-    return _Walk(os.fsencode(root), choice, progress).run(_Sub(b"", _ancestors(root)))
+    return _Walk(os.fsencode(root), choice, progress).run(_Sub(prefix, _ancestors(root)))
 
 
 class _Sub(NamedTuple):
-    """A folder still to be listed; `key` is its path relative to RAW, `chain` the (device, inode) of all that it lies in, itself the last."""
+    """A folder still to be listed; `key` is what it is called in keys, `chain` the (device, inode) of all that it lies in, itself the last."""
 
     key: bytes
     chain: tuple[tuple[int, int], ...]
@@ -84,6 +86,7 @@ class _Walk:
 
     def __init__(self, root: bytes, choice: Choice, progress: Callable[[int], None] | None) -> None:
         self._root, self._choice, self._progress = root, choice, progress
+        self._skip = 0
         self._pool = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="list")
         self._lock = threading.Lock()
         self._threads = 1
@@ -94,6 +97,7 @@ class _Walk:
 
     def run(self, top: _Sub) -> Iterator[Folder]:
         """Deals folders to threads.  Raises the first fault in the order of paths."""
+        self._skip = len(top.key) + 1 if top.key else 0
         todo = [top]
         fault: _Fault | None = None
         running: set[Future[tuple[list[Folder], list[_Sub], list[_Fault]]]] = set()
@@ -121,7 +125,7 @@ class _Walk:
 
     def _list(self, subs: list[_Sub]) -> tuple[list[Folder], list[_Sub], list[_Fault]]:
         """(folders listed, folders found in them, faults), in a thread."""
-        listings = [_Listing(self._root, sub, self._choice) for sub in subs]
+        listings = [_Listing(os.path.join(self._root, sub.key[self._skip :]), sub, self._choice) for sub in subs]
         folders = []
         for listing in listings:
             try:
@@ -219,9 +223,8 @@ class _Fault:
 class _Listing:
     """One folder while it is being listed: which entries count, and why others do not."""
 
-    def __init__(self, root: bytes, sub: _Sub, choice: Choice) -> None:
-        self.sub, self.choice = sub, choice
-        self.path = os.path.join(root, sub.key) if sub.key else root
+    def __init__(self, path: bytes, sub: _Sub, choice: Choice) -> None:
+        self.path, self.sub, self.choice = path, sub, choice
         self.text = as_text(sub.key)
         self.folders: list[_Sub] = []
         self.faults: list[_Fault] = []
