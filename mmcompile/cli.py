@@ -200,7 +200,7 @@ _DTYPES = _one_of("uint8|uint16|int16|int32|float16|bfloat16|float32|float64")
 #: How the options of `build` stand in its help: the eight that most people need, then by what they are about.
 _HELP_GROUPS = {
     "Options that most people need": "resize crop normalize dtype workers max-rejects config dry-run",
-    "What RAW is, and what of it": "source include exclude hidden",
+    "What RAW is, and what of it": "source include exclude hidden where rows",
     "Size": "pad keep-size filter resampler jpeg-scaling",
     "Pixels": "mode mean std scale orientation alpha depth16 range icc frames truncated max-pixels max-aspect compat transform transform-version "
     "transform-shape",
@@ -260,6 +260,8 @@ class _Grouped(click.Command):
 @_option("--hidden", None, "Take names that begin with a dot, and __MACOSX.", is_flag=True)
 @_option("--split", str, "This folder below RAW (or this one of several RAW) is a split.  May repeat.", multiple=True, metavar="NAME=FOLDER")
 @_option("--classes-from", _PLACE, "The classes and their numbers: those of a dataset, or of a file with a name a line.", metavar="OUT|FILE")
+@_option("--where", str, "Take only such rows of datasets, as in \"class == 'cat' and width >= 256\", \"key like 'train/*'\".", metavar="CONDITION")
+@_option("--rows", _PLACE, "Take only these rows of datasets: numbers from 0 on, one a line, or in a .npy file.", metavar="FILE")
 @_option("--workers", _Typed(COUNT), "Processes.  Default: the CPUs that this process may use.")
 @_option("--engine", _one_of("local|dask|ray"), "Who builds the shards: processes here, or a cluster.  Default: local.")
 @_option("--address", str, "Of that cluster's scheduler: tcp://HOST:PORT (dask), HOST:PORT (ray; default: one on this machine).", metavar="ADDRESS")
@@ -304,6 +306,8 @@ def build(ctx: click.Context, /, raw: tuple[str, ...], out: str, dry_run: bool, 
         compat=given["compat"],
         split=given.pop("split"),
         classes_from=given.pop("classes_from"),
+        where=given.pop("where"),
+        rows=given.pop("rows"),
     )
     source = open_source(raw, chosen)
     run_names = {
@@ -322,7 +326,10 @@ def build(ctx: click.Context, /, raw: tuple[str, ...], out: str, dry_run: bool, 
     max_rejects = given.pop("max_rejects")
     if given["transform"] is not None:
         _look_here()
+    named = [name for name, value in given.items() if value is not None] + ["normalize"] * (given["mean"] is not None)
     preprocess = _preprocess(given)
+    if (settle := getattr(source, "settle", None)) is not None:
+        preprocess = settle(preprocess, named)
     show = Show(sys.stderr)
     try:
         report = run(

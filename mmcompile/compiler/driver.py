@@ -48,6 +48,7 @@ from mmcompile.compiler.seals import Seal
 from mmcompile.compiler.shardcall import versions_here
 from mmcompile.compiler.sources import Scan, Source, roots_of
 from mmcompile.compiler.sources.choose import SourceOptions, open_source
+from mmcompile.compiler.sources.datasets import DatasetSource
 from mmcompile.compiler.sources.rows import RowSource
 from mmcompile.compiler.staging import Staging
 from mmcompile.compiler.statcache import StatCache
@@ -78,7 +79,7 @@ def build(
     progress: Callable[[Progress], None] | None = None,
     dry_run: bool = False,
 ) -> BuildReport:
-    """Compile `source` (a folder of images, or a Source) into the dataset `out`, and publish it.
+    """Compile `source` (a folder of images, a dataset, or a Source) into the dataset `out`, and publish it.
 
     The bytes of the dataset depend on the sources, `preprocess` and `shard_bytes` alone.  `workers`: processes, None: as many as this one may
     use.  `max_rejects`: how many bad images may be left out, a number or "2%" of the items.  Safe to kill at any moment: the same call
@@ -88,6 +89,9 @@ def build(
     be read or settled (both with everything else sealed, nothing published); OutputExistsError; EngineError; BuildError when another run is
     at work, or the disk is full.
     """
+    source = _as_source(source, preprocess)
+    if isinstance(source, DatasetSource):
+        preprocess = source.settle(preprocess)
     preprocess = preprocess or Preprocess()
     options = options or BuildOptions()
     if workers is not None:
@@ -99,14 +103,14 @@ def build(
             raise OptionError(f"{out}: parts are sealed in a folder that all machines share; with a URL for OUT let an engine spread the work")
         with Staging(str(out), progress) as staging:
             try:
-                run = Build(_as_source(source, preprocess), staging.folder, preprocess, options, max_rejects, staging.progress, staging)
+                run = Build(source, staging.folder, preprocess, options, max_rejects, staging.progress, staging)
                 return staging.report(_outcome(run, dry_run))
             except MMCompileError as error:
                 raise staging.told(error) from error
     made: type[Build] = Build
     if options.part is not None or options.plan_only:
         from mmcompile.compiler.apart import PartBuild as made  # it is a Build itself
-    return _outcome(made(_as_source(source, preprocess), Path(out), preprocess, options, max_rejects, progress), dry_run)
+    return _outcome(made(source, Path(out), preprocess, options, max_rejects, progress), dry_run)
 
 
 def _outcome(run: Build, dry_run: bool) -> BuildReport:
@@ -118,10 +122,10 @@ def _outcome(run: Build, dry_run: bool) -> BuildReport:
         raise failed_call(run.report.out, error, staged=run.staging is not None) from error
 
 
-def _as_source(source: str | Path | Source | RowSource, preprocess: Preprocess) -> Source:
+def _as_source(source: str | Path | Source | RowSource, preprocess: Preprocess | None) -> Source:
     """What a path or URL is decides how it is read; files are chosen as the preset says: as torchvision does, or all formats without hidden names."""
     if isinstance(source, str | Path):
-        source = open_source([os.fspath(source)], SourceOptions(compat=preprocess.compat))
+        source = open_source([os.fspath(source)], SourceOptions(compat=None if preprocess is None else preprocess.compat))
     return cast(Source, source)
 
 
@@ -148,7 +152,8 @@ class Build:
         self.report = BuildReport(out=str(out), samples=0, rejects=0, shards=0, bytes=0, seconds=0.0)
         allowed_rejects(max_rejects, 0)
         preprocess.resolved()
-        if preprocess.transform is not None:
+        self.copies = isinstance(source, DatasetSource)
+        if preprocess.transform is not None and not self.copies:
             transform.find(preprocess.transform)
         self.executor = make_executor(options.workers)
         if not (self.out / "index.json").exists():  # else there may be nothing to do
@@ -257,7 +262,7 @@ class Build:
 
     def _prepare(self) -> None:
         """Let workers load what they need while RAW is listed, or shards are planned."""
-        if isinstance(self.executor, LocalExecutor) and self.options.engine == "local":
+        if isinstance(self.executor, LocalExecutor) and self.options.engine == "local" and not self.copies:
             self.executor.prepare(functools.partial(warm_up, self.asked))
 
     def _scan(self) -> None:
@@ -396,7 +401,8 @@ class Build:
     def _contents(self, parts: list[Part], rejects: list[dict[str, Any]], rows: Sequence[int]) -> Contents:
         """`rows`: how many are stored of each task."""
         wanted, splits = self.wanted, self.planned.stored_splits(rows)
-        return Contents(parts, rejects, wanted.fields, splits, wanted.lists, self.scan.classes, wanted.preprocess, wanted.settings, wanted.versions)
+        made = wanted.preprocess, wanted.settings, wanted.versions, wanted.revision
+        return Contents(parts, rejects, wanted.fields, splits, wanted.lists, self.scan.classes, *made)
 
     def _standing(self) -> BuildReport:
         """The report of a build that found its dataset published already."""
@@ -427,7 +433,7 @@ class Build:
     def _described(self) -> BuildReport:
         warnings = [*self.scan.warnings, *self.wanted.preprocess.notes()]
         warnings += self.planned.previous.warnings(len(self.scan.keys), self.scan.labels is not None)
-        if (warning := decode.pillow_warning()) is not None:
+        if not self.copies and (warning := decode.pillow_warning()) is not None:
             warnings.append(warning)
         return replace(
             self.report,

@@ -87,6 +87,7 @@ class Contents:
     preprocess: Preprocess
     settings: dict[str, Any]
     versions: dict[str, str]
+    revision: int
 
 
 @dataclass(frozen=True)
@@ -293,6 +294,7 @@ def draft_index(contents: Contents, samples: int, shards: int, statistics: Mappi
         classes_file=files.get("classes"),
         settings=contents.settings,
         versions=contents.versions,
+        pixel_revision=contents.revision,
         statistics={s.name: {"image": statistics[s.name]} for s in contents.splits if statistics[s.name] is not None},
         rejects=len(contents.rejects),
         rejects_file=files.get("rejects"),

@@ -25,7 +25,7 @@ class SourceOptions:
 
     `source`: the name of a kind, None: what RAW is decides.  `include`, `exclude`, `hidden`: which files (see FolderSource).  `compat`:
     "torchvision" for exactly the files that its ImageFolder takes.  `split`: NAME=FOLDER for each folder that is a split.  `classes_from`: a dataset
-    or file that says the names and numbers of the classes.
+    or file that says the names and numbers of the classes.  `where`, `rows`: which rows of datasets, by a condition and by a file of their numbers.
     """
 
     source: str | None = None
@@ -35,6 +35,8 @@ class SourceOptions:
     compat: str | None = None
     split: tuple[str, ...] = ()
     classes_from: str | None = None
+    where: str | None = None
+    rows: str | None = None
 
     @property
     def extensions(self) -> frozenset[str] | None:
@@ -89,8 +91,23 @@ def _folder(raw: Sequence[str], options: SourceOptions) -> Source:
     return JoinedSource(tuple(made), layout)
 
 
+def _dataset(raw: Sequence[str], options: SourceOptions) -> Source:
+    from mmcompile.compiler.sources.datasets import dataset_source
+
+    return dataset_source(raw, options)
+
+
+def _is_dataset(raw: Sequence[str]) -> bool:
+    from mmcompile.compiler.sources.datasets import holds_dataset
+
+    return any(map(holds_dataset, raw))
+
+
 #: In the order in which they are asked; the last takes what is left, and its scan says what is wrong with it.
-KINDS: tuple[Kind, ...] = (Kind("folder", lambda raw: True, _folder, frozenset({"include", "exclude", "hidden", "compat", "split", "classes_from"})),)
+KINDS: tuple[Kind, ...] = (
+    Kind("dataset", _is_dataset, _dataset, frozenset({"include", "exclude", "compat", "split", "classes_from", "where", "rows"})),
+    Kind("folder", lambda raw: True, _folder, frozenset({"include", "exclude", "hidden", "compat", "split", "classes_from"})),
+)
 
 
 def open_source(raw: Sequence[str], options: SourceOptions) -> Source | RowSource:
