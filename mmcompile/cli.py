@@ -12,18 +12,33 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import click
 
 from mmcompile import summary, text
 from mmcompile.compiler.outcome import Progress
 from mmcompile.errors import EngineError, MMCompileError, OptionError, RemoteError
-from mmcompile.options import BYTES, COUNT, NUMBERS, PAIR, PLACE, RANGE, RATIO, REJECTS, SECONDS, SIZE, TRIPLE, Form, as_typed, read_config
+from mmcompile.options import (
+    BYTES,
+    COLUMNS,
+    COUNT,
+    NUMBERS,
+    PAIR,
+    PLACE,
+    RANGE,
+    RATIO,
+    REJECTS,
+    SECONDS,
+    SIZE,
+    TRIPLE,
+    Form,
+    as_typed,
+    preprocess_of,
+    read_config,
+    row_preprocess,
+)
 from mmcompile.terminal import Show, Terminable, fill_standard_streams, say, say_json
-
-if TYPE_CHECKING:
-    from mmcompile.compiler.preprocess import Preprocess
 
 __all__ = ["main", "program"]
 
@@ -194,13 +209,14 @@ def _one_of(words: str) -> click.Choice[str]:
 
 
 _NO_LOCK = _option("--no-lock", None, "For file systems without locks: you make sure that no other run works on OUT.", is_flag=True)
-_DTYPES = _one_of("uint8|uint16|int16|int32|float16|bfloat16|float32|float64")
+_DTYPES = _one_of("uint8|uint16|int16|int32|float16|bfloat16|float32|float64|bool|int8|int64|uint32|uint64")
 
 
 #: How the options of `build` stand in its help: the eight that most people need, then by what they are about.
 _HELP_GROUPS = {
     "Options that most people need": "resize crop normalize dtype workers max-rejects config dry-run",
-    "What RAW is, and what of it": "source include exclude hidden where rows",
+    "What RAW is, and what of it": "source include exclude hidden split classes-from images image-column label-column columns where rows as shape "
+    "array-dtype",
     "Size": "pad keep-size filter resampler jpeg-scaling",
     "Pixels": "mode mean std scale orientation alpha depth16 range icc frames truncated max-pixels max-aspect compat transform transform-version "
     "transform-shape",
@@ -260,6 +276,15 @@ class _Grouped(click.Command):
 @_option("--hidden", None, "Take names that begin with a dot, and __MACOSX.", is_flag=True)
 @_option("--split", str, "This folder below RAW (or this one of several RAW) is a split.  May repeat.", multiple=True, metavar="NAME=FOLDER")
 @_option("--classes-from", _PLACE, "The classes and their numbers: those of a dataset, or of a file with a name a line.", metavar="OUT|FILE")
+@_option("--as", str, "What an array is, where its name does not say it.  May repeat.", multiple=True, metavar="NAME=image|class|value")
+@_option(
+    "--shape", str, "Of a sample in a file without a header, as 28x28; of all of them, as 60000,28,28.  Goes with --source raw.", metavar="SHAPE"
+)
+@_option("--array-dtype", str, "Of the numbers in such a file, as float32 or >i2.", metavar="DTYPE")
+@_option("--images", _Typed(PLACE), "Folder that the paths in a list are relative to.  Default: that of the list, or one in it.", metavar="DIR")
+@_option("--image-column", str, "Column of a list that names (or holds) the images.  Default: by its name and what is in it.", metavar="NAME")
+@_option("--label-column", str, "Column that is the label.  Default: the one called label, class, target, category or alike.", metavar="NAME")
+@_option("--columns", _Typed(COLUMNS), "Other columns that become fields.  Default: those of numbers, of true and false, and of times.")
 @_option("--where", str, "Take only such rows of datasets, as in \"class == 'cat' and width >= 256\", \"key like 'train/*'\".", metavar="CONDITION")
 @_option("--rows", _PLACE, "Take only these rows of datasets: numbers from 0 on, one a line, or in a .npy file.", metavar="FILE")
 @_option("--workers", _Typed(COUNT), "Processes.  Default: the CPUs that this process may use.")
@@ -297,6 +322,7 @@ def build(ctx: click.Context, /, raw: tuple[str, ...], out: str, dry_run: bool, 
     from mmcompile.compiler.driver import BuildOptions
     from mmcompile.compiler.driver import build as run
     from mmcompile.compiler.sources.choose import SourceOptions, open_source
+    from mmcompile.compiler.sources.rows import is_row_source
 
     chosen = SourceOptions(
         source=given.pop("source"),
@@ -306,8 +332,10 @@ def build(ctx: click.Context, /, raw: tuple[str, ...], out: str, dry_run: bool, 
         compat=given["compat"],
         split=given.pop("split"),
         classes_from=given.pop("classes_from"),
-        where=given.pop("where"),
-        rows=given.pop("rows"),
+        as_=given.pop("as_", given.pop("as", ())),
+        shape=given.pop("shape"),
+        array_dtype=given.pop("array_dtype"),
+        **{name: given.pop(name) for name in ("images", "image_column", "label_column", "columns", "where", "rows")},
     )
     source = open_source(raw, chosen)
     run_names = {
@@ -326,10 +354,7 @@ def build(ctx: click.Context, /, raw: tuple[str, ...], out: str, dry_run: bool, 
     max_rejects = given.pop("max_rejects")
     if given["transform"] is not None:
         _look_here()
-    named = [name for name, value in given.items() if value is not None] + ["normalize"] * (given["mean"] is not None)
-    preprocess = _preprocess(given)
-    if (settle := getattr(source, "settle", None)) is not None:
-        preprocess = settle(preprocess, named)
+    preprocess = row_preprocess(given) if is_row_source(source) else preprocess_of(given, source)
     show = Show(sys.stderr)
     try:
         report = run(
@@ -351,19 +376,6 @@ def _look_here() -> None:
     """Find modules in the current folder, as `python -m` does: a step of one's own lies where one works."""
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
-
-
-def _preprocess(given: dict[str, Any]) -> Preprocess:
-    """The options that were given, as a Preprocess; it checks itself."""
-    from mmcompile.compiler.preprocess import Normalize, Preprocess
-
-    mean, std = given.pop("mean"), given.pop("std")
-    if (mean is None) != (std is None):
-        raise OptionError("--mean and --std go together: give both, or neither", options=["mean", "std"])
-    if mean is not None and given["normalize"] is not None:
-        raise OptionError("--normalize and --mean clash: leave one of them out", options=["normalize", "mean", "std"])
-    normalize = given.pop("normalize") if mean is None else Normalize(mean, std)
-    return Preprocess(normalize=normalize, **{name: value for name, value in given.items() if value is not None})
 
 
 @program.command(short_help="Check every byte of a dataset, or mend it.")

@@ -5,20 +5,26 @@ A config file goes through the same forms as the command line: each value is tur
 
 from __future__ import annotations
 
+import csv
 import difflib
 import json
 import math
 import re
 import tomllib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mmcompile.errors import OptionError
 
+if TYPE_CHECKING:
+    from mmcompile.compiler.preprocess import Preprocess
+    from mmcompile.compiler.rowstore import RowPreprocess
+
 __all__ = [
     "BYTES",
+    "COLUMNS",
     "COUNT",
     "NUMBERS",
     "PAIR",
@@ -32,7 +38,9 @@ __all__ = [
     "Form",
     "as_typed",
     "nearest",
+    "preprocess_of",
     "read_config",
+    "row_preprocess",
 ]
 
 #: A config file is read whole; one that is longer is no config file.
@@ -114,6 +122,14 @@ def _rejects(text: str) -> int | str:
     return text if re.fullmatch(r"(100|[0-9]{1,2}(\.[0-9]{1,9})?)%", text) else _whole(text)
 
 
+def _columns(text: str) -> tuple[str, ...]:
+    try:
+        names = [name.strip() for name in next(csv.reader([text], strict=True), [])]
+    except csv.Error as error:
+        raise ValueError(text) from error
+    return tuple(name for name in names if name)
+
+
 def _place(text: str) -> str:
     if not text:
         raise ValueError(text)
@@ -132,8 +148,9 @@ RANGE = Form("LO:HI", "two numbers as LO:HI", _range, ":", (str,))
 BYTES = Form("BYTES", "a whole number above 0, or one with K, M, G or T behind it (powers of 1024)", _bytes)
 SECONDS = Form("SECONDS", "a number of seconds above 0", _seconds, types=(int, float))
 REJECTS = Form("N|P%", "a whole number, or a share of the images from 0% to 100%", _rejects)
+COLUMNS = Form("A,B,...", "names with commas between them, in double quotes where they hold one; a comma alone for none", _columns, types=(str,))
 #: An empty path means the current folder to most calls: here it is what an unset shell variable leaves.
-PLACE = Form("PATH", "a path that is not empty", _place)
+PLACE = Form("PATH", "a path that is not empty", _place, types=(str,))
 
 
 def read_config(path: str, known: set[str]) -> dict[str, Any]:
@@ -193,3 +210,37 @@ def as_typed(value: Any, types: tuple[type, ...], *, joint: str = "", many: bool
     if not parts or not all(isinstance(part, types) and not isinstance(part, bool) for part in parts):
         return None
     return joint.join(str(int(part)) if isinstance(part, float) and part.is_integer() else str(part) for part in parts)
+
+
+def preprocess_of(given: dict[str, Any], source: object = None) -> Preprocess:
+    """The options that were given, as a Preprocess; it checks itself.  What was not given a `source` of datasets says."""
+    from mmcompile.compiler.preprocess import Preprocess
+
+    normalize = _normalize(given)
+    named = {name: value for name, value in given.items() if value is not None}
+    made = Preprocess(normalize=normalize, **named)
+    settle = getattr(source, "settle", None)
+    return made if settle is None else settle(made, [*named, *["normalize"] * (normalize is not None)])
+
+
+def row_preprocess(given: dict[str, Any]) -> RowPreprocess:
+    """The options that were given, as they are for rows of arrays; OptionError for those that only pictures have."""
+    from mmcompile.compiler.preprocess import Preprocess
+    from mmcompile.compiler.rowstore import RowPreprocess
+
+    normalize, dtype = _normalize(given), given.pop("dtype")
+    made = RowPreprocess.of(Preprocess(**{name: value for name, value in given.items() if value is not None}))
+    return replace(made, normalize=normalize, dtype=dtype)
+
+
+def _normalize(given: dict[str, Any]) -> Any:
+    """What --normalize, --mean and --std say together; they are taken out of what was given."""
+    from mmcompile.compiler.preprocess import Normalize
+
+    mean, std = given.pop("mean"), given.pop("std")
+    if (mean is None) != (std is None):
+        raise OptionError("--mean and --std go together: give both, or neither", options=["mean", "std"])
+    if mean is not None and given["normalize"] is not None:
+        raise OptionError("--normalize and --mean clash: leave one of them out", options=["normalize", "mean", "std"])
+    normalize = given.pop("normalize")
+    return normalize if mean is None else Normalize(mean, std)

@@ -49,14 +49,21 @@ def build_lines(report: BuildReport) -> list[str]:
     out = escape(report.out)
     if report.plan_only or report.part is not None:
         return _unpublished_lines(report, f"{out}: {what}")
-    head = f"{out}: would hold up to {what} (no image was decoded); nothing was written" if report.dry_run else f"{out}: {what}"
+    head = (
+        f"{out}: would hold up to {what}{' (no image was decoded)' if report.unit == 'image' else ''}; nothing was written"
+        if report.dry_run
+        else f"{out}: {what}"
+    )
     rows = _stored(report)
+    if list(report.splits) != ["all"]:
+        rows.append(("splits", _splits(report.splits.items())))
     rows += _counted("rejects", report.reject_reasons, report.rejects)
     if report.rejects and report.rejects_file:
         rows.append(("", f"each with its reason in {escape(report.rejects_file)}"))
     rows += _counted("left out", report.left_out, sum(report.left_out.values()))
     rows += _counted("counted", report.counts, len(report.counts))
     rows += [("changed" if i == 0 else "", escape(line)) for i, line in enumerate(report.changed)]
+    rows += _repeats(None if report.repeats is None else report.repeats.to_json())
     rows += [("warning", escape(line)) for line in report.warnings]
     rows += _dry(report) if report.dry_run else [("took", _took(report))]
     return [head, *table(rows), *([] if report.dry_run else _next(report))]
@@ -91,6 +98,8 @@ def _stored(report: BuildReport) -> list[Pair]:
     if report.geometry:
         rows.append(("geometry", escape(report.geometry)))
     words = ("to decode", "to copy", "kept as they are") if report.dry_run else ("decoded", "copied", "kept as they were")
+    if report.unit == "row":
+        words = ("to read", *words[1:]) if report.dry_run else ("read", *words[1:])
     parts = [f"{n:,} {word}" for n, word in zip((report.decoded, report.copied, report.kept), words, strict=True) if n]
     if report.copied or report.kept:
         rows.append(("rows", ", ".join(parts)))
@@ -99,7 +108,7 @@ def _stored(report: BuildReport) -> list[Pair]:
 
 def _took(report: BuildReport) -> str:
     with_workers = f" with {number(report.workers, 'worker')}" if report.workers else ""
-    rate = f", {report.images_per_s:,.0f} images/s" if report.decoded or report.copied else ""
+    rate = f", {report.images_per_s:,.0f} {report.unit}s/s" if report.decoded or report.copied else ""
     return f"{duration(report.seconds)}{rate}{with_workers}"
 
 
@@ -117,6 +126,30 @@ def _dry(report: BuildReport) -> list[Pair]:
     return rows
 
 
+def _splits(sizes: Iterable[tuple[str, int]]) -> str:
+    return ", ".join(f"{escape(split)} {count:,}" for split, count in sizes)
+
+
+def _repeats(found: Mapping[str, Any] | None) -> list[Pair]:
+    """Samples made from the same bytes, worst first, each kind with an example."""
+    if found is None or not found["duplicates"]:
+        return []
+    rows = []
+    if found["leaked"]:
+        rows.append(("leaked", f"samples that stand in a split before, too: {_splits(found['leaked'].items())}{_example(found, 'leaked')}"))
+    if found["contradictory"]:
+        rows.append(("two labels", f"{number(found['contradictory'], 'sample')} under another label, too{_example(found, 'contradictory')}"))
+    count = number(found["duplicates"], "sample")
+    rows.append(("duplicates", f"{count} with the same bytes as one before{'' if rows else _example(found, 'samples')}"))
+    return rows
+
+
+def _example(found: Mapping[str, Any], kind: str) -> str:
+    """The first example that is of this kind."""
+    example = next((e for e in found["examples"] if e[kind]), None)
+    return "" if example is None else f" ({_listed([name(key) for key in example['keys']], example['samples'])})"
+
+
 def _counted(label: str, reasons: Mapping[str, int], total: int) -> list[Pair]:
     """A total, then what it is made of, most first."""
     if not total:
@@ -131,12 +164,13 @@ def _counted(label: str, reasons: Mapping[str, int], total: int) -> list[Pair]:
 
 
 def _next(report: BuildReport) -> list[str]:
-    got = "image" if report.classes is None else "image, label"
+    got = ", ".join(report.fields) or ("image" if report.classes is None else "image, label")
     far = is_url(report.out)
+    split = f", split={next(iter(report.splits))!r}" if len(report.splits) > 1 else ""
     return [
         "next, in Python:",
         f"  from mmcompile import {'Cache, ' if far else ''}MMapShardDataset",
-        f"  ds = MMapShardDataset({report.out!r}{', cache=Cache(FOLDER_ON_A_LOCAL_DISK)' if far else ''})",
+        f"  ds = MMapShardDataset({report.out!r}{split}{', cache=Cache(FOLDER_ON_A_LOCAL_DISK)' if far else ''})",
         f"  {got} = ds[0]",
     ]
 
@@ -224,7 +258,10 @@ def info_lines(report: Mapping[str, Any]) -> list[str]:
         rows[0] = ("samples", f"{rows[0][1]} ({size(stored['folder'])} with all else in the folder)")
     rows += _labelled("fields", [_field(f) for f in report["fields"]])
     if len(report["splits"]) > 1:
-        rows.append(("splits", ", ".join(f"{escape(s['name'])} {s['stop'] - s['start']:,}" for s in report["splits"])))
+        rows.append(("splits", _splits((s["name"], s["stop"] - s["start"]) for s in report["splits"])))
+    if report["groups"] is not None:
+        groups = report["groups"]
+        rows.append(("groups", f"{groups['count']:,}, of {groups['shortest']:,} to {number(groups['longest'], 'row')}"))
     rows += _classes(report["classes"], report["unknown_labels"])
     rows += _labelled("settings", _settings(report["settings"]))
     versions = [f"{escape(k)} {escape(v)}" for k, v in sorted(report["versions"].items())]
@@ -234,6 +271,7 @@ def info_lines(report: Mapping[str, Any]) -> list[str]:
     rows += _counted("rejects", rejects["reasons"], rejects["count"])
     if rejects["file"] is not None:
         rows.append(("", f"each with its reason in {escape(rejects['file'])}"))
+    rows += _repeats(report["repeats"])
     generations = [f"{g['name']}, {moment(g['modified'])}{', current' if g['current'] else ''}" for g in report["generations"]]
     if len(generations) > MOST_LINES:
         generations = [*generations[:MOST_LINES], f"and {len(generations) - MOST_LINES:,} more: --json has all of them"]
@@ -256,6 +294,12 @@ def _field(entry: Mapping[str, Any]) -> str:
     parts = [f"{entry['name']}: {entry['dtype']}" + (f" ({shape})" if shape else "")]
     if entry["layout"]:
         parts.append(f"{entry['layout']} on disk")
+    for kind in ("columns", "categories"):
+        if names := entry.get(kind):
+            shown = [name(n) for n in names[:8]]
+            parts.append(f"{len(names):,} {kind}: {' '.join(shown)}" + (" …" if len(names) > 8 else ""))
+    if entry.get("unit"):
+        parts.append(f"times in {entry['unit']}")
     if entry["normalize"]:
         parts.append(f"normalised when read, mean {_numbers(entry['normalize']['mean'])}, std {_numbers(entry['normalize']['std'])}")
     return ", ".join(parts)
@@ -263,7 +307,7 @@ def _field(entry: Mapping[str, Any]) -> str:
 
 def _classes(classes: Sequence[Mapping[str, Any]] | None, unknown: int) -> list[Pair]:
     if classes is None:
-        return [("classes", "none: images without labels")]
+        return [("classes", "none: samples without labels")]
     shown = [name(c["name"]) + ("" if c["count"] is None else f" {c['count']:,}") for c in classes[:MOST_CLASSES]]
     if len(classes) > MOST_CLASSES:
         shown.append(f"and {len(classes) - MOST_CLASSES:,} more")

@@ -21,8 +21,8 @@ __all__ = ["Show", "Terminable", "fill_standard_streams", "say", "say_json"]
 
 #: Plain progress lines where standard error is no terminal: the first after this many seconds, then one every so many.
 _FIRST_LINE_S, _LINES_S = 3.0, 10.0
-#: Stages whose progress counts bytes; all others count images.
-_IN_BYTES = frozenset({"verify"})
+#: Stages whose progress counts bytes, or rows; all others count images.
+_IN_BYTES, _IN_ROWS = frozenset({"verify"}), frozenset({"rows"})
 
 
 def say(lines: Iterable[str] | str, *, err: bool = False) -> None:
@@ -77,7 +77,7 @@ class Show:
             self._due = now + _LINES_S
             done, since = self._first
             rate = (progress.done - done) / (now - since) if now > since else None
-            units: dict[str, Any] = {"count": text.size, "unit": ""} if progress.stage in _IN_BYTES else {}
+            units: dict[str, Any] = {"count": text.size, "unit": ""} if progress.stage in _IN_BYTES else {"unit": _unit(progress.stage)}
             say(text.escape(summary.progress_line(progress, rate, **units)), err=True)
 
     def _draw(self, progress: Progress) -> None:
@@ -88,7 +88,9 @@ class Show:
 
             tqdm.set_lock(threading.RLock())  # its own is shared between processes, and a semaphore would outlive a kill
             tqdm.monitor_interval = 0  # no thread of its own beside a build that starts processes
-            units: dict[str, Any] = {"unit": "B", "unit_scale": True, "unit_divisor": 1024} if progress.stage in _IN_BYTES else {"unit": " images"}
+            units: dict[str, Any] = (
+                {"unit": "B", "unit_scale": True, "unit_divisor": 1024} if progress.stage in _IN_BYTES else {"unit": _unit(progress.stage)}
+            )
             label, total = text.escape(progress.stage), progress.total or None
             self._bar = tqdm(desc=label, total=total, initial=progress.done, file=self._stream, leave=False, **_width(self._stream), **units)
         if progress.total:
@@ -102,6 +104,10 @@ class Show:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+def _unit(stage: str) -> str:
+    return " rows" if stage in _IN_ROWS else " images"
 
 
 def _width(stream: Any) -> dict[str, Any]:

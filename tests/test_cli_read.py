@@ -324,5 +324,5 @@ def test_every_key_of_a_report_is_described(out: Path) -> None:
 
 def test_a_dataset_without_labels_says_so(tmp_path: Path) -> None:
     make_dataset(tmp_path / "out", pixels(2))
-    assert "images without labels" in run("info", str(tmp_path / "out")).stdout
+    assert "samples without labels" in run("info", str(tmp_path / "out")).stdout
     assert dataclasses.asdict(load_index(tmp_path / "out")[0])["classes"] is None

@@ -61,7 +61,7 @@ class PartBuild(Build):
         if self.runner.failures:
             raise unsettled_part(self.out, str(self.options.part), self.runner.failures)
         counts = self.runner.counts
-        return self._unpublished(part=self.options.part, sealed=len(self.sealed), decoded=counts.decoded, copied=counts.copied)
+        return self._unpublished(part=self.options.part, splits={}, sealed=len(self.sealed), decoded=counts.decoded, copied=counts.copied)
 
     def _foresee(self) -> BuildReport:
         if self.options.part is None:
@@ -86,7 +86,7 @@ class PartBuild(Build):
 
     def _unpublished(self, **more: Any) -> BuildReport:
         """The report of a plan, or of one part."""
-        lines = [line for found in (*self.planned.whole.values(), *getattr(self, "sealed", {}).values()) for line in found.rejects.values()]
+        lines = self._rejects().values()
         return replace(
             self._described(),
             samples=sum(len(task) for task in self.planned.tasks) - len(lines),

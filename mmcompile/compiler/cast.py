@@ -17,7 +17,7 @@ from mmcompile.errors import DecodeError
 if TYPE_CHECKING:
     from mmcompile.compiler.preprocess import Preprocess
 
-__all__ = ["PIXEL_REVISION", "channel_sums", "store"]
+__all__ = ["PIXEL_REVISION", "bfloat16", "channel_sums", "store"]
 
 #: Raised whenever this package computes other pixels from the same bytes, settings and libraries.
 PIXEL_REVISION = 1
@@ -29,6 +29,7 @@ _8_TO_16 = 257
 _CHUNK = 1 << 20
 #: 256 squares of 8 bits stay below 2^24: their sums in float32 are exact, at half the cost.
 _BLOCK = 256
+_ONES = np.ones(_BLOCK, np.float32)
 #: Bytes of a channel that are summed at once: 256 KiB as float32, so that three of them stay in a core's second-level cache.
 _NARROW_CHUNK = 1 << 16
 
@@ -75,7 +76,7 @@ def _to_float(row: npt.NDArray[Any], preprocess: Preprocess, depth: int) -> npt.
         value -= np.asarray(normalize.mean, wide).reshape(shape)
         value /= np.asarray(normalize.std, wide).reshape(shape)
     if preprocess.dtype == "bfloat16":
-        return _bfloat16(value)
+        return bfloat16(value)
     if preprocess.dtype == "float16":
         # 65520 is the first float32 that rounds to infinity.
         if value.size and float(np.abs(value).max()) >= 65520.0:
@@ -84,7 +85,7 @@ def _to_float(row: npt.NDArray[Any], preprocess: Preprocess, depth: int) -> npt.
     return value
 
 
-def _bfloat16(value: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
+def bfloat16(value: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
     """The upper halves of float32 values, rounded to nearest, ties to even."""
     bits = value.view(np.uint32)
     return ((bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)).astype(np.uint16)
@@ -112,12 +113,11 @@ def _sums_of_bytes(planes: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.uint64
     """(sums, sums of squares) of each row of (C, N): in blocks, as whole numbers that float32 holds, so that the order of adding changes nothing."""
     channels, n = planes.shape
     sums, squares = np.zeros(channels, np.uint64), np.zeros(channels, np.uint64)
-    ones = np.ones(_BLOCK, np.float32)
     for start in range(0, n, _NARROW_CHUNK):
         part = planes[:, start : start + _NARROW_CHUNK]
         if part.shape[1] % _BLOCK:
             part = np.pad(part, ((0, 0), (0, -part.shape[1] % _BLOCK)))
         blocks = part.reshape(-1, _BLOCK).astype(np.float32)
-        sums += (blocks @ ones).reshape(channels, -1).sum(axis=1, dtype=np.float64).astype(np.uint64)
+        sums += (blocks @ _ONES).reshape(channels, -1).sum(axis=1, dtype=np.float64).astype(np.uint64)
         squares += np.matmul(blocks[:, None, :], blocks[:, :, None]).reshape(channels, -1).sum(axis=1, dtype=np.float64).astype(np.uint64)
     return sums, squares

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from mmcompile.compiler.broker import BrokerExecutor, connect
 from mmcompile.compiler.cluster import Cluster
 from mmcompile.compiler.engines import LocalExecutor, make_executor
 from mmcompile.compiler.options import BuildOptions, allowed_rejects, typed
-from mmcompile.compiler.outcome import BuildReport, Progress
+from mmcompile.compiler.outcome import BuildReport, Progress, sizes_of
 from mmcompile.compiler.output import (
     Contents,
     Part,
@@ -43,13 +43,15 @@ from mmcompile.compiler.parts import plan_exists, refuse_other, remove_plan
 from mmcompile.compiler.plan import shuffled
 from mmcompile.compiler.planning import Listed, Planned, Wanted
 from mmcompile.compiler.preprocess import Preprocess
+from mmcompile.compiler.rowstore import RowPreprocess
 from mmcompile.compiler.run import Counts, Runner, ShardWork
 from mmcompile.compiler.seals import Seal
 from mmcompile.compiler.shardcall import versions_here
 from mmcompile.compiler.sources import Scan, Source, roots_of
 from mmcompile.compiler.sources.choose import SourceOptions, open_source
-from mmcompile.compiler.sources.datasets import DatasetSource
-from mmcompile.compiler.sources.rows import RowSource
+from mmcompile.compiler.sources.compiled import CompiledSource
+from mmcompile.compiler.sources.dataset import wrap
+from mmcompile.compiler.sources.rows import is_row_source
 from mmcompile.compiler.staging import Staging
 from mmcompile.compiler.statcache import StatCache
 from mmcompile.compiler.task import Job, warm_up
@@ -61,6 +63,9 @@ from mmcompile.format.lock import Lock
 from mmcompile.format.store import is_url, on_disk
 from mmcompile.format.storelock import StoreLock
 
+if TYPE_CHECKING:
+    from mmcompile.compiler.rowbuild import RowBuild
+
 __all__ = ["BuildOptions", "BuildReport", "build"]
 
 #: Seconds between two saves of the stat cache while shards are sealed, and at least as many times as long as a save took: it writes all of it, some
@@ -69,10 +74,10 @@ _SAVE_S, _SAVE_SHARE = 30.0, 100
 
 
 def build(
-    source: str | Path | Source | RowSource,
+    source: Any,
     out: str | Path,
     *,
-    preprocess: Preprocess | None = None,
+    preprocess: Preprocess | RowPreprocess | None = None,
     workers: int | None = None,
     options: BuildOptions | None = None,
     max_rejects: int | str = 0,
@@ -89,44 +94,45 @@ def build(
     be read or settled (both with everything else sealed, nothing published); OutputExistsError; EngineError; BuildError when another run is
     at work, or the disk is full.
     """
-    source = _as_source(source, preprocess)
-    if isinstance(source, DatasetSource):
-        preprocess = source.settle(preprocess)
-    preprocess = preprocess or Preprocess()
     options = options or BuildOptions()
     if workers is not None:
         options = replace(options, workers=workers)
     progress = progress or (lambda _: None)
     out = on_disk(out)
+    if isinstance(source, str | Path):
+        source = open_source([os.fspath(source)], SourceOptions(compat=None if isinstance(preprocess, RowPreprocess | None) else preprocess.compat))
+    elif not hasattr(source, "scan"):
+        source, preprocess = wrap(source, preprocess)
+    if is_row_source(source):
+        from mmcompile.compiler.rowbuild import RowBuild
+
+        return _outcome(RowBuild(source, out, preprocess, options, progress), dry_run)
+    if isinstance(preprocess, RowPreprocess):
+        raise OptionError("a RowPreprocess is for rows of arrays: give a Preprocess for images")
+    preprocess = source.settle(preprocess) if isinstance(source, CompiledSource) else preprocess or Preprocess()
+    given = cast(Source, source)
     if is_url(out):
         if options.part is not None or options.plan_only:
             raise OptionError(f"{out}: parts are sealed in a folder that all machines share; with a URL for OUT let an engine spread the work")
         with Staging(str(out), progress) as staging:
             try:
-                run = Build(source, staging.folder, preprocess, options, max_rejects, staging.progress, staging)
+                run = Build(given, staging.folder, preprocess, options, max_rejects, staging.progress, staging)
                 return staging.report(_outcome(run, dry_run))
             except MMCompileError as error:
                 raise staging.told(error) from error
     made: type[Build] = Build
     if options.part is not None or options.plan_only:
         from mmcompile.compiler.apart import PartBuild as made  # it is a Build itself
-    return _outcome(made(source, Path(out), preprocess, options, max_rejects, progress), dry_run)
+    return _outcome(made(given, Path(out), preprocess, options, max_rejects, progress), dry_run)
 
 
-def _outcome(run: Build, dry_run: bool) -> BuildReport:
+def _outcome(run: Build | RowBuild, dry_run: bool) -> BuildReport:
     try:
         return run.dry() if dry_run else run.build()
     except MMCompileError:
         raise
     except OSError as error:
         raise failed_call(run.report.out, error, staged=run.staging is not None) from error
-
-
-def _as_source(source: str | Path | Source | RowSource, preprocess: Preprocess | None) -> Source:
-    """What a path or URL is decides how it is read; files are chosen as the preset says: as torchvision does, or all formats without hidden names."""
-    if isinstance(source, str | Path):
-        source = open_source([os.fspath(source)], SourceOptions(compat=None if preprocess is None else preprocess.compat))
-    return cast(Source, source)
 
 
 class Build:
@@ -149,10 +155,11 @@ class Build:
         self.began = time.monotonic()
         self.scan: Scan
         self.early: Planned | None = None
+        self.sealed: dict[int, Seal] = {}
         self.report = BuildReport(out=str(out), samples=0, rejects=0, shards=0, bytes=0, seconds=0.0)
         allowed_rejects(max_rejects, 0)
         preprocess.resolved()
-        self.copies = isinstance(source, DatasetSource)
+        self.copies = isinstance(source, CompiledSource)
         if preprocess.transform is not None and not self.copies:
             transform.find(preprocess.transform)
         self.executor = make_executor(options.workers)
@@ -236,6 +243,7 @@ class Build:
             samples=sum(len(task) for task in self.planned.tasks) - len(rejects),
             rejects=len(rejects),
             reject_reasons=dict(Counter(line["code"] for line in rejects)),
+            splits={} if contents is None else sizes_of(contents.splits),
             shards=len(self.planned.tasks),
             bytes=total,
             decoded=foreseen.decoded,
@@ -253,8 +261,7 @@ class Build:
     def _check_output(self) -> None:
         if self.staging is not None:
             self.staging.look()
-        for raw in roots_of(self.source):
-            check_output(self.out, raw, None if self.staging is None else self.staging.store.url)
+        check_output(self.out, roots_of(self.source), None if self.staging is None else self.staging.store.url)
 
     def _lock(self) -> Lock | StoreLock:
         required = self.options.lock
@@ -337,7 +344,6 @@ class Build:
         if self.planned.previous.remembered and todo:
             self.job = replace(self.job, remembered=scratch / "remembered.json")
             write_atomic(scratch / "remembered.json", canonical(self.planned.previous.remembered), durable=False)
-        self.sealed: dict[int, Seal] = {}
         self._next_save = time.monotonic() + _SAVE_S
 
         def on_sealed(work: ShardWork, seal: Seal) -> None:
@@ -365,21 +371,17 @@ class Build:
         self.progress(Progress("publish"))
         if self.staging is not None:
             self.staging.refresh()
-        rejects: list[dict[str, Any]] = []
         parts = []
         for task in self.planned.tasks:
             whole, seal = self.planned.whole.get(task.number), self.sealed.get(task.number)
             if whole is not None:
-                lines = whole.rejects
-                parts.append(Part(whole.files, whole.rows, whole.sums() if whole.rows else [], whole.flags))
+                parts.append(Part(whole.files, whole.rows, {"image": whole.sums()} if whole.rows else {}, whole.flags))
             elif seal is not None:
-                lines = seal.rejects
-                parts.append(Part(seal.files, seal.rows, seal.sums or [], seal.flags or {}))
-            elif self.runner.failures:
-                lines = {}  # a shard all of whose items failed
-            else:
+                parts.append(Part(seal.files, seal.rows, {"image": seal.sums or []}, seal.flags or {}))
+            elif not self.runner.failures:  # else all items of the shard failed
                 raise EngineError(f"{self.out}: shard {task.number} is neither there nor made; nothing is published: run the same command again")
-            rejects += [lines[i] for i in sorted(lines)]
+        lines = self._rejects()
+        rejects = list(lines.values())
         refuse_removed(self.out, lock.still_held)
         listed = listed_rejects(self.out)
         write_atomic(listed, b"".join(canonical(line) for line in rejects))
@@ -390,32 +392,43 @@ class Build:
             raise too_many(self.out, rejects, len(self.scan.keys), self.allowed)
         refuse_removed(self.out, lock.still_held)
         done = publish_shards(self.out, scratch, self._contents(parts, rejects, [part.rows for part in parts]))
-        gone = clean_up(self.out, self.planned.previous.seals, self.sealed)
+        gone = clean_up(self.out, self.planned.previous.seals.values(), self.sealed.values())
         remove_plan(self.out)
         listed.unlink(missing_ok=True)  # the generation has them now
         if self.staging is not None:
             self.staging.publish(lock.still_held, gone)
-        counts, made = self.runner.counts, self._finished(done, rejects)
+        counts, made = self.runner.counts, self._finished(done, lines)
         return replace(made, decoded=counts.decoded, copied=counts.copied, warnings=(*made.warnings, *counts.notes()))
 
     def _contents(self, parts: list[Part], rejects: list[dict[str, Any]], rows: Sequence[int]) -> Contents:
         """`rows`: how many are stored of each task."""
         wanted, splits = self.wanted, self.planned.stored_splits(rows)
-        made = wanted.preprocess, wanted.settings, wanted.versions, wanted.revision
-        return Contents(parts, rejects, wanted.fields, splits, wanted.lists, self.scan.classes, *made)
+        auto = ("image",) if wanted.preprocess.normalize == "auto" else ()
+        made = wanted.settings, wanted.versions, wanted.preprocess.scale == "unit", auto
+        return Contents(parts, rejects, wanted.fields, splits, wanted.lists, self.scan.classes, *made, revision=wanted.revision)
 
     def _standing(self) -> BuildReport:
         """The report of a build that found its dataset published already."""
         whole = [self.planned.whole[task.number] for task in self.planned.tasks]
-        parts = [Part(w.files, w.rows, [], w.flags) for w in whole]
+        parts = [Part(w.files, w.rows, {}, w.flags) for w in whole]
         index, generation = self.planned.previous.index, self.planned.previous.generation
         assert index is not None
         assert generation is not None
-        return self._finished(describe_published(self.out, index, generation, parts), [line for w in whole for line in w.rejects.values()])
+        return self._finished(describe_published(self.out, index, generation, parts), self._rejects())
 
-    def _finished(self, done: Published, rejects: list[dict[str, Any]]) -> BuildReport:
+    def _rejects(self) -> dict[int, dict[str, Any]]:
+        """The line of each rejected item by its number, in order, of all shards that stand or were sealed."""
+        out = {}
+        for task in self.planned.tasks:
+            if (found := self.planned.whole.get(task.number) or self.sealed.get(task.number)) is not None:
+                out.update({task.start + i: found.rejects[i] for i in sorted(found.rejects)})
+        return out
+
+    def _finished(self, done: Published, rejects: dict[int, dict[str, Any]]) -> BuildReport:
         return replace(
             self._described(),
+            splits=sizes_of(done.splits),
+            repeats=self.planned.repeats(list(rejects)),
             samples=len(self.scan.keys) - len(rejects),
             rejects=len(rejects),
             shards=done.shards,
@@ -423,7 +436,7 @@ class Build:
             generation=done.generation,
             kept=self.planned.kept,
             counts={**self.scan.counts, **done.flags},
-            reject_reasons=dict(Counter(line["code"] for line in rejects)),
+            reject_reasons=dict(Counter(line["code"] for line in rejects.values())),
             rejects_file=done.rejects_file,
             seconds=time.monotonic() - self.began,
         )
@@ -438,6 +451,7 @@ class Build:
         return replace(
             self.report,
             classes=self.scan.classes,
+            splits=sizes_of(self.scan.ranges),
             shape=self.wanted.preprocess.sample_shape(),
             dtype=self.wanted.preprocess.dtype,
             geometry=self.wanted.why or typed(self.wanted.preprocess),

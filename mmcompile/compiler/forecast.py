@@ -139,7 +139,7 @@ def _beside(contents: Contents, shards: list[tuple[int, dict[str, str]]]) -> dic
     sums = {"depth": 8, "pixels": pixels, "sum": [pixels * 128] * image.channels, "sum_squares": [pixels * 128**2] * image.channels}
     statistics: dict[str, Any] = {"pixels": pixels, "mean": [_SOME] * image.channels, "std": [_SOME] * image.channels, "sums": [sums]}
     lists = {name: (kind, hash_bytes(data), suffix, len(data)) for name, (kind, suffix, data) in lists_of(contents).items()}
-    of_all = dict.fromkeys(("all", *(split.name for split in contents.splits)), statistics)
+    of_all = {key: {image.name: statistics} for key in ("all", *(split.name for split in contents.splits))}
     index = draft_index(contents, samples, len(shards), of_all, {name: digest for name, (_, digest, _, _) in lists.items()})
     files = {file_name(kind, digest, suffix): length for kind, digest, suffix, length in lists.values()}
     kinds = set(index.table_dtype().names or ()) - {"rows"}

@@ -98,7 +98,27 @@ def typed(preprocess: Preprocess) -> str:
 
 def as_config(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a dataset, as its index has them, as what a --config file holds; building with that gives the same bytes."""
-    made = Preprocess.from_settings(settings["preprocess"])
+    preprocess = settings["preprocess"]
+    made = None if "mode" not in preprocess else Preprocess.from_settings(preprocess)
+    config = _row_config(preprocess) if made is None else _image_config(made)
+    source = dict(settings["source"])
+    kind = source.pop("kind")
+    if kind != "folder":
+        config["source"] = kind
+    if made is not None and made.compat is not None:
+        source.pop("hidden", None)
+        source.pop("extensions", None)
+    for name, value in source.items():
+        if value not in (None, False, [], ""):
+            config[name.replace("_", "-")] = value
+    if settings["shard_bytes"] != SHARD_BYTES:
+        config["shard-bytes"] = settings["shard_bytes"]
+    if "order" in settings:
+        config["order"] = settings["order"]
+    return dict(sorted(config.items()))
+
+
+def _image_config(made: Preprocess) -> dict[str, Any]:
     config: dict[str, Any] = {}
     for spec in fields(Preprocess):
         value = getattr(made, spec.name)
@@ -112,18 +132,14 @@ def as_config(settings: Mapping[str, Any]) -> dict[str, Any]:
     if made.compat is not None:  # the preset decides these, and refuses some of them
         for name in ("resampler", "orientation", "alpha", "depth16"):
             config.pop(name, None)
-    source = dict(settings["source"])
-    kind = source.pop("kind")
-    if kind != "folder":
-        config["source"] = kind
-    if made.compat is not None:
-        source.pop("hidden", None)
-        source.pop("extensions", None)
-    for name, value in source.items():
-        if value not in (None, False, [], ""):
-            config[name.replace("_", "-")] = value
-    if settings["shard_bytes"] != SHARD_BYTES:
-        config["shard-bytes"] = settings["shard_bytes"]
-    if "order" in settings:
-        config["order"] = settings["order"]
-    return dict(sorted(config.items()))
+    return config
+
+
+def _row_config(preprocess: Mapping[str, Any]) -> dict[str, Any]:
+    """Of rows of numbers: see RowPreprocess."""
+    normalize, scale = preprocess["normalize"], preprocess["scale"]
+    return {
+        **({} if preprocess["dtype"] is None else {"dtype": preprocess["dtype"]}),
+        **(normalize if isinstance(normalize, dict) else {} if normalize is None else {"normalize": normalize}),
+        **({} if scale == "unit" else {"scale": scale}),
+    }

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["BuildReport", "Progress"]
+if TYPE_CHECKING:
+    from mmcompile.format.fields import Split
+    from mmcompile.format.leakage import Repeats
+
+__all__ = ["BuildReport", "Progress", "sizes_of"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +30,9 @@ class BuildReport:
 
     With `plan_only` nothing was built, and with `part` only the shards of one part, of which this run `sealed` some: nothing is published by either.
     `decoded`, `copied` (rows taken over after their hash was checked) and `kept` (rows of shards that were left alone) sum up to `samples`.
+    `fields` are what a sample holds, in order, where that is known; `unit`, "image" or "row", what was counted.
     `bytes` are those of all files that the dataset names, index and table included, each once; 0 where nothing is published.
+    `splits` are the samples of each; `repeats` says which samples have the same source, None where nothing was published.
 
     With `dry_run` nothing was written: the counts are what a build (or that part) would do (`rejects` those that are known already; every image that
     would be decoded counts as one that can be), `bytes` those of the dataset (of a part: of its shards), `write_bytes` those of them in files that
@@ -44,8 +51,11 @@ class BuildReport:
     kept: int = 0
     generation: str | None = None
     classes: tuple[str, ...] | None = None
+    splits: dict[str, int] = field(default_factory=dict)
     shape: tuple[int, ...] = ()
     dtype: str = ""
+    fields: tuple[str, ...] = ()
+    unit: str = "image"
     geometry: str = ""
     dry_run: bool = False
     plan_only: bool = False
@@ -61,6 +71,7 @@ class BuildReport:
     rejects_file: str | None = None
     warnings: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
+    repeats: Repeats | None = None
 
     @property
     def images_per_s(self) -> float:
@@ -69,3 +80,8 @@ class BuildReport:
 
     def to_json(self) -> dict[str, Any]:
         return {"command": "build", **asdict(self), "images_per_s": self.images_per_s}
+
+
+def sizes_of(splits: Iterable[Split]) -> dict[str, int]:
+    """Split -> its samples."""
+    return {split.name: split.stop - split.start for split in splits}

@@ -8,16 +8,15 @@ import re
 import secrets
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from mmcompile.compiler.preprocess import Preprocess
-from mmcompile.compiler.seals import Seal
+from mmcompile.compiler.sources.splits import train_of
 from mmcompile.errors import BuildError, FormatError, MMCompileError, OutputExistsError, ResumeError
 from mmcompile.format.canonical import canonical, name_to_json, parse
 from mmcompile.format.catalog import kept_files, list_folder, load_table, named_files, single_files
@@ -59,24 +58,35 @@ _CONTENT = {
     ".": re.compile(r"index\.json|generations|shards|\.build|\.index\.json\.[0-9a-f]{16}\.tmp"),
     "shards": re.compile(rf"[a-z][a-z0-9_]*-[0-9a-f]{{32}}\.(npy|json|jsonl)|{_TEMPORARY}"),
     "generations": re.compile(rf"[0-9a-f]{{32}}\.json|{_TEMPORARY}"),
-    ".build": re.compile(rf"lock|seals|tmp|settings\.json|exclude\.json|stat-cache|rejects\.jsonl|plan|parts|{_TEMPORARY}"),
+    ".build": re.compile(rf"lock|seals|tmp|rows|settings\.json|exclude\.json|stat-cache|rejects\.jsonl|plan|parts|{_TEMPORARY}"),
     ".build/seals": re.compile(rf"[0-9a-f]{{32}}\.json|{_TEMPORARY}"),
 }
 
 
+class Sealed(Protocol):
+    """The record of a finished shard."""
+
+    def names(self) -> list[str]:
+        """The files in shards/ that it stands for."""
+
+
 @dataclass(frozen=True)
 class Part:
-    """One finished shard: its files by kind, rows, sums, and how many rows carry each flag."""
+    """One finished shard: its files by kind, rows, sums by field, and how many rows carry each flag."""
 
     files: dict[str, str]
     rows: int
-    sums: list[dict[str, Any]]
+    sums: dict[str, list[dict[str, Any]]]
     flags: dict[str, int]
 
 
 @dataclass(frozen=True)
 class Contents:
-    """All that a generation is made of: finished shards in order, rejects in order, and what the index says."""
+    """All that a generation is made of: finished shards in order, rejects in order, and what the index says.
+
+    `unit`: pixels count from 0 to 1.  `auto` are the fields whose normalisation is that of their own statistics.  `groups` are names and where the
+    rows of each end; they stand in the index where they say something.
+    """
 
     parts: list[Part]
     rejects: list[dict[str, Any]]
@@ -84,10 +94,13 @@ class Contents:
     splits: tuple[Split, ...]
     lists: dict[str, bytes]
     classes: tuple[str, ...] | None
-    preprocess: Preprocess
     settings: dict[str, Any]
     versions: dict[str, str]
-    revision: int
+    unit: bool = True
+    auto: tuple[str, ...] = ()
+    keyed: bool = True
+    groups: tuple[tuple[str, int], ...] = ()
+    revision: int = 1
 
 
 @dataclass(frozen=True)
@@ -99,6 +112,7 @@ class Published:
     bytes: int
     flags: dict[str, int]
     rejects_file: str | None
+    splits: tuple[Split, ...]
 
 
 def is_inside(out: str | Path, raw: str | Path) -> bool:
@@ -139,13 +153,14 @@ def open_output(out: Path) -> Path:
     return scratch
 
 
-def check_output(out: Path, raw: str, url: str | None = None) -> None:
-    """OUT is a new folder, an empty one, or one of ours, and not RAW or inside it.  Raises OutputExistsError; touches nothing.
+def check_output(out: Path, roots: Iterable[str], url: str | None = None) -> None:
+    """OUT is a new folder, an empty one, or one of ours, and none of the roots of RAW or inside one.  Raises OutputExistsError; touches nothing.
 
     `url`: where OUT is, when `out` is a folder that stands for it.
     """
-    if is_inside(url or out, raw):
-        raise OutputExistsError(f"{out}: inside RAW ({raw}), which is never written; choose an OUT outside it", path=str(out))
+    for raw in roots:
+        if is_inside(url or out, raw):
+            raise OutputExistsError(f"{out}: inside RAW ({raw}), which is never written; choose an OUT outside it", path=str(out))
     if not os.path.lexists(out):
         return
     if not out.is_dir():
@@ -255,9 +270,13 @@ def publish_shards(out: Path, scratch: Path, contents: Contents) -> Published:
     shards, parts = out / "shards", [part for part in contents.parts if part.rows]
     samples = sum(part.rows for part in parts)
     statistics = _statistics(contents, parts)
-    chosen = _of_training(statistics)
-    if contents.preprocess.normalize == "auto" and (chosen is None or min(chosen["std"]) <= 0):
-        raise BuildError(f"{out}: --normalize auto needs channels that vary; a standard deviation is 0 or unknown: give --mean and --std")
+    for spec in contents.fields:
+        chosen = _normalizing(contents, statistics, spec)
+        if spec.name in contents.auto and (chosen is None or min(chosen["std"]) <= 0):
+            raise BuildError(
+                f"{out}: --normalize auto needs channels that vary; a standard deviation of {spec.name} is 0 or unknown{_which(spec, chosen)}: "
+                "give --mean and --std"
+            )
     files = {name: save_blob(shards, kind, [data], scratch, suffix) for name, (kind, suffix, data) in lists_of(contents).items()}
     index = draft_index(contents, samples, len(parts), statistics, files)
     index = replace(index, table=save_array(shards, "table", table_of(index, [(part.rows, part.files) for part in parts]), scratch))
@@ -272,20 +291,18 @@ def lists_of(contents: Contents) -> dict[str, tuple[str, str, bytes]]:
         found["classes"] = ("classes", ".json", canonical([name_to_json(c) for c in contents.classes]))
     if contents.rejects:
         found["rejects"] = ("rejects", ".jsonl", b"".join(canonical(line) for line in contents.rejects))
+    if len(contents.groups) > 1 or any(name for name, _ in contents.groups):
+        found["groups"] = ("groups", ".json", canonical([[name_to_json(name), stop] for name, stop in contents.groups]))
     return found
 
 
-def draft_index(contents: Contents, samples: int, shards: int, statistics: Mapping[str, dict[str, Any] | None], files: dict[str, str]) -> Index:
+def draft_index(contents: Contents, samples: int, shards: int, statistics: Mapping[str, Mapping[str, Any]], files: dict[str, str]) -> Index:
     """The index of so many samples in so many shards, all but the name of its table; `files` are the hashes of `lists_of`.
 
-    `statistics` are those of the images of each split, and of "all".
+    `statistics` are those of each split, and of "all", by field.
     """
-    fields = contents.fields
-    chosen = _of_training(statistics)
-    if contents.preprocess.normalize == "auto" and chosen is not None:
-        fields = (replace(fields[0], normalize=(tuple(chosen["mean"]), tuple(chosen["std"]))), *fields[1:])
     return Index(
-        fields=fields,
+        fields=tuple(_normalized(spec, _normalizing(contents, statistics, spec)) for spec in contents.fields),
         splits=contents.splits,
         samples=samples,
         shards=shards,
@@ -295,9 +312,12 @@ def draft_index(contents: Contents, samples: int, shards: int, statistics: Mappi
         settings=contents.settings,
         versions=contents.versions,
         pixel_revision=contents.revision,
-        statistics={s.name: {"image": statistics[s.name]} for s in contents.splits if statistics[s.name] is not None},
+        statistics={s.name: entry for s in contents.splits if (entry := {f: v for f, v in statistics[s.name].items() if v is not None})},
         rejects=len(contents.rejects),
         rejects_file=files.get("rejects"),
+        keyed=contents.keyed,
+        groups=len(contents.groups) if "groups" in files else 0,
+        groups_file=files.get("groups"),
     )
 
 
@@ -311,18 +331,34 @@ def table_of(index: Index, shards: Sequence[tuple[int, dict[str, str]]]) -> npt.
     return table
 
 
-def _of_training(statistics: Mapping[str, dict[str, Any] | None]) -> dict[str, Any] | None:
-    """What `--normalize auto` means: the statistics of the split "train", where there is no such split of all."""
-    return statistics.get("train", statistics["all"])
+def _normalizing(contents: Contents, statistics: Mapping[str, Mapping[str, Any]], spec: Field) -> dict[str, Any] | None:
+    """The statistics of a field that `--normalize auto` takes; None without it, or where undefined.  OptionError: no split is trained on."""
+    found: dict[str, Any] | None = statistics[train_of(contents.splits).name].get(spec.name) if spec.name in contents.auto else None
+    return found
 
 
-def _statistics(contents: Contents, parts: list[Part]) -> dict[str, dict[str, Any] | None]:
-    """Mean, standard deviation and sums of the images of each split, and of "all"; None where they are not defined."""
-    stops, unit = np.cumsum([part.rows for part in parts]), contents.preprocess.scale == "unit"
-    out = {}
+def _normalized(spec: Field, statistics: dict[str, Any] | None) -> Field:
+    """The field, with these statistics as its normalisation."""
+    return spec if statistics is None else replace(spec, normalize=(tuple(statistics["mean"]), tuple(statistics["std"])))
+
+
+def _which(spec: Field, statistics: dict[str, Any] | None) -> str:
+    """Where one number of several does not vary: the first such."""
+    if statistics is None or len(statistics["std"]) < 2:
+        return ""
+    at = next(i for i, std in enumerate(statistics["std"]) if std <= 0)
+    return f" ({spec.columns.listed[at]!r})" if spec.columns is not None and spec.columns.listed else f" (number {at})"
+
+
+def _statistics(contents: Contents, parts: list[Part]) -> dict[str, dict[str, Any]]:
+    """Mean, standard deviation and sums by field, of each split and of "all"; None where they are not defined."""
+    stops = np.cumsum([part.rows for part in parts])
+    names = {name for part in parts for name in part.sums}
+    out: dict[str, dict[str, Any]] = {}
     for split in (Split("all", 0, sum(part.rows for part in parts)), *contents.splits):
         first, last = np.searchsorted(stops, [split.start, split.stop], side="right").tolist()
-        out[split.name] = combine_statistics([part.sums for part in parts[first:last]], unit)
+        within = parts[first:last]
+        out[split.name] = {f.name: combine_statistics([p.sums[f.name] for p in within], contents.unit) for f in contents.fields if f.name in names}
     return out
 
 
@@ -354,15 +390,15 @@ def describe_published(out: Path, index: Index, generation: str, parts: list[Par
     named = [out / "index.json", out / "generations" / f"{generation}.json", *(shards / file for file in files)]
     total = sum(os.path.getsize(path) for path in named)
     rejects_path = None if index.rejects_file is None else str(shards / file_name("rejects", index.rejects_file, ".jsonl"))
-    return Published(generation, len(parts), total, dict(flags), rejects_path)
+    return Published(generation, len(parts), total, dict(flags), rejects_path, index.splits)
 
 
-def clean_up(out: Path, before: dict[str, Seal], now: dict[int, Seal]) -> set[str] | None:
+def clean_up(out: Path, before: Iterable[Sealed], now: Iterable[Sealed]) -> set[str] | None:
     """After publishing: remove the files that seals named and no generation names, then the seals (last, so that a kill leaves none unnamed).
 
     Returns the names of those files; None where what a generation names is unknown, so that nothing was deleted.
     """
-    candidates = {name for seal in [*before.values(), *now.values()] for name in seal.names()}
+    candidates = {name for seal in [*before, *now] for name in seal.names()}
     named: set[str] = set()
     for generation in kept_files(out)[0]:
         try:

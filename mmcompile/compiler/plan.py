@@ -19,7 +19,7 @@ from mmcompile.compiler.sources.keys import Keys
 from mmcompile.format.canonical import canonical
 from mmcompile.format.npy import hash_bytes
 
-__all__ = ["SHARD_BYTES", "ShardTask", "cuts", "fingerprint", "key_hashes", "make_tasks", "rows_per_shard", "shuffled", "task_id"]
+__all__ = ["SHARD_BYTES", "ShardTask", "cuts", "fingerprint", "key_hashes", "make_tasks", "row_cuts", "rows_per_shard", "shuffled", "task_id"]
 
 #: A shard's usual size: large enough that 10^7 images make some thousand files, small enough to be hashed from the page cache in 10 ms.
 SHARD_BYTES = 1 << 28
@@ -62,6 +62,20 @@ def cuts(hashes: npt.NDArray[np.uint64], rows: int) -> list[int]:
         found = int(marks[at]) if at < len(marks) else n
         out.append(min(found, most, n))
     return out if n else [0, 0]
+
+
+def row_cuts(start: int, stop: int, ends: npt.NDArray[np.int64], rows: int) -> list[int]:
+    """Where the shards of rows [start, stop) without keys start, and the end; `ends` are where groups end, in rising order.
+
+    A shard ends at the first end of a group after at least max(1, R // 2) rows, unless that is more than 2 R rows away: then after R rows.
+    """
+    out = [start]
+    while out[-1] < stop:
+        least, most = out[-1] + max(1, rows // 2), out[-1] + 2 * rows
+        at = int(np.searchsorted(ends, least))
+        found = int(ends[at]) if at < len(ends) else stop
+        out.append(min(found, stop) if min(found, stop) <= most else out[-1] + rows)
+    return out
 
 
 def shuffled(scan: Scan, seed: int) -> Scan:

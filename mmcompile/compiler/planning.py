@@ -29,6 +29,7 @@ from mmcompile.compiler.run import ShardWork
 from mmcompile.compiler.seals import Seal
 from mmcompile.compiler.sources import Scan, Source
 from mmcompile.compiler.sources.keys import Keys
+from mmcompile.compiler.sources.splits import train_of
 from mmcompile.compiler.statcache import StatCache, old_enough
 from mmcompile.compiler.task import Job, hash_items, remembered_as
 from mmcompile.compiler.versions import versions_changed
@@ -36,11 +37,12 @@ from mmcompile.errors import EngineError, FormatError, OptionError
 from mmcompile.format.canonical import canonical, name_to_json
 from mmcompile.format.catalog import list_folder
 from mmcompile.format.index import INDEX_LIMIT, LIST_LIMIT, Field, Names, Split, load_classes, read_generation
+from mmcompile.format.leakage import Repeats, find_repeats
 from mmcompile.format.npy import hash_bytes
 from mmcompile.format.rejects import load_rejects
 from mmcompile.format.samples import hash_pair, pair_hash
 
-__all__ = ["Listed", "Planned", "Prediction", "Wanted"]
+__all__ = ["Listed", "Planned", "Prediction", "Wanted", "with_lists"]
 
 #: Items hashed by one call of a worker, and calls on their way at a time.
 _HASH_CHUNK, _HASH_AHEAD = 128, 256
@@ -113,8 +115,10 @@ class Wanted:
 
     @classmethod
     def of(cls, asked: Preprocess, chosen: Preprocess, why: str, source: Source, scan: Scan, options: BuildOptions) -> Wanted:
-        """Raises OptionError where the settings are too long for an index."""
+        """Raises OptionError where the settings are too long for an index, or no split has the statistics that are asked for."""
         preprocess = chosen.resolved()
+        if preprocess.normalize == "auto":
+            train_of(scan.ranges)
         normalize = preprocess.read_normalize()
         image = Field(
             "image",
@@ -126,7 +130,7 @@ class Wanted:
             None if normalize is None else (normalize.mean, normalize.std),
         )
         lists: dict[str, bytes] = {}
-        fields = (image, *(_named(spec, lists) for spec in scan.fields))
+        fields = (image, *(with_lists(spec, lists) for spec in scan.fields))
         versions, revision = (versions_of(preprocess), PIXEL_REVISION) if scan.lent is None else (scan.lent.versions, scan.lent.revision)
         settings = {"preprocess": preprocess.settings(), "source": source.identity(), "shard_bytes": options.shard_bytes}
         if options.seed is not None:
@@ -313,6 +317,12 @@ class Planned:
         part = slice(work.task.start, work.task.stop)
         self.hashes[part], self.known[part] = work.hashes, work.known
 
+    def repeats(self, rejected: Sequence[int]) -> Repeats:
+        """Which of the items that are stored have the same source."""
+        scan, hashes = self._listed.scan, np.where(self.known[:, None], self.hashes, np.uint64(0))
+        hashes[np.array(rejected, np.int64)] = 0
+        return find_repeats(hashes, scan.ranges, scan.labels, self._listed.keys.__getitem__)
+
     # ------------------------------------------------------------------ small things
 
     def _candidates(self, task: ShardTask) -> Iterator[Whole]:
@@ -400,7 +410,7 @@ class Planned:
             return False
 
 
-def _named(spec: Field, lists: dict[str, bytes]) -> Field:
+def with_lists(spec: Field, lists: dict[str, bytes]) -> Field:
     """A field as the index has it: long lists of names become hashes, and their bytes are added to `lists`."""
 
     def short(names: Names | None) -> Names | None:

@@ -156,21 +156,22 @@ def resize(pixels: npt.NDArray[np.uint8], size: tuple[int, int], filter: str, sh
     Of the result only the first `shown` rows and columns, which cost less than all of them.
     """
     torch = _torch()
-    (height, width), (rows, columns) = pixels.shape[:2], shown or size
+    (height, width, channels), (rows, columns) = pixels.shape, shown or size
     down, across = kernel.trim(height, size[0], rows, filter), kernel.trim(width, size[1], columns, filter)
-    part = pixels[: down[0] if down else height, : across[0] if across else width]
-    batch = torch.from_numpy(part).permute(2, 0, 1).unsqueeze(0)
-    made = [rows if down else size[0], columns if across else size[1]]
-    resized = _kernels(filter)(batch, made, False, down[1] if down else None, across[1] if across else None)
-    whole: npt.NDArray[np.uint8] = resized[0].permute(1, 2, 0).numpy()
-    return whole[:rows, :columns]
+    # Whole columns, as torch would copy a part of them first; unless it took the axis for one that stays as it is.
+    part = pixels[: down[0] if down else height, : across[0] if across and width == columns else width]
+    made = np.empty((rows if down else size[0], columns if across else size[1], channels), np.uint8)
+    batch, out = (torch.from_numpy(array.transpose(2, 0, 1)[None]) for array in (part, made))
+    # Without an `out` that has its pixels together torch takes them apart, one byte at a time.
+    _kernels(filter)(batch, made.shape[:2], False, down[1] if down else None, across[1] if across else None, out=out)
+    return made[:rows, :columns]
 
 
 @functools.cache
 def _kernels(filter: str) -> Any:
     """What torch.nn.functional.interpolate calls; it alone takes sizes and scales both, which trimming needs."""
     aten = _torch().ops.aten
-    return {"bilinear": aten._upsample_bilinear2d_aa, "bicubic": aten._upsample_bicubic2d_aa}[filter].default
+    return {"bilinear": aten._upsample_bilinear2d_aa, "bicubic": aten._upsample_bicubic2d_aa}[filter].out
 
 
 def versions() -> dict[str, str]:

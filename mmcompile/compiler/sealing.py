@@ -17,13 +17,14 @@ from mmcompile.compiler.staging import send_shard
 from mmcompile.errors import FormatError
 from mmcompile.format.catalog import digest_file
 from mmcompile.format.commit import install
+from mmcompile.format.index import Field
 from mmcompile.format.npy import ALIGN, file_name, hash_file, header, libc, save_array
 from mmcompile.format.samples import shard_sums
 
 if TYPE_CHECKING:
     from mmcompile.compiler.task import Job
 
-__all__ = ["Rows", "begin_writing", "rows_path", "seal_shard", "write_all"]
+__all__ = ["Rows", "begin_writing", "install_rows", "rows_path", "seal_shard", "stands", "write_all"]
 
 _COPY = 8 << 20
 _SYNC_FILE_RANGE_WRITE = 2
@@ -87,27 +88,40 @@ def seal_shard(job: Job, seal: Seal, rows: Rows, folder: Path) -> Seal:
 
 def _install_rows(job: Job, written: Path, positions: npt.NDArray[np.int64]) -> str:
     """Give the rows of an unfinished file their header and final name; returns the hash."""
-    image, count, note = job.image, len(positions), written.with_suffix(".hash")
-    if not written.exists() and note.exists():  # a worker died between here and the seal
-        return note.read_text("ascii")
+    if not written.exists() and _note(written).exists():  # a worker died between here and the seal
+        return _note(written).read_text("ascii")
+    image, count = job.image, len(positions)
     path = written if count == positions[-1] + 1 else _packed(written, positions, image.row_bytes)
+    return install_rows(path, job.shards, image, count, _note(written))
+
+
+def _note(written: Path) -> Path:
+    """Where the hash of an unfinished file stands once that has moved to its place."""
+    return written.with_suffix(".hash")
+
+
+def install_rows(path: Path, shards: Path, spec: Field, count: int, note: Path) -> str:
+    """Give an unfinished file, whose rows stand from ALIGN on, its header and final name, durably; returns the hash, which is left in `note`.
+
+    A file of that name that is whole already is not touched.
+    """
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        os.ftruncate(fd, ALIGN + count * image.row_bytes)
-        write_all(fd, memoryview(header(image.stored, (count, *image.shape))), 0)
+        os.ftruncate(fd, ALIGN + count * spec.row_bytes)
+        write_all(fd, memoryview(header(spec.stored, (count, *spec.shape))), 0)
         digest = hash_file(fd)
     finally:
         os.close(fd)
     note.write_text(digest, "ascii")
-    final = job.shards / file_name(image.name, digest)
-    if _stands(final, digest):  # a published shard of the same rows, whose other fields or keys are others now: not touched
+    final = shards / file_name(spec.name, digest)
+    if stands(final, digest):  # a published shard of the same rows, whose other fields or keys are others now
         path.unlink()
     else:
         install(path, final)
     return digest
 
 
-def _stands(path: Path, digest: str) -> bool:
+def stands(path: Path, digest: str) -> bool:
     """Is this file there already, whole?"""
     try:
         return digest_file(path) == digest

@@ -25,7 +25,10 @@ from mmcompile.format.index import Field, row_dtype
 from mmcompile.format.npy import file_name, hash_bytes
 from mmcompile.format.samples import flag_counts
 
-__all__ = ["Seal", "read_seal", "read_seals", "write_seal"]
+__all__ = ["UNREADABLE", "Seal", "files_by_kind", "read_seal", "read_sealed", "read_seals", "write_seal", "write_sealed"]
+
+#: What reading a record raises that was damaged, or is none of ours.
+UNREADABLE = (FormatError, KeyError, TypeError, ValueError, AttributeError)
 
 #: What the name of a file in shards/ begins with; a seal's files may be deleted, so it never leads elsewhere.
 _KIND = re.compile(r"[a-z][a-z0-9_]{0,63}\Z")
@@ -89,7 +92,12 @@ def write_seal(folder: Path, seal: Seal) -> None:
         "sums": seal.sums or [],
         "flags": seal.flags or {},
     }
-    write_atomic(folder / f"{seal.task}.json", canonical({"seal": document, "hash": hash_bytes(canonical(document))}))
+    write_sealed(folder / f"{seal.task}.json", document)
+
+
+def write_sealed(path: Path, document: dict[str, Any]) -> None:
+    """Commit a JSON object with its own hash beside it."""
+    write_atomic(path, canonical({"seal": document, "hash": hash_bytes(canonical(document))}))
 
 
 def read_seals(folder: Path) -> Iterator[Seal]:
@@ -104,25 +112,36 @@ def read_seal(folder: Path, task: str) -> Seal | None:
     """The seal of a task; None where there is none, or it is damaged."""
     try:
         seal = _parse(folder / f"{task}.json")
-    except (FormatError, OSError, KeyError, TypeError, ValueError, AttributeError):
+    except (OSError, *UNREADABLE):
         return None
     return seal if seal.task == task else None
 
 
-def _parse(path: Path) -> Seal:
+def read_sealed(path: Path) -> Any:
+    """What `write_sealed` wrote.  Raises OSError, or one of UNREADABLE where it is damaged."""
     data = path.read_bytes()
     whole = parse(data, path)
-    found = whole["seal"]
     written = data[: len(_HEAD)] + data[len(_HEAD) + 32 : _BODY] + data[-2:] == _HEAD + _TAIL + b"}\n"
     if not written or hash_bytes(data[_BODY:-2] + b"\n") != whole["hash"]:
         raise ValueError("damaged")
+    return whole["seal"]
+
+
+def files_by_kind(names: list[str]) -> dict[str, str]:
+    """Kind -> hash of the names of files in shards/.  Raises ValueError for any other name."""
     files = {}
-    for name in found["files"]:
+    for name in names:
         kind, _, rest = name.partition("-")
         digest, _, suffix = rest.partition(".")
         if suffix != "npy" or not HASH.match(digest) or not _KIND.match(kind):
             raise ValueError(name)
         files[kind] = digest
+    return files
+
+
+def _parse(path: Path) -> Seal:
+    found = read_sealed(path)
+    files = files_by_kind(found["files"])
     stat = np.frombuffer(_unpack(found["stat"]), STAT_DTYPE)
     hashes = np.frombuffer(_unpack(found["hashes"]), "<u8").reshape(-1, 2)
     fields = tuple(Field(name, dtype, tuple(shape), "value") for name, dtype, shape in found["fields"])

@@ -286,7 +286,7 @@ def _decode(job: Job, data: bytes, key: bytes, digest: str, row: npt.NDArray[Any
         raise DecodeError("decoding failed in a way that is not foreseen", stage="load", code="unexpected", error=type(error).__name__) from error
     took = time.perf_counter() - began
     result.decode_s, result.saving_s = result.decode_s + took, result.saving_s + took * decoded.saving
-    record: npt.NDArray[Any] = np.zeros((), sample_dtype(job.fields))
+    record: npt.NDArray[Any] = np.zeros((), result.records.dtype)
     record["source_size"], record["source_hash"] = len(data), hash_pair(digest)
     record["width"], record["height"] = decoded.width, decoded.height
     record["mode"], record["format"] = decoded.mode.encode(), decoded.format.encode()
@@ -298,7 +298,7 @@ def _decode(job: Job, data: bytes, key: bytes, digest: str, row: npt.NDArray[Any
 
 def _pixels_of(row: npt.NDArray[Any], pixels: npt.NDArray[Any], preprocess: Preprocess) -> npt.NDArray[Any]:
     """`pixels` (H, W, C), taken from the row where that holds the same values: there they lie together."""
-    if row.dtype.kind not in "ui" or preprocess.dtype != pixels.dtype.name:
+    if row.dtype.kind not in "ui" or row.dtype != pixels.dtype or preprocess.dtype == "bfloat16":
         return pixels
     return row.transpose(1, 2, 0) if preprocess.layout == "chw" else row
 

@@ -1,4 +1,4 @@
-"""Hides how damage is traced: from a bad file to the rows whose hash no longer fits, and from rows to the sources they came from."""
+"""Hides how damage is traced: from a bad file to the rows, or blocks of them, whose hash no longer fits, and from rows to their sources."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from mmcompile.errors import CorruptShardError
 from mmcompile.format.catalog import Generation, open_regular
-from mmcompile.format.npy import file_name, header, open_array, read_into
-from mmcompile.format.samples import check_stops, pair_hash, row_hashes, sample_dtype
+from mmcompile.format.npy import file_name, header, open_array, read_array, read_into
+from mmcompile.format.samples import block_hashes, block_rows, check_stops, pair_hash, row_hashes, sample_dtype
 
-__all__ = ["damaged_rows", "key_stops", "records", "sources_of"]
+__all__ = ["damaged_blocks", "damaged_rows", "key_stops", "records", "sources_of"]
 
 Array = npt.NDArray[Any]
 
@@ -56,35 +56,80 @@ def damaged_rows(root: Path, generation: Generation, shard: int) -> npt.NDArray[
 
     Believes the shard's samples file: check it first.  Headers are not looked at.  Raises FormatError where a file cannot be read at all.
     """
-    fields = generation.index.fields
-    files: list[int] = []
-    try:
-        for field in fields:
-            path = _path(root, generation, field.name, shard)
-            try:
-                files.append(open_regular(path))
-            except FileNotFoundError:
-                raise CorruptShardError(f"{path}: missing", path=str(path)) from None
-        step = max(1, _CHUNK // generation.index.row_bytes)
-        bad: list[npt.NDArray[np.int64]] = []
-        rows = int(generation.table["rows"][shard])
+    bad: list[npt.NDArray[np.int64]] = []
+    step = max(1, _CHUNK // generation.index.row_bytes)
+    with _Stored(root, generation, shard) as stored:
         for first, piece in records(root, generation, shard):
             for start in range(0, len(piece), step):
                 part = piece[start : start + step]
-                there = np.ones(len(part), bool)
-                arrays = []
-                for field, fd in zip(fields, files, strict=True):
-                    data, got = _read_rows(fd, len(header(field.stored, (rows, *field.shape))), field.row_bytes, first + start, len(part))
-                    there[got // field.row_bytes :] = False
-                    arrays.append(data)
+                arrays, there = stored.read(first + start, len(part))
                 wrong = ~there | (row_hashes(arrays) != part["row_hash"])
                 bad.append(np.flatnonzero(wrong) + (first + start))
-        return np.concatenate(bad) if bad else np.empty(0, np.int64)
-    except OSError as error:
-        raise CorruptShardError(f"{root}: shard {shard} cannot be read ({error.strerror})", path=str(root)) from error
-    finally:
-        for fd in files:
-            os.close(fd)
+    return np.concatenate(bad) if bad else np.empty(0, np.int64)
+
+
+def damaged_blocks(root: Path, generation: Generation, shard: int) -> list[range]:
+    """The rows of a shard without keys, counted from its start, of the blocks whose stored bytes do not fit their hash, or are not all there.
+
+    Blocks that follow one another are one range.  Believes the shard's hashes file: check it first.  Raises as `damaged_rows`.
+    """
+    block, rows = block_rows(generation.index.fields), int(generation.table["rows"][shard])
+    path = _path(root, generation, "hashes", shard)
+    try:
+        hashes = read_array(path, np.dtype("<u8"), (-(-rows // block),))
+    except FileNotFoundError:
+        raise CorruptShardError(f"{path}: missing", path=str(path)) from None
+    bad: list[range] = []
+    with _Stored(root, generation, shard) as stored:
+        for start, wanted in zip(range(0, rows, block), hashes.tolist(), strict=True):
+            stop = min(start + block, rows)
+            arrays, there = stored.read(start, stop - start)
+            if there.all() and block_hashes(arrays, block).tolist() == [wanted]:
+                continue
+            if bad and bad[-1].stop == start:
+                start = bad.pop().start
+            bad.append(range(start, stop))
+    return bad
+
+
+class _Stored:
+    """The rows of a shard as they lie in its files, which may have ended before."""
+
+    def __init__(self, root: Path, generation: Generation, shard: int) -> None:
+        self._root, self._shard, self._fields = root, shard, generation.index.fields
+        rows = int(generation.table["rows"][shard])
+        self._begin = [len(header(field.stored, (rows, *field.shape))) for field in self._fields]
+        self._files: list[int] = []
+        try:
+            for field in self._fields:
+                path = _path(root, generation, field.name, shard)
+                try:
+                    self._files.append(open_regular(path))
+                except FileNotFoundError:
+                    raise CorruptShardError(f"{path}: missing", path=str(path)) from None
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __enter__(self) -> _Stored:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        while self._files:
+            os.close(self._files.pop())
+
+    def read(self, start: int, count: int) -> tuple[list[Array], npt.NDArray[np.bool_]]:
+        """(the bytes of rows [start, start + count) of each field, (count, row_bytes); is the row there?).  Raises CorruptShardError."""
+        there = np.ones(count, bool)
+        arrays = []
+        try:
+            for field, fd, begin in zip(self._fields, self._files, self._begin, strict=True):
+                data, got = _read_rows(fd, begin, field.row_bytes, start, count)
+                there[got // field.row_bytes :] = False
+                arrays.append(data)
+        except OSError as error:
+            raise CorruptShardError(f"{self._root}: shard {self._shard} cannot be read ({error.strerror})", path=str(self._root)) from error
+        return arrays, there
 
 
 def _read_rows(fd: int, offset: int, row_bytes: int, start: int, count: int) -> tuple[Array, int]:

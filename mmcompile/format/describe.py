@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from mmcompile.errors import CorruptShardError, MMCompileError
 from mmcompile.format.canonical import as_text, name_to_json
 from mmcompile.format.catalog import Generation, kept_files, load_table, named_files, single_files
 from mmcompile.format.damage import key_stops, records
-from mmcompile.format.index import VERSION, Field, load_classes, load_index
+from mmcompile.format.index import VERSION, Field, Index, Names, load_classes, load_groups, load_index, load_names
+from mmcompile.format.leakage import Repeats, find_repeats
 from mmcompile.format.mirror import Mirror, mirrored
 from mmcompile.format.npy import file_name, open_array, read_into
+from mmcompile.format.reader import Reader
 from mmcompile.format.rejects import load_rejects
 from mmcompile.format.samples import FLAGS, pair_hash
 from mmcompile.format.store import is_url, on_disk
@@ -34,15 +37,19 @@ _LABELS = 1 << 20
 def describe(root: str | Path, generation: str | None = None) -> dict[str, Any]:
     """What a generation (by default the current one) holds, as plain JSON values; names that are not UTF-8 are {"bytes": percent-encoded}.
 
-    Reads (of a URL: fetches) the index, the table, the labels and the rejects, none of the images.  `bytes.folder` is the size of everything in the
+    Reads (of a URL: fetches) the index, the table, names, groups, labels and rejects, no other rows.  `bytes.folder` is the size of everything in the
     folder, older generations and unfinished builds included; `missing` counts the files of shards that are not there.  `generations` are newest
-    first, `modified` in seconds since 1970.  Raises FormatError.
+    first, `modified` in seconds since 1970.  `repeats` says which samples have the same source, from their provenance; None behind a URL, from where
+    that would have to be fetched, and where files are missing.  Raises FormatError.
     """
     root = on_disk(root)
     if is_url(root):
         url = str(root)
-        return mirrored(url, lambda mirror: describe(mirror.folder, generation), ("samples", "keys")) | {"root": url}
-    root = Path(os.path.abspath(root))
+        return mirrored(url, lambda mirror: _describe(mirror.folder, generation), ("samples", "keys", "hashes")) | {"root": url}
+    return _describe(Path(os.path.abspath(root)), generation, repeats=True)
+
+
+def _describe(root: Path, generation: str | None, *, repeats: bool = False) -> dict[str, Any]:
     index, name = load_index(root, generation)
     current = name if generation is None else load_index(root)[1]
     loaded = load_table(root, index, name)
@@ -60,7 +67,9 @@ def describe(root: str | Path, generation: str | None = None) -> dict[str, Any]:
         "format_version": VERSION,
         "samples": index.samples,
         "shards": index.shards,
-        "fields": [f.to_json() | {"row_bytes": f.row_bytes, "bytes": f.row_bytes * index.samples} for f in index.fields],
+        "fields": [_whole(root, f).to_json() | {"row_bytes": f.row_bytes, "bytes": f.row_bytes * index.samples} for f in index.fields],
+        "keys": index.keyed,
+        "groups": _groups(root, index),
         "splits": [
             {"name": s.name, "start": s.start, "stop": s.stop, "classes": None if counts is None else counts[i][:-1].tolist()}
             for i, s in enumerate(index.splits)
@@ -80,8 +89,23 @@ def describe(root: str | Path, generation: str | None = None) -> dict[str, Any]:
             "file": None if index.rejects_file is None else f"shards/{file_name('rejects', index.rejects_file, '.jsonl')}",
             "reasons": dict(sorted(Counter(r.code for r in rejects).items())),
         },
+        "repeats": _repeats(root, loaded, field).to_json() if repeats and index.keyed and not missing else None,
         "generations": [{"name": n, "modified": ages[n], "current": n == current} for n in newest],
     }
+
+
+def _whole(root: Path, field: Field) -> Field:
+    """A field with its lists of names, wherever they lie."""
+    columns = field.columns and Names(load_names(root, field.columns, field.shape[0]))
+    return replace(field, columns=columns, categories=field.categories and Names(load_names(root, field.categories)))
+
+
+def _groups(root: Path, index: Index) -> dict[str, int] | None:
+    """How many groups there are, and the rows of the shortest and the longest."""
+    if index.groups_file is None:
+        return None
+    rows = np.diff(load_groups(root, index)[1])
+    return {"count": len(rows), "shortest": int(rows.min()), "longest": int(rows.max())}
 
 
 def samples_table(root: str | Path, generation: str | None = None) -> Iterator[dict[str, Any]]:
@@ -89,7 +113,8 @@ def samples_table(root: str | Path, generation: str | None = None) -> Iterator[d
 
     A key or class name that is not UTF-8 comes as by `os.fsdecode`: written with `encoding="utf-8", errors="surrogateescape"` the file holds the
     name's own bytes, and read the same way it gives the name back.  `label` and `class` are None where there are none, hashes are hex digits, `flags`
-    words joined by spaces.  Memory stays flat.  Raises FormatError, also while rows are asked for.
+    words joined by spaces.  Rows without keys have NAME[NUMBER] there, their group and number in it, and None in all columns that tell of a source.
+    Memory stays flat.  Raises FormatError, also while rows are asked for.
     """
     root = on_disk(root)
     if is_url(root):
@@ -99,6 +124,8 @@ def samples_table(root: str | Path, generation: str | None = None) -> Iterator[d
     loaded = load_table(root, index, name)
     classes = load_classes(root, index) or ()
     field = _label_field(loaded)
+    if not index.keyed:
+        return _keyless_rows(root, loaded, field, classes)
     return (row for shard in range(index.shards) for row in _shard_rows(root, loaded, shard, field, classes))
 
 
@@ -149,6 +176,26 @@ def _shard_rows(root: Path, generation: Generation, shard: int, field: Field | N
         os.close(fd)
 
 
+def _keyless_rows(root: Path, generation: Generation, field: Field | None, classes: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    names, starts = load_groups(root, generation.index)
+    splits = iter(generation.index.splits)
+    split, group = next(splits), 0
+    for shard in range(generation.index.shards):
+        first, stop = (int(n) for n in generation.starts[shard : shard + 2])
+        for begin in range(first, stop, _LABELS):
+            count = min(_LABELS, stop - begin)
+            labels = None if field is None else _read_labels(root, generation, shard, field, begin - first, count).tolist()
+            for row in range(begin, begin + count):
+                while row >= split.stop:
+                    split = next(splits)
+                while row >= starts[group + 1]:
+                    group += 1
+                label = None if labels is None else labels[row - begin]
+                name = classes[label] if label is not None and 0 <= label < len(classes) else None
+                told = (row, split.name, f"{names[group]}[{row - int(starts[group])}]", label, name)
+                yield dict(zip(SAMPLE_COLUMNS, (*told, *[None] * (len(SAMPLE_COLUMNS) - len(told))), strict=True))
+
+
 def _provenance(record: Any) -> tuple[Any, ...]:
     flags = int(record["flags"])
     words = [word for bit, word in FLAGS.items() if flags & bit] + [f"bit-{b}" for b in range(32) if flags >> b & 1 and 1 << b not in FLAGS]
@@ -163,6 +210,24 @@ def _provenance(record: Any) -> tuple[Any, ...]:
         " ".join(words),
         f"{int(record['row_hash']):016x}",
     )
+
+
+def _repeats(root: Path, generation: Generation, field: Field | None) -> Repeats:
+    """Samples with the same source, by the hashes in their provenance."""
+    index = generation.index
+    hashes = np.empty((index.samples, 2), np.uint64)
+    labels = None if field is None else np.empty(index.samples, np.int64)
+    for shard in range(index.shards):
+        start, stop = (int(n) for n in generation.starts[shard : shard + 2])
+        for first, piece in records(root, generation, shard):
+            hashes[start + first : start + first + len(piece)] = piece["source_hash"]
+        if field is not None and labels is not None:
+            labels[start:stop] = _read_labels(root, generation, shard, field, 0, stop - start)
+    reader = Reader(root, generation=generation.name)
+    try:
+        return find_repeats(hashes, index.splits, labels, reader.key)
+    finally:
+        reader.close()
 
 
 def _label_field(generation: Generation) -> Field | None:

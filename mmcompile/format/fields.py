@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from mmcompile.format.canonical import name_to_json
 
-__all__ = ["CHANNEL_LIMIT", "DTYPES", "LIST_LIMIT", "UNITS", "Field", "Names", "Split", "row_dtype"]
+__all__ = ["CHANNEL_LIMIT", "DTYPES", "LIST_LIMIT", "RESERVED", "UNITS", "Field", "Names", "Split", "field_name", "row_dtype"]
 
 #: A list longer than this lies in a file of its own.
 LIST_LIMIT = 256
@@ -23,6 +24,8 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 #: More than any camera has; keeps the record of a sample (two sums a channel) small.
 CHANNEL_LIMIT = 4096
+#: What no field may be called, as files of shards are.
+RESERVED = frozenset({"table", "samples", "keys", "hashes", "rejects", "classes", "rows"})
 #: Units of times, as numpy's datetime64 has them; they count from 1970-01-01T00:00 UTC, or from midnight where the source has only a time of day.
 UNITS = ("D", "s", "ms", "us", "ns")
 
@@ -107,3 +110,11 @@ class Split:
 def row_dtype(fields: tuple[Field, ...]) -> np.dtype[Any]:
     """A record of these fields as they are stored, packed in their order: the bytes of a row that its hash is made of."""
     return np.dtype([(f.name, f.stored, f.shape) for f in fields])
+
+
+def field_name(text: str) -> str:
+    """The name of a field that is called `text` elsewhere: in lower case, with _ for what a name may not have."""
+    name = re.sub(r"[^a-z0-9_]", "_", text.lower())[:64]
+    if not name or not name[0].isalpha():
+        name = f"x{name}"[:64]
+    return f"{name}_" if name in RESERVED else name

@@ -17,11 +17,11 @@ ROWS_LISTED = 1000
 class Problem:
     """One bad file, for one shard that it belongs to.
 
-    `what` is a field's name, or "samples", "keys", "table", "classes", "rejects", "generation", "index".  `kind` is "missing", "short", "long",
-    "changed", "swapped" (it holds another known file's bytes) or "unreadable" (no regular file, an I/O error, or sound bytes that are not what the
-    index says).  `generations` name the file, the current one first; `shard`, `rows` and `sources` are those of the first.  `rows` (of the
-    whole dataset, [0, n)) and `sources` (their keys) list the first 1,000 bad rows where single rows are bad; both are empty where all `bad_rows`
-    rows of the shard, [start, stop), are.
+    `what` is a field's name, or "samples", "keys", "hashes", "table", "classes", "groups", "rejects", "generation", "index".  `kind` is "missing",
+    "short", "long", "changed", "swapped" (it holds another known file's bytes) or "unreadable" (no regular file, an I/O error, or sound bytes that
+    are not what the index says).  `generations` name the file, the current one first; `shard`, `rows` and `sources` are those of the first.  `rows`
+    (of the whole dataset, [0, n)) and `sources` (their keys) list the first 1,000 bad rows where single rows are bad; both are empty where all
+    `bad_rows` rows, [start, stop), are: those of the shard, or, where rows have no keys, of blocks of it that hold the damage.
     """
 
     path: str

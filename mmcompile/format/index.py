@@ -19,7 +19,7 @@ import numpy.typing as npt
 from mmcompile.errors import CorruptShardError, FormatError, GenerationError, NotADatasetError, VersionError
 from mmcompile.format.canonical import HASH, Check, canonical, name_to_json, parse, read_limited
 from mmcompile.format.commit import write_atomic
-from mmcompile.format.fields import CHANNEL_LIMIT, DTYPES, LIST_LIMIT, UNITS, Field, Names, Split, row_dtype
+from mmcompile.format.fields import CHANNEL_LIMIT, DTYPES, LIST_LIMIT, RESERVED, UNITS, Field, Names, Split, row_dtype
 from mmcompile.format.npy import file_name, hash_bytes
 
 __all__ = [
@@ -50,7 +50,6 @@ INDEX_LIMIT = 1 << 20
 #: Read limit of the files that hold what would not fit the index: class names, rejects.
 BLOB_LIMIT = 256 << 20
 _FIELD_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}\Z")
-_RESERVED = frozenset({"table", "samples", "keys", "hashes", "rejects", "classes", "rows"})
 _MEANINGS = ("image", "class", "value")
 _TOP = ["classes", "fields", "format", "pixel_revision", "rejects", "samples", "settings", "shards", "splits", "statistics", "table", "version"]
 _TOP += ["versions"]
@@ -181,7 +180,7 @@ class _IndexCheck(Check):
         where = f"fields[{i}]"
         entry = self.mapping(value, where, ["name", "dtype", "shape", "meaning", "layout", "scale", "normalize"], _FIELD_OPTIONAL)
         name = entry["name"]
-        if not isinstance(name, str) or not _FIELD_NAME.match(name) or name in _RESERVED:
+        if not isinstance(name, str) or not _FIELD_NAME.match(name) or name in RESERVED:
             self.fail(f"{where}.name", "lower-case letters, digits and _ (at most 64), and no reserved word", name)
         if not isinstance(entry["dtype"], str) or entry["dtype"] not in DTYPES:
             self.fail(f"{where}.dtype", f"one of {sorted(DTYPES)}", entry["dtype"])
@@ -260,7 +259,7 @@ class _IndexCheck(Check):
             for name, entry in self.mapping(entries, f"statistics.{split}", None).items():
                 where = f"statistics.{split}.{name}"[:120]
                 if name not in channels:
-                    self.fail(where, "of an image field of this dataset", name)
+                    self.fail(where, "of an image, or of numbers of at most one axis, of this dataset", name)
                 if entry is None:
                     continue
                 self.count(self.mapping(entry, where, ["pixels", "mean", "std", "sums"])["pixels"], f"{where}.pixels", least=1, most=1 << 100)

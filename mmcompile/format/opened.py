@@ -81,7 +81,7 @@ class Opened:
             self.most_files = min(self.most_files, self.most_maps)
 
     def name(self, name: str, shard: int) -> str:
-        """The name in shards/ of the file of a field (or of "samples", "keys") of a shard."""
+        """The name in shards/ of the file of a field (or of "samples", "keys", "hashes") of a shard."""
         return file_name(name, pair_hash(self.table[name][shard]))
 
     def path(self, name: str, shard: int) -> Path:

@@ -19,13 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcompile.errors import CorruptShardError, FormatError
-from mmcompile.format.canonical import as_text
 from mmcompile.format.files import Files, LocalFiles, is_remote
-from mmcompile.format.index import Index, load_classes
+from mmcompile.format.index import Index
 from mmcompile.format.npy import ALIGN, file_name, read_into
 from mmcompile.format.opened import Opened, Views
+from mmcompile.format.origins import Origins
 from mmcompile.format.region import Region, is_resident, lock, page_runs, will_need
-from mmcompile.format.samples import KEY_LIMIT, check_stops, key_hash, keys_of, sample_dtype
 
 __all__ = ["Reader", "shard_starts"]
 
@@ -34,6 +33,8 @@ Rows = npt.NDArray[np.int64]
 
 #: Bytes read at a time to warm the page cache: far above what a disk wants at once, and little enough to answer `stop` at once.
 _PIECE = 4 << 20
+#: Spans of rows are copied so many bytes at a time, by way of the cache; larger ones one by one.
+_SPAN = 1 << 16
 
 
 def shard_starts(table: Array, index: Index, path: Path) -> npt.NDArray[np.int64]:
@@ -70,8 +71,8 @@ class Reader:
         self._bounds = memoryview(cast(Any, self.starts))  # bisect takes it as it takes a list, and no int is made for a shard nobody asks for
         self._fields = {f.name: f for f in self.index.fields}
         self._regions: dict[str, Region | None] = {}
-        self._classes: tuple[str, ...] | None = None
-        self._hashes: tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]] | None = None
+        #: Where rows come from, and what is called what.
+        self.origins = Origins(self._files, self._opened, self.index, self.starts)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self._files, self.generation, self._asked)
@@ -79,24 +80,17 @@ class Reader:
     def __len__(self) -> int:
         return self.index.samples
 
-    @property
-    def classes(self) -> tuple[str, ...] | None:
-        """The class names, or None for a dataset without labels."""
-        if self._classes is None:
-            digest = self.index.classes_file
-            self._classes = self.index.classes
-            if digest is not None:
-                name = file_name("classes", digest, ".json")
-                self._classes = self._opened.use(name, None, lambda path: load_classes(path.parent.parent, self.index))
-        return self._classes
-
     def locate(self, row: int) -> tuple[int, int]:
         """(shard, row in it) of a row in [0, n)."""
         shard = bisect_right(self._bounds, row) - 1
         return shard, row - self._bounds[shard]
 
+    def holds(self, shard: int, local: int) -> bool:
+        """Has a shard so many rows that this is one of them?"""
+        return bool(self._bounds[shard] + local < self._bounds[shard + 1])
+
     def path(self, name: str, shard: int) -> Path:
-        """The file of a field (or of "samples", "keys") of a shard."""
+        """The file of a field (or of "samples", "keys", "hashes") of a shard."""
         return self._opened.path(name, shard)
 
     def view(self, field: str, shard: int) -> Array:
@@ -166,6 +160,42 @@ class Reader:
         else:
             np.take(found[0], found[1], axis=0, out=out, mode="clip")
         return out
+
+    def spans(self, field: str, rows: Rows, length: int, out: Array) -> None:
+        """Copy the `length` rows that begin at each of these into `out` (N, length, *shape), C-contiguous.  Raises as `gather`."""
+        ends = rows + (length - 1)
+        found, last = self.flat(field, rows), self.flat(field, ends)
+        nbytes = length * self._fields[field].row_bytes
+        if found is None or last is None or nbytes > _SPAN:
+            self._spans_apart(field, rows, np.arange(len(rows)), out)
+            return
+        # each span as one element of an array whose elements overlap
+        flat, at = found
+        kind = np.dtype((np.void, nbytes))
+        spans = np.ndarray((max(0, len(flat) - length + 1),), kind, cast(Any, flat), 0, (nbytes // length,))
+        target = out.reshape(-1).view(np.uint8).view(kind)
+        apart = self.shards_of(rows) != self.shards_of(ends)
+        if apart.any():
+            at = np.where(apart, at[np.argmin(apart)], at)  # any other one that can be touched
+        if not apart.all():
+            step = max(1, _SPAN // nbytes)  # what comes between stays in the cache, and in memory that was used before
+            for i in range(0, len(at), step):
+                target[i : i + step] = spans[at[i : i + step]]
+        self._spans_apart(field, rows, np.flatnonzero(apart), out)
+
+    def _spans_apart(self, field: str, rows: Rows, which: Rows, out: Array) -> None:
+        """Those of the spans one by one, of as many shards as each lies in."""
+        for i, first in zip(which.tolist(), rows[which].tolist(), strict=True):
+            done = 0
+            while done < out.shape[1]:
+                shard, local = self.locate(first + done)
+                count = min(out.shape[1] - done, int(self.starts[shard + 1]) - first - done)
+                part, source = out[i, done : done + count], self._map(field, shard)
+                if source is None:
+                    self._pread(field, shard, local, part)
+                else:
+                    part[...] = source[local : local + count]
+                done += count
 
     def _gather_apart(self, field: str, rows: Rows, out: Array, region: tuple[slice, ...]) -> None:
         """Gather from a map for each shard, and read the rows of shards that are not mapped."""
@@ -369,52 +399,26 @@ class Reader:
         parts = [self._read(self._opened.name(field, k), spec.stored, (int(n), *spec.shape)) for k, n in enumerate(self.table["rows"])]
         return np.concatenate(parts) if parts else np.empty((0, *spec.shape), spec.stored)
 
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """The class names, or None for a dataset without labels."""
+        return self.origins.classes
+
     def samples(self, shard: int) -> Array:
         """The provenance of a shard's rows: a structured array, see `samples.sample_dtype`."""
-        return self._read(self._opened.name("samples", shard), sample_dtype(self.index.fields), (int(self.table["rows"][shard]),))
+        return self.origins.samples(shard)
 
     def keys(self, shard: int) -> list[bytes]:
         """The source keys of a shard's rows, as raw bytes."""
-        path, records = self.path("keys", shard), self.samples(shard)
-        stops = records["key_stop"]
-        check_stops(stops, np.uint64(0), self.path("samples", shard))
-        blob = self._read(path.name, np.dtype("u1"), (int(stops[-1]) if len(stops) else 0,))
-        return keys_of(records, blob.tobytes())
+        return self.origins.keys(shard)
 
     def key(self, row: int) -> bytes:
-        """The source key of one row, without reading those of its shard."""
-        shard, local = self.locate(row)
-        rows = int(self.table["rows"][shard])
-        path, dtype = self.path("samples", shard), sample_dtype(self.index.fields)
-        file, stops = self._opened.open_name(path.name, dtype, (rows,)), []
-        for at in (local - 1, local, rows - 1):
-            record = np.zeros(1, dtype)
-            if at >= 0:
-                read_into(file.fd, record, file.offset + at * dtype.itemsize, path)
-            stops.append(int(record["key_stop"][0]))
-        start, stop, total = stops
-        if not start <= stop <= min(start + KEY_LIMIT, total):
-            raise CorruptShardError(f"{path}: its key offsets do not grow, by at most {KEY_LIMIT:,}", path=str(path))
-        path = self.path("keys", shard)
-        file = self._opened.open_name(path.name, np.dtype("u1"), (total,))
-        out = np.empty(stop - start, np.uint8)
-        read_into(file.fd, out, file.offset + start, path)
-        return out.tobytes()
+        """The source key of one row."""
+        return self.origins.key(row)
 
     def find(self, key: bytes) -> int:
-        """The row of a source key.  Raises KeyError.  The first call reads all keys once; 16 bytes a row stay in memory."""
-        if self._hashes is None:
-            self._files.ahead([(self._opened.name(name, k), None) for k in range(len(self.table)) for name in ("samples", "keys")])
-            parts = [np.array([key_hash(k) for k in self.keys(shard)], np.uint64) for shard in range(len(self.table))]
-            hashes = np.concatenate(parts) if parts else np.empty(0, np.uint64)
-            order = np.argsort(hashes, kind="stable")
-            self._hashes = hashes[order], order
-        hashes, order = self._hashes
-        wanted = np.uint64(key_hash(key))
-        for row in order[np.searchsorted(hashes, wanted) : np.searchsorted(hashes, wanted, side="right")].tolist():
-            if self.key(row) == key:  # two keys may share a hash
-                return int(row)
-        raise KeyError(as_text(key))
+        """The row of a source key.  Raises as `Origins.find`."""
+        return self.origins.find(key)
 
     def _read(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
         return self._opened.read(name, dtype, shape)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +19,14 @@ from mmcompile.errors import CorruptShardError
 from mmcompile.format.index import Field, Index
 
 __all__ = [
+    "BLOCK_BYTES",
     "FLAGS",
     "KEY_LIMIT",
+    "block_hashes",
+    "block_rows",
     "check_stops",
     "combine_statistics",
+    "exact_total",
     "flag_counts",
     "hash_pair",
     "key_hash",
@@ -46,6 +50,8 @@ FLAGS = {
 
 #: The longest key, in bytes: sixteen times what a path may have in one system call.
 KEY_LIMIT = 1 << 16
+#: Rows without keys are hashed so many bytes at a time: damage is traced to a block of them, for 8 bytes a MiB.
+BLOCK_BYTES = 1 << 20
 
 Array = npt.NDArray[Any]
 
@@ -124,6 +130,26 @@ def row_hashes(rows: list[Array]) -> npt.NDArray[np.uint64]:
     return out
 
 
+def block_rows(fields: tuple[Field, ...]) -> int:
+    """Rows of a block, of those that are hashed a block at a time: as many as BLOCK_BYTES hold over all fields, at least 1."""
+    return max(1, BLOCK_BYTES // sum(field.row_bytes for field in fields))
+
+
+def block_hashes(rows: list[Array], count: int) -> npt.NDArray[np.uint64]:
+    """xxh3-64 of each block of `count` rows, the last may be shorter: over its stored bytes of one field, then of the next, in field order.
+
+    `rows` holds one C-contiguous (N, *shape) array a field; its first row begins a block.  uint64 (blocks,).
+    """
+    views = [np.ascontiguousarray(a).reshape(len(a), -1).view(np.uint8) for a in rows]
+    out = np.empty(-(-len(rows[0]) // count), np.uint64)
+    for i in range(len(out)):
+        state = xxhash.xxh3_64()
+        for view in views:
+            state.update(cast(Any, view[i * count : (i + 1) * count]))
+        out[i] = state.intdigest()
+    return out
+
+
 def shard_sums(samples: Array, pixels: int) -> list[dict[str, Any]]:
     """Sums of one shard, one entry for each depth in it; `pixels` is H * W of a row.
 
@@ -136,7 +162,7 @@ def shard_sums(samples: Array, pixels: int) -> list[dict[str, Any]]:
         rows = samples[samples["depth"] == depth]
         entry: dict[str, Any] = {"depth": depth, "pixels": len(rows) * pixels}
         for name in ("sum", "sum_squares"):
-            entry[name] = [_total(rows[name][:, c]) for c in range(rows[name].shape[1])]
+            entry[name] = [exact_total(rows[name][:, c]) for c in range(rows[name].shape[1])]
         out.append(entry)
     return out
 
@@ -157,7 +183,7 @@ def combine_statistics(shards: list[list[dict[str, Any]]], scale: bool) -> dict[
     for depth in sorted(groups):
         group = groups[depth]
         for name in ("sum", "sum_squares"):
-            group[name] = [_total(channel) for channel in zip(*group[name], strict=True)]
+            group[name] = [exact_total(channel) for channel in zip(*group[name], strict=True)]
         sums.append(group)
     total = sum(g["pixels"] for g in sums)
     if not total or any(v is None for g in sums for v in g["sum"] + g["sum_squares"]):
@@ -194,7 +220,7 @@ def _unit(depth: int, scale: bool) -> int:
     return {8: 255, 16: 65535}.get(depth, 1) if scale else 1
 
 
-def _total(values: Any) -> int | float | None:
+def exact_total(values: Any) -> int | float | None:
     """The exact (or correctly rounded) sum; None where a value is not finite or missing."""
     items: list[Any] = values.tolist() if isinstance(values, np.ndarray) else list(values)
     if any(v is None or not math.isfinite(v) for v in items):

@@ -21,16 +21,23 @@ import numpy as np
 from mmcompile.errors import FormatError, NotADatasetError, VersionError
 from mmcompile.format.canonical import as_text, read_limited
 from mmcompile.format.catalog import Generation, digest_of, kept_files, list_folder, load_table, named_files, open_regular, single_files
-from mmcompile.format.damage import damaged_rows, key_stops, sources_of
+from mmcompile.format.damage import damaged_blocks, damaged_rows, key_stops, sources_of
 from mmcompile.format.findings import ROWS_LISTED, Problem, VerifyReport
 from mmcompile.format.index import BLOB_LIMIT, INDEX_LIMIT, Index, Names, load_classes, load_groups, load_names, not_a_dataset
 from mmcompile.format.mirror import Mirror, mirrored
 from mmcompile.format.npy import file_bytes, file_name, hash_bytes, hash_file, header, open_array
 from mmcompile.format.rejects import load_rejects
-from mmcompile.format.samples import pair_hash, sample_dtype
+from mmcompile.format.samples import block_rows, pair_hash, sample_dtype
 from mmcompile.format.store import is_url, on_disk
 
 __all__ = ["Problem", "VerifyReport", "verify"]
+
+#: What a bad file beside the rows of a shard means for them.
+_LOST = {
+    "samples": "where its rows come from, and whether they are whole, cannot be told",
+    "keys": "its source keys are lost",
+    "hashes": "whether its rows are whole is told by their file alone",
+}
 
 AtHand = Callable[[Path], AbstractContextManager[None]]
 
@@ -180,10 +187,12 @@ class _Run:
         for generation in self.generations:
             shapes = {f.name: (f.stored, f.shape) for f in generation.index.fields}
             shapes["samples"] = (sample_dtype(generation.index.fields), ())
-            rows = generation.table["rows"].tolist()
+            rows, block = generation.table["rows"].tolist(), block_rows(generation.index.fields)
             for what, shard, file in named_files(generation):
                 if what == "keys":
                     self._add(file, what, None)
+                elif what == "hashes":
+                    self._add(file, what, (np.dtype("<u8"), (-(-rows[shard] // block),)))
                 else:
                     dtype, shape = shapes[what]
                     self._add(file, what, (dtype, (rows[shard], *shape)))
@@ -297,7 +306,7 @@ class _Run:
                 except (FormatError, MemoryError) as error:
                     self.bad[file] = _Bad(file, "table", "unreadable", str(error) or "too large for this machine's memory")
         checked: set[tuple[str, str]] = set()
-        for generation in self.generations:
+        for generation in [g for g in self.generations if g.index.keyed]:
             names = {(what, shard): file for what, shard, file in named_files(generation) if what in ("samples", "keys")}
             for shard in range(len(generation.table)):
                 samples, keys = names["samples", shard], names["keys", shard]
@@ -357,34 +366,56 @@ class _Run:
             problem = Problem(f"shards/{bad.name}", bad.kind, bad.message, bad.what, tuple(named[bad.name]))
             first = next(iter(named[bad.name].values()), None)
             if isinstance(first, Generation):
-                self.problems += [self._trace_shard(problem, first, shard) for shard in shards[bad.name]]
+                self.problems += [found for shard in shards[bad.name] for found in self._trace_shard(problem, first, shard)]
             elif first is not None and bad.what == "table":
                 text = f"{bad.message}; nothing of its generation can be read without it"
                 self.problems.append(replace(problem, bad_rows=first.samples, stop=first.samples, message=text))
             else:
                 self.problems.append(problem)
 
-    def _trace_shard(self, problem: Problem, generation: Generation, shard: int) -> Problem:
+    def _trace_shard(self, problem: Problem, generation: Generation, shard: int) -> list[Problem]:
         start, stop = (int(n) for n in generation.starts[shard : shard + 2])
         whole = replace(problem, shard=shard, start=start, stop=stop, bad_rows=stop - start)
-        files = {what: file_name(what, pair_hash(generation.table[what][shard])) for what in ("samples", "keys")}
+        beside = ("samples", "keys") if generation.index.keyed else ("hashes",)
+        files = {what: file_name(what, pair_hash(generation.table[what][shard])) for what in beside}
         if problem.what in files:
-            lost = "where its rows come from, and whether they are whole, cannot be told" if problem.what == "samples" else "its source keys are lost"
-            return replace(whole, bad_rows=0, message=f"{problem.message}; shard {shard}, rows {start} to {stop - 1}: {lost}")
+            return [replace(whole, bad_rows=0, message=f"{problem.message}; shard {shard}, rows {start} to {stop - 1}: {_LOST[problem.what]}")]
         where = f"{problem.message}; shard {shard}"
         if problem.kind in ("missing", "swapped", "unreadable"):
-            return replace(whole, message=f"{where}, all rows from {start} to {stop - 1}")
-        if files["samples"] in self.bad:
-            return replace(whole, message=f"{where}, rows from {start} to {stop - 1}; which cannot be told without shards/{files['samples']}")
+            return [replace(whole, message=f"{where}, all rows from {start} to {stop - 1}")]
+        if files[beside[0]] in self.bad:
+            return [replace(whole, message=f"{where}, rows from {start} to {stop - 1}; which cannot be told without shards/{files[beside[0]]}")]
         try:
             with ExitStack() as stack:  # a row's hash is over all its fields
                 for spec in generation.index.fields:
                     stack.enter_context(self._at_hand(self.shards / file_name(spec.name, pair_hash(generation.table[spec.name][shard]))))
-                local = damaged_rows(self.root, generation, shard)
-            listed = local[:ROWS_LISTED].tolist()
-            keys = [] if files["keys"] in self.bad else sources_of(self.root, generation, shard, listed)
+                if generation.index.keyed:
+                    return [self._bad_rows(whole, where, generation, shard, files["keys"])]
+                return self._bad_blocks(whole, where, generation, shard)
         except (FormatError, MemoryError) as error:
-            return replace(whole, message=f"{where}, rows from {start} to {stop - 1}; which cannot be told ({error})")
+            return [replace(whole, message=f"{where}, rows from {start} to {stop - 1}; which cannot be told ({error})")]
+
+    def _bad_blocks(self, whole: Problem, where: str, generation: Generation, shard: int) -> list[Problem]:
+        """A problem for each run of blocks whose hashes do not fit."""
+        try:
+            names, starts = load_groups(self.root, generation.index)
+        except FormatError:  # a problem of its own
+            names, starts = ("",), np.zeros(1, np.int64)
+        found = []
+        for block in damaged_blocks(self.root, generation, shard):
+            rows = whole.start + block.start, whole.start + block.stop - 1
+            first, last = (
+                f"{names[g]}[{row - int(starts[g])}]" for row, g in zip(rows, np.searchsorted(starts, rows, side="right") - 1, strict=True)
+            )
+            text = f"{where}, among rows {rows[0]} to {rows[1]} ({first} to {last})"
+            found.append(replace(whole, start=rows[0], stop=rows[1] + 1, bad_rows=len(block), message=text))
+        return found or [replace(whole, bad_rows=0, message=f"{where}, no row of it: the damage lies before or behind the rows")]
+
+    def _bad_rows(self, whole: Problem, where: str, generation: Generation, shard: int, keys_file: str) -> Problem:
+        start = whole.start
+        local = damaged_rows(self.root, generation, shard)
+        listed = local[:ROWS_LISTED].tolist()
+        keys = [] if keys_file in self.bad else sources_of(self.root, generation, shard, listed)
         if not len(local):
             return replace(whole, bad_rows=0, message=f"{where}, no row of it: the damage lies before or behind the rows")
         sources = tuple(as_text(key) for key in keys)

@@ -17,7 +17,7 @@ from torch.profiler import record_function
 from mmcompile.runtime.ahead import Stage
 from mmcompile.runtime.augment import Augment, Cut, apply
 from mmcompile.runtime.buffers import Pool, can_pin, pinned
-from mmcompile.runtime.column import ClassColumn, ImageColumn
+from mmcompile.runtime.column import Column, ImageColumn
 from mmcompile.runtime.dataset import MMapShardDataset
 from mmcompile.runtime.device import Mover, Sent
 from mmcompile.runtime.seeding import drawn_rows
@@ -85,7 +85,7 @@ class Maker:
 
     def __init__(self, dataset: MMapShardDataset, augment: Augment | None, device: torch.device | None, ahead: int, pin: bool) -> None:
         self.dataset, self.augment, self.device = dataset, augment, device
-        self.columns: list[ImageColumn | ClassColumn] = dataset._columns
+        self.columns = dataset._columns
         images = [column for column in self.columns if isinstance(column, ImageColumn)]
         if augment is not None and not images:
             raise ValueError(f"{dataset.root}: augment needs an image, the fields are {[c.name for c in self.columns]}")
@@ -94,7 +94,7 @@ class Maker:
         if resident is not None and device is None:
             self.device = device = resident.device
         self._settings = dataset, augment, device, ahead, pin
-        self._largest = max(self.columns, key=lambda column: column.row_bytes).name
+        self._largest = max(self.columns, key=lambda column: column.row_bytes).field
         self._looks = self._warm = 0
         self.mover = Mover(device) if device is not None and (device.type != "cpu" or resident is not None) else None
         self.there = self.mover is not None and (resident is not None or not dataset._hooked)
@@ -136,28 +136,31 @@ class Maker:
             if reader.cold(self._largest, rows, sample=_LOOKED_AT):
                 job.cold, self._warm = True, 0
                 for column in self.columns:
-                    reader.advise(column.name, rows)
+                    reader.advise(column.field, column.needed(rows))
             else:
                 self._warm += 1
 
     def _send(self, job: Job, rows: Rows, keyed: Rows, stage: Stage, times: Times) -> Sent:
         """Stored rows go to the device, where they are cut, if that takes more than a view, and become numbers."""
         resident = self.dataset._resident
-        places, here = (rows, np.zeros(len(rows), np.bool_)) if resident is None else resident.split(rows)
-        rest = rows[~here] if here.any() else rows
         late = resident is not None or (self.augment is not None and self.augment.resized_crop is not None)
         cuts = [self._cut(column, job, keyed) for column in self.columns]
-        raws = []
+        raws, split = [], []
         for column, memory, cut in zip(self.columns, self.memory, cuts, strict=True):
-            stage.text = f"gathering {len(rest):,} rows of {column.name!r} for"
+            source, rest = column, rows
+            if resident is not None:
+                source, rest = column.base, column.needed(rows)
+                split.append(resident.split(rest))
+                rest = rest[~split[-1][1]]
+            stage.text = f"gathering {len(rest):,} rows of {column.field!r} for"
             size = None if late else self.sizes.get(column.name)
-            out = column.empty(len(rest), memory, size=size, raw=True)
-            raws.append(column.batch(rest, out, cut=None if late else cut, raw=True, times=times))
+            out = source.empty(len(rest), memory, size=size, raw=True)
+            raws.append(source.batch(rest, out, cut=None if late else cut, raw=True, times=times))
 
         def finish(moved: list[Tensor]) -> list[Tensor]:
             done = []
             for k, (column, cut) in enumerate(zip(self.columns, cuts, strict=True)):
-                raw = moved[k] if resident is None else resident.join(k, places, here, moved[k])
+                raw = moved[k] if resident is None else column.shaped(resident.join(column.field, *split[k], moved[k]))
                 if late and cut is not None:
                     raw = apply(raw, cut)
                 done.append(column.numbers(raw))
@@ -167,7 +170,7 @@ class Maker:
         stage.text = f"copying to {self.device} "
         return self.mover.send(raws, finish)
 
-    def _cut(self, column: ImageColumn | ClassColumn, job: Job, keyed: Rows) -> Cut | None:
+    def _cut(self, column: Column, job: Job, keyed: Rows) -> Cut | None:
         if self.augment is None or not isinstance(column, ImageColumn):
             return None
         return self.augment.draw(job.seed, job.epoch, keyed, *column.shape[1:])

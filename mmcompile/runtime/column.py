@@ -1,4 +1,4 @@
-"""Hides how a stored row becomes the value of a sample: zero-copy view or copy, crop, (C, H, W) whatever the layout.
+"""Hides how a stored row becomes a value of a sample: zero-copy view or copy, crop, (C, H, W) whatever the layout.
 
 What the values are is `numbers`'s matter.  Batches are gathered and converted piece by piece, so that what was gathered is still in the cache when it
 is converted, by the calling thread alone: several threads can fill batches of one column at once.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from mmcompile.runtime.numbers import FLOATS, Numbers, as_array, scratch
 if TYPE_CHECKING:
     from mmcompile.runtime.cut import Cut
 
-__all__ = ["ClassColumn", "ImageColumn"]
+__all__ = ["ClassColumn", "Column", "ImageColumn", "check_classes", "column_of"]
 
 Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
@@ -39,89 +39,96 @@ _LARGE = 1 << 16
 _FIRST = np.zeros(1, np.int64)
 
 
-class ImageColumn:
-    """An image field, read as (C, H, W) samples and (N, C, H, W) batches of one shape and dtype.
+class Column:
+    """A field, read as samples and batches (N, *shape) of one dtype.
 
     `dtype`: the dtype on disk (the raw values), a float dtype (the numbers), either as torch's or by its name, or None: the numbers where the dataset
-    was built to be normalised when read, else what lies on disk.  Raises TypeError or ValueError for a dtype or a crop that cannot be given.
-    `shape` is (C, H, W) of a sample after the centre crop, `stored` the dtype on disk.
+    was built to be normalised when read, else what lies on disk.  A float dtype says nothing of integers that are not normalised: counts, times and
+    categories stay what they are; `takes` is False then.  Raises TypeError or ValueError for a dtype that cannot be given.  `stored` is the dtype on
+    disk.
     """
 
-    def __init__(self, reader: Reader, field: Field, dtype: torch.dtype | str | None, crop: int | tuple[int, int] | None) -> None:
-        self._reader, self.name = reader, field.name
+    def __init__(self, reader: Reader, field: Field, dtype: torch.dtype | str | None) -> None:
+        self._reader = reader
+        #: The field that is read, and what its value is called in a sample.
+        self.field = self.name = field.name
         self._hwc, self._kind = field.layout == "hwc", field.stored
-        self._numbers = Numbers(field, _dtype(dtype, field))
+        wanted, stored = _dtype(dtype, field), getattr(torch, field.dtype)
+        is_float = stored.is_floating_point or field.scale != 1 or field.normalize is not None
+        self.takes = field.meaning == "image" or wanted == stored or (wanted in FLOATS and is_float)
+        self._numbers = Numbers(field, wanted if self.takes else None)
         self.stored, self.dtype = self._numbers.stored, self._numbers.dtype
-        preprocess = reader.index.settings.get("preprocess")
-        baked = isinstance(preprocess, dict) and preprocess.get("normalize") is not None
-        #: Are its numbers normalised, here or when the dataset was built?
-        self.normalized = field.normalize is not None if not self._numbers.given else self.stored.is_floating_point and baked
-        channels, height, width = field.sample_shape
-        self._centre: tuple[slice, ...] = ()
-        if crop is not None:
-            down, across = _centre(crop, height, width, field.name)
-            self._centre = () if (down, across) == (slice(0, height), slice(0, width)) else (slice(0, channels), down, across)
-            height, width = down.stop - down.start, across.stop - across.start
-        self._region = (*self._centre[1:], *self._centre[:1]) if self._hwc else self._centre
-        self.shape = (channels, height, width)
-        #: Bytes of a stored row after the centre crop.
-        self.row_bytes = math.prod(self.shape) * self.stored.itemsize
+        #: Are the numbers of an image normalised, here or when the dataset was built?
+        self.normalized = False
+        self._region: tuple[slice, ...] = ()
+        self.shape = field.sample_shape
         self._held: dict[int, Tensor] = reader.views()
         self._mapped = reader.engine == "mmap"
 
-    def sample(self, row: int, shard: int, local: int) -> Tensor:
-        """The image of a row: raw values from a map are a view of the copy-on-write map, all else is a fresh tensor."""
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a stored sample."""
+        return math.prod(self.shape) * self.stored.itemsize
+
+    def sample(self, row: int, shard: int, local: int) -> Any:
+        """The value of a row: raw values from a map are a view of the copy-on-write map, all else is a fresh tensor."""
         if not self._mapped:
             return self.own(row)
         if not self._numbers.given:
-            stored = self._reader.view(self.name, shard)[local : local + 1]
+            stored = self._stored(shard, local)
             if self._region:
-                stored = np.ascontiguousarray(stored[(slice(None), *self._region)])
+                lead: tuple[Any, ...] = (...,)
+                stored = np.ascontiguousarray(stored[lead + self._region])
             out = self.empty(1)
-            self._numbers.fill(stored, self._rows(out))
+            self._fill(stored, self._rows(out))
             return out[0]
         rows = self._held.get(shard)
         if rows is None:
             rows = self._hold(shard)
         return rows[local]
 
-    def own(self, row: int) -> Tensor:
-        """The image of a row as the file holds it, in memory of its own."""
+    def own(self, row: int) -> Any:
+        """The value of a row as the file holds it, in memory of its own."""
         return self.batch(np.array([row], np.int64))[0]
 
+    def samples(self, batch: Tensor) -> Sequence[Any]:
+        """The values of the samples of a batch (N, *shape): views of it."""
+        return batch.unbind(0)
+
     def empty(self, n: int, memory: Memory | None = None, *, size: tuple[int, int] | None = None, raw: bool = False) -> Tensor:
-        """A batch to be filled: (n, C, h, w), channels_last where rows lie so on disk, of undefined content.
+        """A batch to be filled: (n, *shape), of an image channels_last where rows lie so on disk; of undefined content.
 
         `memory` lends its bytes, uint8 (nbytes,); by default they are numpy's, which asks the kernel for huge pages: fresh pages of 4 KiB cost more
-        than computing what fills them.  `size` (h, w) where a cut gives another than the sample's, `raw` for stored values.
+        than computing what fills them.  `size` (h, w) where a cut gives another than the image's, `raw` for stored values.
         """
-        channels, height, width = (self.shape[0], *(size or self.shape[1:]))
+        shape = self.shape if size is None else (self.shape[0], *size)
         dtype = self.stored if raw else self.dtype
-        nbytes = n * channels * height * width * dtype.itemsize
+        nbytes = n * math.prod(shape) * dtype.itemsize
         lent = _fresh(nbytes) if memory is None else memory(nbytes)
         if self._hwc:
-            return lent.view(dtype).view(n, height, width, channels).permute(0, 3, 1, 2)
-        return lent.view(dtype).view(n, channels, height, width)
+            return lent.view(dtype).view(n, *shape[:-3], *shape[-2:], shape[-3]).movedim(-1, -3)
+        return lent.view(dtype).view(n, *shape)
 
     def batch(self, rows: Rows, out: Tensor | None = None, *, cut: Cut | None = None, raw: bool = False, times: Any = None) -> Tensor:
-        """The images of rows as the files hold them, into `out` (made by `empty`; fresh memory when None), which is returned: (N, C, h, w).
+        """The values of rows as the files hold them, into `out` (made by `empty`; fresh memory when None), which is returned: (N, *shape).
 
-        `cut` augments them, `raw` gives stored values instead of numbers.  Seconds spent are added to `times.gathered_s` and `times.converted_s`.
+        `cut` augments images, `raw` gives stored values instead of numbers.  Seconds spent are added to `times.gathered_s` and `times.converted_s`.
         """
         raw = raw or self._numbers.given
         size = None if cut is None else cut.size
         if out is None:
             if len(rows):  # before memory is asked for
-                self._reader.ready(self.name, int(rows[0]))
+                self._reader.ready(self.field, int(rows[0]))
             out = self.empty(len(rows), size=size, raw=raw)
-        target = self._memory(out, len(rows), size or self.shape[1:], raw)
+        target = self._memory(out, len(rows), size, raw)
         began = time.perf_counter()
         if raw:
             self._gather(rows, cut, target)
             if times is not None:
                 times.gathered_s += time.perf_counter() - began
             return out
-        found = self._reader.flat(self.name, rows) if cut is None and not self._region and target[:1].size * self._kind.itemsize >= _LARGE else None
+        alone = cut is None and not self._region and self.base is self and target[:1].size * self._kind.itemsize >= _LARGE
+        found = self._reader.flat(self.field, rows) if alone else None
         if found is not None:  # large rows are computed straight from their map, page faults and all
             self._numbers.fill_rows(*found, target)
             if times is not None:
@@ -129,7 +136,7 @@ class ImageColumn:
             return out
         for piece, part in self._pieces(rows, cut, target.shape[1:]):
             gathered = time.perf_counter()
-            self._numbers.fill(part, target[piece])
+            self._fill(part, target[piece])
             converted = time.perf_counter()
             if times is not None:
                 times.gathered_s += gathered - began
@@ -137,9 +144,30 @@ class ImageColumn:
             began = converted
         return out
 
+    @property
+    def base(self) -> Column:
+        """The column of single rows that this one is made of."""
+        return self
+
+    def needed(self, rows: Rows) -> Rows:
+        """The rows of `base` that a batch of these is made of."""
+        return rows
+
+    def shaped(self, needed: Tensor) -> Tensor:
+        """A batch, of its needed rows."""
+        return needed
+
     def numbers(self, raw: Tensor) -> Tensor:
-        """The settings' values of stored ones (N, C, H, W), on the device where they are: the same bits on each."""
+        """The settings' values of stored ones (N, *shape), on the device where they are: the same bits on each."""
         return self._numbers.of(raw)
+
+    def _stored(self, shard: int, local: int) -> Array:
+        """A batch of one sample as it lies on disk: a view of the copy-on-write map."""
+        return self._reader.view(self.field, shard)[local : local + 1]
+
+    def _fill(self, raw: Array, out: Array) -> None:
+        """The numbers of a batch, both as rows lie on disk."""
+        self._numbers.fill(raw, out)
 
     def _pieces(self, rows: Rows, cut: Cut | None, shape: tuple[int, ...]) -> Iterator[tuple[slice, Array]]:
         """Stored rows of this shape, as many at a time as stay in the cache: which they are, and memory that the next piece may overwrite."""
@@ -154,11 +182,11 @@ class ImageColumn:
     def _gather(self, rows: Rows, cut: Cut | None, out: Array) -> None:
         """Stored rows as they lie on disk, cut, into `out`."""
         if cut is None:
-            self._reader.gather(self.name, rows, out=out, region=self._region)
+            self._reader.gather(self.field, rows, out=out, region=self._region)
             return
         from mmcompile.runtime.cut import cut_rows  # reading alone does not load it
 
-        found = self._reader.flat(self.name, rows)
+        found = self._reader.flat(self.field, rows)
         if found is not None:  # a crop is a view of the map, copied once
             images, at = found
             cut_rows(images[(slice(None), *self._region)], at, cut, out, self.stored, self._hwc)
@@ -167,14 +195,14 @@ class ImageColumn:
         whole = (height, width, channels) if self._hwc else (channels, height, width)
         image = scratch("whole", math.prod(whole) * self._kind.itemsize).view(self._kind).reshape(1, *whole)
         for i in range(len(rows)):
-            self._reader.gather(self.name, rows[i : i + 1], out=image, region=self._region)
+            self._reader.gather(self.field, rows[i : i + 1], out=image, region=self._region)
             cut_rows(image, _FIRST, cut[i : i + 1], out[i : i + 1], self.stored, self._hwc)
 
-    def _memory(self, out: Tensor, n: int, size: tuple[int, ...], raw: bool) -> Array:
+    def _memory(self, out: Tensor, n: int, size: tuple[int, int] | None, raw: bool) -> Array:
         """`out` as an array of rows as they lie on disk.  Raises ValueError where it is not what `empty` makes."""
-        wanted, dtype = (n, self.shape[0], *size), self.stored if raw else self.dtype
+        wanted, dtype = (n, *(self.shape if size is None else (self.shape[0], *size))), self.stored if raw else self.dtype
         fits = out.shape == wanted and out.dtype == dtype and out.device.type == "cpu"
-        if not fits or not (out.permute(0, 2, 3, 1) if self._hwc else out).is_contiguous():
+        if not fits or not (out.movedim(-3, -1) if self._hwc else out).is_contiguous():
             raise ValueError(
                 f"out is {tuple(out.shape)} of {out.dtype}, strides {out.stride()}, on {out.device}; field {self.name!r} fills {wanted} of {dtype}, "
                 f"{'channels_last' if self._hwc else 'contiguous'}, in memory of the CPU: make it with empty()"
@@ -182,63 +210,68 @@ class ImageColumn:
         return self._rows(out)
 
     def _rows(self, values: Tensor) -> Array:
-        """The memory of (N, C, H, W) as rows as they lie on disk."""
-        return as_array(values.permute(0, 2, 3, 1) if self._hwc else values)
+        """The memory of a batch as rows as they lie on disk."""
+        return as_array(values.movedim(-3, -1) if self._hwc else values)
 
     def _hold(self, shard: int) -> Tensor:
         with torch.inference_mode(False):  # it is kept, and may be trained on later
-            rows = torch.from_numpy(self._reader.view(self.name, shard))
+            rows = torch.from_numpy(self._reader.view(self.field, shard))
             if self.stored == torch.bfloat16:
                 rows = rows.view(torch.bfloat16)
+            if self._region:
+                rows = rows[(slice(None), *self._region)]
             if self._hwc:
                 rows = rows.permute(0, 3, 1, 2)
-            if self._centre:
-                rows = rows[(slice(None), *self._centre)]
         return keep(self._held, shard, rows, min(_HELD, self._reader.most_shards))
 
 
-class ClassColumn:
-    """A field of one integer a row, read as Python ints and int64 batches (N,)."""
+class ImageColumn(Column):
+    """An image, read as (C, H, W) samples and (N, C, H, W) batches: `shape` is that of a sample after the centre crop.
 
-    dtype = stored = torch.int64
-    shape: tuple[int, ...] = ()
-    row_bytes = 8
-    normalized = False
+    Raises ValueError for a crop that cannot be made.
+    """
+
+    def __init__(self, reader: Reader, field: Field, dtype: torch.dtype | str | None, crop: int | tuple[int, int] | None) -> None:
+        super().__init__(reader, field, dtype)
+        preprocess = reader.index.settings.get("preprocess")
+        baked = isinstance(preprocess, dict) and preprocess.get("normalize") is not None
+        self.normalized = field.normalize is not None if not self._numbers.given else self.stored.is_floating_point and baked
+        channels, height, width = field.sample_shape
+        if crop is not None:
+            down, across = _centre(crop, height, width, field.name)
+            if (down, across) != (slice(0, height), slice(0, width)):
+                self._region = (down, across, slice(0, channels)) if self._hwc else (slice(0, channels), down, across)
+            self.shape = (channels, down.stop - down.start, across.stop - across.start)
+
+
+class ClassColumn(Column):
+    """The number of a class, read as Python ints and int64 batches (N,)."""
 
     def __init__(self, reader: Reader, field: Field) -> None:
-        self._reader, self.name = reader, field.name
-        self._held: dict[int, npt.NDArray[Any]] = reader.views()
-        self._mapped = reader.engine == "mmap"
+        super().__init__(reader, field, None)
+        self._labels: dict[int, npt.NDArray[Any]] = reader.views()
 
     def sample(self, row: int, shard: int, local: int) -> int:
         if not self._mapped:
-            return int(self._reader.row(self.name, row))
-        rows = self._held.get(shard)
-        if rows is None:
-            rows = keep(self._held, shard, self._reader.view(self.name, shard), min(_HELD, self._reader.most_shards))
-        return int(rows.item(local))
+            return self.own(row)
+        labels = self._labels.get(shard)
+        if labels is None:
+            labels = keep(self._labels, shard, self._reader.view(self.name, shard), min(_HELD, self._reader.most_shards))
+        return int(labels.item(local))
 
     def own(self, row: int) -> int:
-        return self.sample(row, *self._reader.locate(row))
+        return int(super().own(row))
 
-    def empty(self, n: int, memory: Memory | None = None, *, size: tuple[int, int] | None = None, raw: bool = False) -> Tensor:
-        """A batch to be filled: int64 (n,), in what `memory` lends.  `size` and `raw` say nothing of a class."""
-        return torch.empty(n, dtype=torch.int64) if memory is None else memory(8 * n).view(torch.int64)
+    def samples(self, batch: Tensor) -> list[int]:
+        labels: list[int] = batch.tolist()
+        return labels
 
-    def batch(self, rows: Rows, out: Tensor | None = None, *, cut: Cut | None = None, raw: bool = False, times: Any = None) -> Tensor:
-        """The classes of rows, into `out` (made by `empty`), which is returned."""
-        began = time.perf_counter()
-        if out is None:
-            if len(rows):
-                self._reader.ready(self.name, int(rows[0]))
-            out = self.empty(len(rows))
-        self._reader.gather(self.name, rows, out=out.numpy())
-        if times is not None:
-            times.gathered_s += time.perf_counter() - began
-        return out
 
-    def numbers(self, raw: Tensor) -> Tensor:
-        return raw
+def column_of(reader: Reader, field: Field, dtype: torch.dtype | str | None, crop: int | tuple[int, int] | None) -> Column:
+    """The column of a field: what it means decides."""
+    if field.meaning == "image":
+        return ImageColumn(reader, field, dtype, crop)
+    return ClassColumn(reader, field) if field.meaning == "class" else Column(reader, field, dtype)
 
 
 def _fresh(nbytes: int) -> Tensor:
@@ -246,16 +279,14 @@ def _fresh(nbytes: int) -> Tensor:
 
 
 def _dtype(dtype: Any, field: Field) -> torch.dtype | None:
-    """What was asked for, as a dtype of torch's that the field can be given as."""
+    """What was asked for, as a dtype of torch's; of an image one that it can be given as."""
+    if dtype is not None and not isinstance(dtype, str | torch.dtype):
+        raise TypeError(f"dtype must be a torch.dtype such as torch.float32, or its name, not {dtype!r}")
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     stored = getattr(torch, field.dtype)
     choices = (stored, *(d for d in FLOATS if d != stored))
-    if isinstance(dtype, str):
-        found = next((d for d in choices if str(d) == f"torch.{dtype}"), None)
-    elif dtype is None or isinstance(dtype, torch.dtype):
-        found = dtype
-    else:
-        raise TypeError(f"dtype must be a torch.dtype such as torch.float32, or its name, not {dtype!r}")
-    if dtype is not None and found not in choices:
+    known = found in choices if field.meaning == "image" else isinstance(found, torch.dtype)
+    if dtype is not None and not known:
         raise ValueError(f"dtype {dtype}: field {field.name!r} is stored as {field.dtype} and can be given as one of {list(map(str, choices))}")
     return found
 
@@ -272,3 +303,19 @@ def _centre(crop: Any, height: int, width: int, name: str) -> tuple[slice, slice
         )
     top, left = (round((n - part) / 2) for n, part in zip((height, width), map(int, size), strict=True))
     return slice(top, top + int(size[0])), slice(left, left + int(size[1]))
+
+
+def check_classes(root: object, found: Sequence[str] | None, wanted: Sequence[str]) -> None:
+    """Are these the classes that were asked for, each with its number?  Raises TypeError or ValueError, naming the first that differs."""
+    if isinstance(wanted, str) or not all(isinstance(name, str) for name in wanted):
+        raise TypeError(f"classes is a sequence of names, as another dataset's .classes, not {wanted!r:.80}")
+    if found is None:
+        raise ValueError(f"{root}: has no classes, {len(wanted):,} were asked for")
+    if list(found) == list(wanted):
+        return
+    number = next((i for i, (mine, its) in enumerate(zip(found, wanted, strict=False)) if mine != its), min(len(found), len(wanted)))
+    mine, its = (repr(names[number]) if number < len(names) else "none" for names in (found, wanted))
+    raise ValueError(
+        f"{root}: class {number} is {mine}, expected {its} ({len(found):,} classes, expected {len(wanted):,}); "
+        "build both with the class map of one of them: `mmcompile build RAW OUT --classes-from THE-OTHER`"
+    )

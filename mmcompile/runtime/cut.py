@@ -11,15 +11,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mmcompile.runtime.numbers import as_array, scratch
+from mmcompile.runtime.numbers import as_array, scratch, signed
 
 __all__ = ["Cut", "apply", "cut_rows"]
 
 Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
 
-#: Unsigned integers that torch only copies on some devices, and what moves their bits.
-_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 #: Pixels of so many bytes are moved as one number.
 _WORDS: dict[int, np.dtype[Any]] = {2: np.dtype(np.uint16), 4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
 #: Cuts of at most so many bytes are made many at a time: what Python does for one costs as much as copying this.
@@ -124,7 +122,7 @@ def apply(raw: Tensor, cut: Cut) -> Tensor:
     y, x = top + torch.arange(h, device=device), torch.arange(w, device=device)
     x = left + torch.where(flip, w - 1 - x, x)
     down, across = y.clamp(0, height - 1), x.clamp(0, width - 1)
-    bits = raw.view(_SIGNED.get(raw.dtype, raw.dtype))
+    bits = signed(raw)
     n = torch.arange(len(raw), device=device)
     if _is_hwc(raw):
         out = bits.permute(0, 2, 3, 1)[n[:, None, None], down[:, :, None], across[:, None]].permute(0, 3, 1, 2)

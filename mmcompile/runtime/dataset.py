@@ -17,14 +17,14 @@ import torch
 from torch.utils.data import Dataset, default_collate
 
 from mmcompile.format.canonical import as_bytes, as_text
-from mmcompile.format.files import Files, LocalFiles
+from mmcompile.format.index import Field
 from mmcompile.format.reader import Reader
 from mmcompile.format.samples import pooled_statistics
-from mmcompile.format.store import is_url, on_disk
+from mmcompile.runtime.arguments import columns_of, field_names, files_of, split_range
 from mmcompile.runtime.buffers import Pool
-from mmcompile.runtime.column import ClassColumn, ImageColumn
+from mmcompile.runtime.column import ClassColumn, ImageColumn, check_classes
 from mmcompile.runtime.gathered import gathered, in_worker, shared_memory
-from mmcompile.runtime.hooks import Hooks, unbound, warn_of_normalizing_twice, warn_of_one_epoch, with_valid
+from mmcompile.runtime.hooks import Hooks, warn_of_normalizing_twice, warn_of_one_epoch, with_valid
 from mmcompile.runtime.seeding import SampleIndex, stream_keys
 from mmcompile.runtime.selection import Selection, divide, integer, integers, said_valid, stream_keys_of, whole
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from mmcompile.runtime.device import Resident
     from mmcompile.runtime.upcoming import Upcoming
     from mmcompile.runtime.warming import Warming
+    from mmcompile.runtime.windows import Windows
 
 __all__ = ["MMapShardDataset"]
 
@@ -55,8 +56,9 @@ class _Epoch:
 class MMapShardDataset(Dataset[Any]):
     """The samples of a folder that `mmcompile build` made.
 
-    `ds[i]` is `(image, label)`, or the image alone where there are no labels: image (C, H, W), label a Python int.  `ds[2:5]`, `ds[[7, 1, 7]]`, or an
-    array or tensor of ints is a batch: (N, C, H, W) and int64 (N,), one copy into memory of its own.
+    `ds[i]` is `(image, label)`, or the image alone where there are no labels: image (C, H, W), label a Python int.  Values, the rows of arrays and
+    tables, are tensors of the field's shape and dtype, of no axis where they are single numbers.  `ds[2:5]`, `ds[[7, 1, 7]]`, or an array or tensor
+    of ints is a batch: (N, C, H, W), int64 (N,) and (N, *shape), one copy into memory of its own.
 
     A sample of stored values is a view of a copy-on-write map: writing to it never changes the file, but is seen by later `ds[i]` of the same row
     in this process; `.clone()` it, or pass `copy=True`.  Batches, computed samples and what a transform gets are copies of what the file holds.
@@ -73,12 +75,15 @@ class MMapShardDataset(Dataset[Any]):
         of the two.  One with a parameter named `generator` gets a torch.Generator there; it and the global generators of torch, numpy and random
         are seeded by (seed, epoch, row) once for all hooks of a sample, in whatever process; the global ones are left as the user had them.
     dtype: the dtype on disk for raw values, or a float dtype for the numbers: x / 255 (16 bit: x / 65535), normalised if built so.  By default the
-        numbers in float32 where the dataset was built with normalisation, else what lies on disk.
+        numbers in float32 where the dataset was built with normalisation, else what lies on disk.  Values too, stored floats in the dtype that they
+        have (normalised ones are computed in float64 where that is float64), but a float dtype says nothing of integers that are not normalised:
+        counts, times, categories.
     crop: an int or (height, width): the centre of each image, equal to torchvision's CenterCrop.
     copy: every sample in memory of its own.
     output: "tuple" or "dict" (field name -> value).
     engine: "mmap", "pread" (bad media and files cut by others are exceptions, not signals), or "auto": mmap on local file systems.
     generation: open this one, not the current one.
+    classes: the names that the classes must have, in the order of their numbers, as in `classes=train.classes`; others are an error.
     cache: a Cache, for a dataset behind a URL (`root` may be one then) or in a slow folder: shards come to a local disk when they are wanted, and a
         little before, each checked against its hash.  `shuffle=True` of ShardLoader and ShardSampler means "block" then.
 
@@ -100,6 +105,7 @@ class MMapShardDataset(Dataset[Any]):
         output: str = "tuple",
         engine: str = "auto",
         generation: str | None = None,
+        classes: Sequence[str] | None = None,
         cache: Cache | None = None,
     ) -> None:
         if output not in ("tuple", "dict"):
@@ -107,9 +113,11 @@ class MMapShardDataset(Dataset[Any]):
         if not isinstance(root, str | os.PathLike):
             raise TypeError(f"root is the path of a folder that `mmcompile build` made, not {root!r}")
         self._hooks = Hooks(transform, target_transform, transforms)
-        self._reader = Reader(_files(root, cache), generation=generation, engine=engine)
+        self._reader = Reader(files_of(root, cache), generation=generation, engine=engine)
+        if classes is not None:
+            check_classes(self.root, self._reader.classes, classes)
         self._split = split
-        self._fields = fields if fields is None else _names(fields)
+        self._fields = fields if fields is None else field_names(fields)
         self._dtype, self._crop = dtype, crop
         self._copy = bool(copy)
         self._output = output
@@ -117,6 +125,7 @@ class MMapShardDataset(Dataset[Any]):
         self._epoch = _Epoch()
         self._watch = _WATCHED if self._hooked else 0
         self._chosen: Rows | None = None  # the rows of a subset
+        self._windows: Windows | None = None
         self._open()
         if self._image is not None and self._columns[self._image].normalized:
             warn_of_normalizing_twice(self._hooks, self.root)
@@ -124,33 +133,20 @@ class MMapShardDataset(Dataset[Any]):
     def _open(self) -> None:
         """Set what follows from the reader and the arguments."""
         index = self._reader.index
-        ranges = {s.name: (s.start, s.stop) for s in index.splits}
-        if self._split is None and len(ranges) > 1:
-            raise ValueError(f"{self.root}: has the splits {list(ranges)}; pass split= one of them, or 'all' for all")
-        wanted = next(iter(ranges)) if self._split is None else self._split
-        if wanted not in ranges and wanted != "all":
-            raise ValueError(f"{self.root}: no split {wanted!r}; it has {list(ranges)}, and 'all' joins them")
-        whole = (0, index.samples)
-        self._range = start, stop = whole if wanted == "all" and len(ranges) > 1 else ranges.get(wanted, whole)
+        self._range = start, stop = split_range(self._reader, self._split)
         self._rows = Selection(start, stop - start, self._chosen)
-        known = {f.name: f for f in index.fields}
-        names = tuple(known) if self._fields is None else self._fields
-        for name in names:
-            if name not in known:
-                raise ValueError(f"{self.root}: no field {name!r}; it has {list(known)}")
-        self._columns: list[ImageColumn | ClassColumn] = [
-            ImageColumn(self._reader, known[name], self._dtype, self._crop)
-            if known[name].meaning == "image"
-            else ClassColumn(self._reader, known[name])
-            for name in names
-        ]
-        self._pools = [Pool(_SPARE) for _ in names]
+        self._columns = columns_of(self._reader, self._fields, self._dtype, self._crop)
+        names = [column.name for column in self._columns]
+        if self._windows is not None:
+            bounds = np.array([0, *(s.stop for s in index.splits)], np.int64)
+            self._columns = self._windows.columns(self._columns, self.fields, str(self.root))
+            if self._chosen is None:
+                self._rows = self._windows.selection(self._reader.origins.groups[1], bounds, *self._range, str(self.root))
+        self._pools = [Pool(_SPARE) for _ in self._columns]
         self._sized: set[str] = set()
-        self._image = next((i for i, c in enumerate(self._columns) if isinstance(c, ImageColumn)), None)
-        self._label = next((i for i, c in enumerate(self._columns) if isinstance(c, ClassColumn)), None)
+        self._image = next((i for i, c in enumerate(self._columns) if isinstance(c.base, ImageColumn)), None)
+        self._label = next((i for i, c in enumerate(self._columns) if isinstance(c.base, ClassColumn)), None)
         self._hooks.check(self.root, names, self._image is not None, self._label is not None)
-        if self._crop is not None and self._image is None:
-            raise ValueError(f"{self.root}: crop needs an image, the fields are {list(names)}")
         self._targets: Rows | None = None
         self._resident: Resident | None = None
 
@@ -177,7 +173,7 @@ class MMapShardDataset(Dataset[Any]):
         if isinstance(key, slice):
             wanted = range(*key.indices(len(self._rows)))
             for end in {*wanted[:1], *wanted[-1:]}:  # before numbers are made for as many rows as the index claims
-                self._reader.ready(self._columns[0].name, self._rows.row(end))
+                self._reader.ready(self._columns[0].field, self._rows.row(end))
             return self._batch(self._where(np.arange(wanted.start, wanted.stop, wanted.step, dtype=np.int64)), ())
         if isinstance(key, list | range) or (isinstance(key, np.ndarray | torch.Tensor) and key.ndim):
             return self._batch(self._where(integers(key, len(self._rows))), key)
@@ -187,15 +183,15 @@ class MMapShardDataset(Dataset[Any]):
         """The samples of a batch, as DataLoader asks for them: gathered in one go, so that they are what the file holds."""
         rows = self._where(integers(keys, len(self._rows)))
         if self._hooked:
-            return self._called(unbound(self._gather(rows)), rows, keys)
+            return self._called(self._unbind(self._gather(rows)), rows, keys)
         valid = said_valid(keys)
-        bare = self._output == "tuple" and valid is None and len(self._columns) == 1 and self._image is not None
-        return gathered(lambda: self._gather(rows, valid), len(rows), self._packed, bare)
+        bare = self._output == "tuple" and valid is None and len(self._columns) == 1 and self._label is None
+        return gathered(lambda: self._gather(rows, valid), len(rows), self._unbind, self._packed, bare)
 
     def _sample(self, key: int) -> Any:
         row = self._rows.row(key)
         if self._resident is not None:
-            values = [part[0] if part.ndim > 1 else int(part[0]) for part in self._gather(np.array([row], np.int64))]
+            values = self._unbind(self._gather(np.array([row], np.int64)))[0]
         elif self._copy or self._hooks.take_images:
             values = [column.own(row) for column in self._columns]
         else:
@@ -212,7 +208,7 @@ class MMapShardDataset(Dataset[Any]):
             return self._packed(self._gather(rows, said_valid(keys)))
         if not len(rows):
             raise ValueError("an empty batch has no shape once there is a transform")
-        out = default_collate(self._called(unbound(self._gather(rows)), rows, keys))
+        out = default_collate(self._called(self._unbind(self._gather(rows)), rows, keys))
         return tuple(out) if isinstance(out, list) else out
 
     def _gather(self, rows: Rows, valid: list[bool] | None = None) -> list[torch.Tensor]:
@@ -220,11 +216,16 @@ class MMapShardDataset(Dataset[Any]):
         shared = in_worker() and not self._hooked
         parts = [] if self._resident is None else self._resident.parts(self._columns, rows)
         for column, pool in zip(self._columns, self._pools, strict=True) if self._resident is None else ():
-            if len(rows) and column.name not in self._sized:  # before memory is asked for: does a file bear out the size of its rows?
-                self._reader.ready(column.name, int(rows[0]))
-                self._sized.add(column.name)
+            if len(rows) and column.field not in self._sized:  # before memory is asked for: does a file bear out the size of its rows?
+                self._reader.ready(column.field, int(rows[0]))
+                self._sized.add(column.field)
             parts.append(column.batch(rows, column.empty(len(rows), shared_memory if shared else pool.lend)))
         return parts if valid is None else [*parts, torch.tensor(valid, device="cpu")]
+
+    def _unbind(self, parts: list[torch.Tensor]) -> list[list[Any]]:
+        """The values of each sample of a batch, or of a part of it: views of the parts.  The part of `valid` comes last."""
+        values = [column.samples(part) for column, part in zip(self._columns, parts, strict=False)]
+        return [list(sample) for sample in zip(*values, *(part.tolist() for part in parts[len(values) :]), strict=True)]
 
     def _called(self, samples: list[list[Any]], rows: Rows, keys: Any) -> list[Any]:
         """The samples after the hooks, each keyed by what its index carries, else by the epoch of the dataset."""
@@ -240,7 +241,7 @@ class MMapShardDataset(Dataset[Any]):
 
     def _samples(self, rows: Rows, seed: int, epoch: int, parts: list[torch.Tensor]) -> list[Any]:
         """The samples of rows after the hooks; `parts` holds their values, a tensor for each column, and is the hooks' to write to."""
-        made, _ = self._hooks.run(stream_keys(seed, epoch, rows).tolist(), unbound(parts), self._image, self._label)
+        made, _ = self._hooks.run(stream_keys(seed, epoch, rows).tolist(), self._unbind(parts), self._image, self._label)
         return [self._finished(sample) for sample in made]
 
     def _finished(self, out: Any) -> Any:
@@ -308,6 +309,44 @@ class MMapShardDataset(Dataset[Any]):
         rows = self._where(np.arange(len(self._rows), dtype=np.int64))
         return [self.subset(part) for part in divide(rows, lengths, seed, labels)]
 
+    def windows(self, length: int, stride: int = 1, horizon: int | None = None, target: str | Sequence[str] | None = None) -> MMapShardDataset:
+        """A dataset of the windows of `length` rows in a row, each `stride` rows behind the one before; nothing is copied, or exists per window.
+
+        No window crosses the end of a group or of a split.  Each field comes as (T, *shape), a view within a shard; batches are (N, T, *shape).
+        With `horizon` and `target` a sample has, behind the windows, the target: the row `horizon` rows behind the window's last one, in the same
+        group.  For the window that begins at row t:
+
+            windows(4, horizon=2, target="y")   row   t  t+1  t+2  t+3  t+4  t+5  t+6
+                                                x     x   x    x    x                      (T, *shape)
+                                                y                             y            row t + 4 - 1 + 2
+
+        target: names of fields, which come as (N, *shape), or of columns of one field, (N, K), for one name as text (N,), called "target" in a dict.
+            A class, and with horizon=0 (the window's last row) any field, comes as a target only; other fields come as windows too.  Columns need a
+            horizon of at least 1: the window has them up to its last row.
+
+        `source(i)` is that of the first row.  Raises ValueError where no window fits, and for a subset: take a subset of the windows instead.
+        """
+        from mmcompile.runtime.windows import Windows  # reading alone does not load it
+
+        if self._windows is not None or self._chosen is not None or self._resident is not None:
+            raise ValueError(
+                f"{self.root}: windows are of a whole dataset or split: call windows() first, then subset(), random_split() or to_device()"
+            )
+        out = type(self).__new__(type(self))
+        out.__setstate__({**self.__getstate__(), "_windows": Windows.of(length, stride, horizon, target)})
+        return out
+
+    @property
+    def _reach(self) -> int:
+        """Rows behind the row of a sample that it is made of."""
+        return 0 if self._windows is None else self._windows.reach
+
+    def _needed(self) -> Selection:
+        """The rows that samples are made of, rising, each once."""
+        if self._windows is None or self._chosen is None:
+            return self._rows.ascending()
+        return self._windows.needed(np.unique(self._chosen))
+
     def blocks(self) -> Rows:
         """The first sample of each shard, then the number of samples: int64 (shards + 1,); of a subset only shards that it has samples of.
 
@@ -333,7 +372,7 @@ class MMapShardDataset(Dataset[Any]):
 
     def upcoming(self) -> Upcoming | None:
         """What asks for shards before they are read, where they have to be brought here first: with a cache."""
-        resident = self._resident is not None and len(self._resident.store[0]) == len(self._rows.ascending())
+        resident = self._resident is not None and len(self._resident) == len(self._needed())
         if resident or not self._reader.far:
             return None
         from mmcompile.runtime.upcoming import Upcoming
@@ -363,16 +402,17 @@ class MMapShardDataset(Dataset[Any]):
     @property
     def part(self) -> str | None:
         """Which part of the folder's rows these are, for a state to be told apart from one of another part; None for all of them in order."""
-        return self._rows.part(len(self._reader))
+        part = self._rows.part(len(self._reader))
+        return part if self._windows is None else self._windows.part(part, len(self))
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of a sample before any transform: (C, H, W); () where no image is read."""
+        """The shape of an image before any transform: (C, H, W); of the first field where no image is read."""
         return self._columns[self._image or 0].shape
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of an image before any transform; int64 where no image is read."""
+        """The dtype of an image before any transform; of the first field where no image is read."""
         return self._columns[self._image or 0].dtype
 
     @property
@@ -401,32 +441,49 @@ class MMapShardDataset(Dataset[Any]):
 
     @property
     def targets(self) -> Rows | None:
-        """The labels of all samples, int64 (N,), read-only, read in one go and kept; None for a dataset without labels."""
+        """The labels of all samples, int64 (N,), read-only, read in one go and kept; None without labels.  Of windows those that are a target."""
         if self._targets is None:
             name = next((f.name for f in self._reader.index.fields if f.meaning == "class"), None)
-            if name is None:
+            offset = 0 if self._windows is None or name is None else self._windows.offset(self._columns, name)
+            if name is None or offset is None:
                 return None
             column = self._reader.column(name)
-            targets = column[slice(*self._range)].copy() if self._chosen is None else column[self._chosen]
+            if self._windows is None and self._chosen is None:
+                targets = column[slice(*self._range)].copy()
+            else:
+                targets = column[self._where(np.arange(len(self), dtype=np.int64)) + offset]
             targets.flags.writeable = False
             self._targets = targets
         return self._targets.view()
 
     @property
+    def fields(self) -> dict[str, Field]:
+        """What is known of the fields in use, by name, in order: dtype and shape on disk, meaning, and of values `columns` and `categories`
+        (`.listed` has the names), and `unit`, where they have them."""
+        return {column.field: self._reader.origins.field(column.field) for column in self._columns}
+
+    @property
     def stats(self) -> dict[str, tuple[float, ...]] | None:
-        """{"mean": …, "std": …} of the split's pixels, a number for each channel, before normalisation (8 bit: of x / 255); None without pixels."""
+        """{"mean": …, "std": …} of the split's pixels, a number for each channel, before normalisation (8 bit: of x / 255); None without any.
+
+        Without an image: those of the first value in use, a number for each of its columns.
+        """
         index = self._reader.index
-        field = next((f for f in index.fields if f.meaning == "image"), None)
-        if field is None:
-            return None
-        return pooled_statistics(index, field.name, *self._range)
+        names = [f.name for f in index.fields if f.meaning == "image"] or [f.name for f in self.fields.values() if f.channels]
+        return pooled_statistics(index, names[0], *self._range) if names else None
 
     def source(self, i: int) -> str:
-        """The key of a sample: its source's path in RAW, as text by `os.fsdecode`."""
-        return as_text(self._reader.key(self._rows.row(integer(i))))
+        """The key of a sample: its source's path in RAW, as text by `os.fsdecode`.
+
+        Of rows of arrays and tables, which have none: NAME[NUMBER], the group and the row's number in it.
+        """
+        return self._reader.origins.source(self._rows.row(integer(i)))
 
     def find(self, key: str | bytes) -> int:
-        """The number of the (first) sample made from this source.  Raises KeyError.  The first call reads all keys; 16 bytes a row stay in memory."""
+        """The number of the (first) sample made from this source.  The first call reads all keys; 16 bytes a row stay in memory.
+
+        Raises KeyError; ValueError where rows have no keys, as those of arrays and tables.
+        """
         at = self._rows.find(self._reader.find(as_bytes(key)))
         if at < 0:
             raise KeyError(as_text(key))
@@ -438,26 +495,3 @@ class MMapShardDataset(Dataset[Any]):
         classes = "" if names is None else f", {len(names):,} classes"
         split = ("" if self._split is None else f", split={self._split!r}") + ("" if self._chosen is None else ", a subset")
         return f"{type(self).__name__}({str(self.root)!r}{split}): {len(self._rows):,} samples of {fields}{classes}; generation {self.generation}"
-
-
-def _files(root: str | os.PathLike[str], cache: Any) -> Files:
-    """Where the files come from."""
-    place = on_disk(os.fspath(root))
-    if cache is None:
-        if is_url(place):
-            raise ValueError(f"{place}: shards behind a URL are read from a local disk; say where: cache=mmcompile.Cache(dir, max_bytes=...)")
-        return LocalFiles(place)
-    from mmcompile.runtime.cache import Cache, Staged  # reading alone does not load it
-
-    if not isinstance(cache, Cache):
-        raise TypeError(f"cache must be a mmcompile.Cache, not {cache!r}")
-    return Staged(place, cache)
-
-
-def _names(fields: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(fields, str):
-        raise TypeError(f"fields is a sequence of names: ({fields!r},), not {fields!r}")
-    names = tuple(fields)
-    if not names or len(set(names)) != len(names):
-        raise ValueError(f"fields must be at least one name, each once, not {names}")
-    return names

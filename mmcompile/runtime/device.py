@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from mmcompile.runtime.buffers import pinned
+from mmcompile.runtime.numbers import signed
 from mmcompile.runtime.selection import Selection
 
 if TYPE_CHECKING:
@@ -92,35 +93,43 @@ class Mover:
 
 
 class Resident:
-    """The stored rows of whole shards of a dataset, on a device: `store[k]` is (rows, C, H, W), or (rows,), of column k, and `held` says which."""
+    """The stored rows of whole shards of a dataset, on a device: `store` has (rows, *shape) of each field, and `held` says which they are.
 
-    def __init__(self, device: torch.device, store: list[Tensor], held: Selection) -> None:
-        self.device, self.store, self._held = device, store, held
+    `len()` is how many rows there are.
+    """
+
+    def __init__(self, device: torch.device, store: dict[str, Tensor], held: Selection) -> None:
+        self.device, self._store, self._held = device, store, held
+
+    def __len__(self) -> int:
+        return len(next(iter(self._store.values())))
 
     def split(self, rows: Rows) -> tuple[Rows, npt.NDArray[np.bool_]]:
         """(place in the store, is it there?) of rows of the dataset: int64 (N,), bool (N,)."""
         places = self._held.places(rows)
-        return places, (places >= 0) & (places < len(self.store[0]))
+        return places, (places >= 0) & (places < len(self))
 
-    def join(self, k: int, places: Rows, here: npt.NDArray[np.bool_], rest: Tensor) -> Tensor:
-        """Column k of a batch on the device: the resident rows, and the others from `rest`, which holds them in order."""
+    def join(self, field: str, places: Rows, here: npt.NDArray[np.bool_], rest: Tensor) -> Tensor:
+        """Rows of a field on the device: the resident ones, and the others from `rest`, which holds them in order."""
+        store = signed(self._store[field])
         if not len(places):
-            return self.store[k][:0]
+            return self._store[field][:0]
         if here.all():
-            return _rows(self.store[k], self._at(places))
-        out = torch.empty((len(places), *rest.shape[1:]), dtype=rest.dtype, device=self.device, memory_format=_format(rest))
-        out[self._at(np.flatnonzero(~here))] = rest
+            return _rows(store, self._at(places)).view(rest.dtype)
+        out = torch.empty((len(places), *rest.shape[1:]), dtype=store.dtype, device=self.device, memory_format=_format(rest))
+        out[self._at(np.flatnonzero(~here))] = signed(rest)
         if here.any():
-            out[self._at(np.flatnonzero(here))] = _rows(self.store[k], self._at(places[here]))
-        return out
+            out[self._at(np.flatnonzero(here))] = _rows(store, self._at(places[here]))
+        return out.view(rest.dtype)
 
     def parts(self, columns: list[Any], rows: Rows) -> list[Tensor]:
         """A batch of the numbers of all columns, on the device."""
-        places, here = self.split(rows)
         out = []
-        for k, column in enumerate(columns):
-            rest = column.batch(rows[~here], raw=True)
-            out.append(column.numbers(self.join(k, places, here, rest.to(self.device))))
+        for column in columns:
+            needed = column.needed(rows)
+            places, here = self.split(needed)
+            rest = column.base.batch(needed[~here], raw=True)
+            out.append(column.numbers(column.shaped(self.join(column.field, places, here, rest.to(self.device)))))
         return out
 
     def _at(self, numbers: Rows) -> Tensor:
@@ -166,41 +175,41 @@ def to_device(dataset: MMapShardDataset, device: torch.device, budget: int | Non
     On the CPU that is the page cache, which all processes of a host share (then None), where they stay, locked, as far as this user may lock memory.
     Raises MemoryError with the numbers where they don't fit, ValueError for a budget that is none.
     """
-    held = dataset._rows.ascending()
-    count = _fit(dataset, device, budget, held.blocks(dataset._reader.starts))
+    held, columns = dataset._needed(), list({column.field: column.base for column in dataset._columns}.values())
+    count = _fit(dataset.root, sum(column.row_bytes for column in columns), device, budget, held.blocks(dataset._reader.starts))
     if device.type == "cpu":
-        for rows in held.ranges(count, sum(column.row_bytes for column in dataset._columns)):
-            for column in dataset._columns:
-                dataset._reader.warm([column.name], rows, lambda: False, lambda nbytes: None)
-                dataset._reader.lock(column.name, rows)
+        for rows in held.ranges(count, sum(column.row_bytes for column in columns)):
+            for column in columns:
+                dataset._reader.warm([column.field], rows, lambda: False, lambda nbytes: None)
+                dataset._reader.lock(column.field, rows)
         return None
-    store = []
-    for column in dataset._columns:
+    store = {}
+    for column in columns:
         like = column.empty(0, raw=True)
         memory = torch.empty((count, *like.shape[1:]), dtype=like.dtype, device=device, memory_format=_format(like))
         step = max(1, _PIECE // column.row_bytes)
         for at in range(0, count, step):
             memory[at : at + step] = column.batch(held.rows(np.arange(at, min(at + step, count))), raw=True)
-        store.append(memory)
+        store[column.field] = memory
     return Resident(device, store, held)
 
 
-def _fit(dataset: MMapShardDataset, device: torch.device, budget: int | None, bounds: Rows) -> int:
-    """How many rows are to be resident, whole shards of them; `bounds` are the first rows of the shards, then their number."""
+def _fit(root: Path | str, width: int, device: torch.device, budget: int | None, bounds: Rows) -> int:
+    """How many rows of `width` bytes are to be resident, whole shards of them; `bounds` are the first rows of the shards, then their number."""
     if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 0):
         raise ValueError(f"budget is a number of bytes, at least 0, not {budget!r}")
-    width, total = sum(column.row_bytes for column in dataset._columns), int(bounds[-1])
+    total = int(bounds[-1])
     need = width * total
     if budget is None:
         free = free_bytes(device)
         if need > _SHARE * free:
             raise MemoryError(
-                f"{dataset.root}: {total:,} samples take {need:,} bytes, more than {_SHARE:.0%} of the {free:,} that are free on {device}; "
+                f"{root}: {total:,} samples take {need:,} bytes, more than {_SHARE:.0%} of the {free:,} that are free on {device}; "
                 f"pass budget={int(_SHARE * free)} to keep what fits there and stream the rest"
             )
         return total
     if device.type in ("cpu", "cuda") and min(budget, need) > (free := free_bytes(device)):
-        raise MemoryError(f"{dataset.root}: a budget of {budget:,} bytes is more than the {free:,} that are free on {device}")
+        raise MemoryError(f"{root}: a budget of {budget:,} bytes is more than the {free:,} that are free on {device}")
     return int(bounds[np.searchsorted(bounds, budget // width, side="right") - 1])
 
 

@@ -17,16 +17,18 @@ from torch import Tensor
 __all__ = ["gathered", "in_worker", "shared_memory"]
 
 Gather = Callable[[], list[Tensor]]
+#: The values of each sample of a batch, or of a part of it.
+Unbind = Callable[[list[Tensor]], list[list[Any]]]
 Pack = Callable[[list[Any]], Any]
 
 
-def gathered(gather: Gather, n: int, pack: Pack, bare: bool) -> Sequence[Any]:
-    """The samples of a batch of n: `gather` makes a tensor for each column (N, …), `pack` a sample of one value from each.
+def gathered(gather: Gather, n: int, unbind: Unbind, pack: Pack, bare: bool) -> Sequence[Any]:
+    """The samples of a batch of n: `gather` makes a tensor for each column (N, …), `unbind` one value from each, `pack` a sample of these.
 
     Gathered when first touched; `bare` samples, which are tensors, at once and as a list: torch.stack takes nothing else.  `default_collate` of the
     samples is the gathered batch itself, which the samples view.
     """
-    samples = Gathered(gather, n, pack)
+    samples = Gathered(gather, n, unbind, pack)
     if not _REGISTERED:
         return [_plain(sample) for sample in samples]
     return list(samples) if bare else samples
@@ -50,8 +52,8 @@ def shared_memory(nbytes: int) -> Tensor:
 class Gathered(Sequence[Any]):
     """The samples of one batch, made when they are asked for.  Pickles as the list of them."""
 
-    def __init__(self, gather: Gather, n: int, pack: Pack) -> None:
-        self._gather, self._n, self._pack = gather, n, pack
+    def __init__(self, gather: Gather, n: int, unbind: Unbind, pack: Pack) -> None:
+        self._gather, self._n, self._unbind, self._pack = gather, n, unbind, pack
         self._made: _Made | None = None
         self._first: Any = None
         self._looks = 0
@@ -82,8 +84,8 @@ class Gathered(Sequence[Any]):
 
     def _start(self) -> tuple[_Made, Any]:
         if self._made is None:
-            made = _Made(self._gather(), self._pack)
-            values = [part[0] if part.ndim > 1 else part[0].item() for part in made.parts]
+            made = _Made(self._gather(), self._unbind, self._pack)
+            values = self._unbind([part[:1] for part in made.parts])[0]
             self._first = _marked(self._pack(values), made)
             made.values.append(values)
             self._made = made
@@ -101,8 +103,8 @@ class Gathered(Sequence[Any]):
 class _Made:
     """A gathered batch and its samples but for the first, which holds this (held from here it would keep the memory until the next collection)."""
 
-    def __init__(self, parts: list[Tensor], pack: Pack) -> None:
-        self.parts, self._pack = parts, pack
+    def __init__(self, parts: list[Tensor], unbind: Unbind, pack: Pack) -> None:
+        self.parts, self._unbind, self._pack = parts, unbind, pack
         self.values: list[list[Any]] = []
         self.others: list[Any] = []
         self._given = False
@@ -110,8 +112,7 @@ class _Made:
     def unpack(self) -> list[Any]:
         """The samples beyond the first."""
         if not self.others:
-            columns = [part[1:].unbind(0) if part.ndim > 1 else part[1:].tolist() for part in self.parts]
-            rest = [list(values) for values in zip(*columns, strict=True)]
+            rest = self._unbind([part[1:] for part in self.parts])
             self.values.extend(rest)
             self.others = [self._pack(values) for values in rest]
         return self.others

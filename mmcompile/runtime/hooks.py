@@ -21,7 +21,7 @@ import torch
 
 from mmcompile.runtime.seeding import mt19937_words
 
-__all__ = ["Hooks", "keyed_globals", "unbound", "warn_of_normalizing_twice", "warn_of_one_epoch", "with_valid"]
+__all__ = ["Hooks", "keyed_globals", "warn_of_normalizing_twice", "warn_of_one_epoch", "with_valid"]
 
 Hook = Callable[..., Any] | None
 
@@ -176,12 +176,6 @@ def _template() -> torch.Tensor | None:
     if array.size < _WORDS.stop or array[:8].view(np.uint64)[0] != 5 or not np.array_equal(array[_WORDS].view(np.uint64), known[1]):
         return None
     return state
-
-
-def unbound(parts: list[torch.Tensor]) -> list[list[Any]]:
-    """The values of each sample, views of the parts."""
-    columns = [part.unbind(0) if part.ndim > 1 else part.tolist() for part in parts]
-    return [list(values) for values in zip(*columns, strict=True)]
 
 
 def with_valid(sample: Any, valid: bool | None) -> Any:

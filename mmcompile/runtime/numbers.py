@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mmcompile.format.index import Field
 
-__all__ = ["FLOATS", "Numbers", "as_array", "scratch"]
+__all__ = ["FLOATS", "Numbers", "as_array", "scratch", "signed"]
 
 Array = npt.NDArray[Any]
 
@@ -35,6 +35,8 @@ _SHORT = 1 << 13
 _TINY = 1 << 9
 #: Scratch memory larger than this is not kept.
 _KEPT = 16 << 20
+#: Unsigned integers that torch only copies (on some devices), and what moves their bits.
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 _local = threading.local()
 
@@ -54,6 +56,7 @@ class Numbers:
         self.dtype: torch.dtype = dtype
         self.given = dtype == self.stored and not (pending and self.stored.is_floating_point)
         self._hwc = field.layout == "hwc"
+        self._value = field.meaning == "value"
         self._work = torch.float64 if dtype == torch.float64 else torch.float32
         self._wide = np.dtype(np.float64 if dtype == torch.float64 else np.float32)
         self._scale = None if field.scale == 1 else self._wide.type(field.scale)
@@ -62,7 +65,7 @@ class Numbers:
         self._tiled: dict[tuple[int, int], tuple[Array, ...]] = {}
 
     def of(self, raw: Tensor) -> Tensor:
-        """The numbers of stored values (N, C, H, W) on any device, with the same bits on each; `raw` itself where they are given as stored."""
+        """The numbers of stored values, of images (…, C, H, W), on any device, with the same bits on each; `raw` itself where given as stored."""
         if self.given:
             return raw
         work = torch.empty_like(raw, dtype=self._work).copy_(raw)
@@ -82,7 +85,7 @@ class Numbers:
     def fill_rows(self, images: Array, at: npt.NDArray[np.int64], out: Array) -> None:
         """The numbers of images[at] into `out`, as `fill`, one by one: for rows so large that two of them are too much for the cache."""
         channels = 0 if self._normalize is None else self._normalize[0].size
-        scale, usual = self._scale, channels and not self._hwc and self.dtype == self._work and self.stored != torch.bfloat16
+        scale, usual = self._scale, channels and not self._hwc and not self._value and self.dtype == self._work and self.stored != torch.bfloat16
         if not usual or out[:1].size > _BLOCK or self._normalize is None or scale is None:
             for i, row in enumerate(at.tolist()):
                 self.fill(images[row : row + 1], out[i : i + 1])
@@ -104,7 +107,7 @@ class Numbers:
             normalize = self._normalize or (np.zeros(1), np.ones(1))
             values = (np.asarray(1 if self._scale is None else self._scale).reshape(1), *normalize)
             with torch.inference_mode(False):  # they are kept
-                found = tuple(torch.from_numpy(np.array(v)).to(device, self._work).view(-1, 1, 1) for v in values)
+                found = tuple(torch.from_numpy(np.array(v)).to(device, self._work).view(*((-1,) if self._value else (-1, 1, 1))) for v in values)
             self._constants[device] = found
         return found
 
@@ -118,6 +121,9 @@ class Numbers:
             yield from ((s, t, mean, std) for s, t in _cut(raw.reshape(-1), out.reshape(-1), limit))
             return
         channels = self._normalize[0].size
+        if self._value:
+            yield from self._lines(raw.reshape(-1), out.reshape(-1), *self._normalize)
+            return
         plane = raw[0].size // channels
         if not self._hwc and (plane >= _SHORT or (plane >= _TINY and channels * plane > _BLOCK)):
             planes, target = raw.reshape(-1, channels, plane), out.reshape(-1, channels, plane)
@@ -134,6 +140,19 @@ class Numbers:
         for rows in _ranges(len(runs), limit // length):
             for part in _ranges(length, limit):
                 yield runs[rows, part], into[rows, part], mean[part], std[part]
+
+    def _lines(self, raw: Array, out: Array, means: Array, stds: Array) -> Any:
+        """`_blocks` of rows of numbers each of which has its own mean and std, many rows at a time."""
+        repeats = max(1, _SHORT // means.size)
+        length = repeats * means.size
+        if (repeats, length) not in self._tiled:
+            self._tiled[repeats, length] = np.tile(means, repeats), np.tile(stds, repeats)
+        mean, std = self._tiled[repeats, length]
+        whole = len(raw) // length * length
+        runs, into = raw[:whole].reshape(-1, length), out[:whole].reshape(-1, length)
+        yield from ((runs[rows], into[rows], mean, std) for rows in _ranges(len(runs), _BLOCK // length))
+        if whole < len(raw):
+            yield raw[whole:], out[whole:], mean[: len(raw) - whole], std[: len(raw) - whole]
 
     def _tile(self, shape: tuple[int, ...]) -> tuple[int, tuple[Array, ...]]:
         """The length of a run of elements, as it lies on disk, and its means and stds."""
@@ -175,6 +194,11 @@ def as_array(values: Tensor) -> Array:
     if values.dtype == torch.bfloat16:
         return values.view(torch.int16).numpy().view(np.uint16)
     return values.numpy()
+
+
+def signed(values: Tensor) -> Tensor:
+    """A view of the same bits in a dtype that torch can index."""
+    return values.view(_SIGNED.get(values.dtype, values.dtype))
 
 
 def scratch(name: str, nbytes: int) -> Array:

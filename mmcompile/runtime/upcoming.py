@@ -22,11 +22,15 @@ class Upcoming:
     def __init__(self, dataset: MMapShardDataset) -> None:
         self._reader, self._rows = dataset._reader, dataset._rows
         self._root = dataset.root
-        self._fields = [column.name for column in dataset._columns]
+        self._fields = list({column.field: None for column in dataset._columns})
+        self._reach = dataset._reach
 
     def want(self, samples: Samples) -> None:
         """The shards of these samples will be read, in this order."""
-        self._reader.coming(self._fields, list(dict.fromkeys(self._shards(self._rows, samples))))
+        first: list[int] = self._shards(self._rows, samples)
+        rows = self._rows.rows(samples) + self._reach
+        both = first if not self._reach else np.stack([first, self._reader.shards_of(rows)], 1).reshape(-1).tolist()
+        self._reader.coming(self._fields, list(dict.fromkeys(both)))
 
     def bring(self, rows: Selection) -> int:
         """The shards of rising rows will be read, as many as there is room for: the number of rows in them."""

@@ -23,8 +23,8 @@ class Warming:
         if progress is not None and not callable(progress):
             raise TypeError(f"progress is a function of (bytes done, bytes in all), not {progress!r}")
         self._state = state = _State(progress)
-        rows = dataset._rows.ascending()
-        fields = [column.name for column in dataset._columns]
+        rows = dataset._needed()
+        fields = list({column.field: None for column in dataset._columns})
         width = sum(dataset._reader.row_bytes(name) for name in fields)
         reader = dataset._reader
         upcoming = dataset.upcoming()

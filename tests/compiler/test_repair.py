@@ -17,6 +17,7 @@ from mmcompile.compiler.outcome import Progress
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.repair import RepairReport, aside, repair
 from mmcompile.compiler.repair import state as repair_state
+from mmcompile.compiler.sources.choose import SourceOptions, open_source
 from mmcompile.errors import BuildError, FormatError, NotADatasetError, OptionError, OutputExistsError, SourceError
 from mmcompile.format.describe import describe
 from mmcompile.format.index import load_index
@@ -461,6 +462,55 @@ def test_progress_is_told(one: Path, world: Path) -> None:
     repair(one, world / "raw", workers=1, progress=seen.append)
     assert {"verify", "repair"} <= {p.stage for p in seen}
     assert any(p.message.startswith("repaired shards/image-") for p in seen)
+
+
+@pytest.fixture(scope="module")
+def parted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """raw/ with splits, one of them flat; out/ of it, named/ with two splits called otherwise and a class map, and joined/ of two roots."""
+    root = tmp_path_factory.mktemp("parted")
+    for c, name in enumerate(("train/b", "train/a", "val/b", "test")):
+        for i in range(7):
+            picture(root / "raw" / name / f"{i}.png", 100 * c + i)
+    (root / "raw/train/b/broken.png").write_bytes(b"\x89PNG\r\n\x1a\nnothing")
+    (root / "classes.txt").write_text("z\nb\na\n")
+    raw, options = str(root / "raw"), BuildOptions(workers=1, shard_bytes=4 * ROW)
+    named = SourceOptions(split=("fit=train", "check=val"), classes_from=str(root / "classes.txt"))
+    for out, source in {
+        "out": open_source([raw], SourceOptions()),
+        "named": open_source([raw], named),
+        "joined": open_source([f"{raw}/train", f"{raw}/val"], SourceOptions()),
+    }.items():
+        build(source, root / out, preprocess=SETTINGS, options=options, max_rejects=1)
+    return root
+
+
+@pytest.mark.parametrize("out", ["out", "named"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_dataset_with_splits_is_repaired(parted: Path, tmp_path: Path, out: str, kind: str) -> None:
+    shutil.copytree(parted / out, tmp_path / out)
+    before = state(tmp_path / out)
+    for path in files(tmp_path / out, kind):
+        flip(path)
+    mended(tmp_path / out, parted / "raw", before)
+
+
+@pytest.mark.parametrize("out", ["out", "named"])
+def test_a_lost_table_of_splits_is_found_again_without_decoding(parted: Path, tmp_path: Path, out: str) -> None:
+    shutil.copytree(parted / out, tmp_path / out)
+    before = state(tmp_path / out)
+    files(tmp_path / out, "table")[0].unlink()
+    assert mended(tmp_path / out, parted / "raw", before).decoded == 0
+
+
+def test_a_dataset_of_several_folders_is_left_alone_and_says_so(parted: Path, tmp_path: Path) -> None:
+    shutil.copytree(parted / "joined", tmp_path / "joined")
+    flip(files(tmp_path / "joined", "image")[0])
+    before = state(tmp_path / "joined")
+    report = repair(tmp_path / "joined", parted / "raw", workers=1)
+    assert [missing.reason for missing in report.missing] == [
+        "how it was built cannot be repeated (it was built from 2 folders, and sources are looked for in one)"
+    ]
+    assert state(tmp_path / "joined") == before
 
 
 @pytest.mark.parametrize("how", [Path.unlink, flip])

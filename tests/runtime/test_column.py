@@ -155,7 +155,7 @@ def test_classes_fill_what_is_lent(tmp_path: Path) -> None:
     make_dataset(tmp_path, labels=[3, 1, 4, 1, 5], shards=(2, 3))
     reader = Reader(tmp_path)
     labels = ClassColumn(reader, reader.index.fields[0])
-    out = labels.empty(3, Pool(1).lend, size=(2, 2), raw=True)
+    out = labels.empty(3, Pool(1).lend, raw=True)
     assert labels.batch(np.array([4, 0, 2]), out) is out
     assert out.tolist() == [5, 3, 4]
     assert labels.batch(np.array([1, 3])).tolist() == [1, 1]

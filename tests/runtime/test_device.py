@@ -71,7 +71,7 @@ def test_a_resident_dataset_gives_the_same_batches_in_the_same_order(
     ds = MMapShardDataset(root)
     there = resident(ds, budget, monkeypatch)
     assert there._resident is not None
-    assert len(there._resident.store[0]) == {None: 40, 0: 0, ROW * 15: 15, ROW * 19: 15, ROW * 20: 20, ROW * 40: 40, 1 << 20: 40}[budget]
+    assert len(there._resident) == {None: 40, 0: 0, ROW * 15: 15, ROW * 19: 15, ROW * 20: 20, ROW * 40: 40, 1 << 20: 40}[budget]
     options: dict[str, Any] = {"batch_size": 7, "shuffle": True, "seed": 3, "augment": augment, "num_workers": workers}
     plain, held = ShardLoader(ds, **options), ShardLoader(there, **options)
     for _ in range(2):
@@ -97,7 +97,7 @@ def test_a_subset_holds_its_rows_alone(root: Path, monkeypatch: pytest.MonkeyPat
     for budget, held in ((None, 5), (ROW * 3, 3), (ROW * 2, 2), (ROW, 0)):
         there = resident(ds, budget, monkeypatch)
         assert there._resident is not None
-        assert len(there._resident.store[0]) == held
+        assert len(there._resident) == held
         assert same([there[[5, 4, 3, 2, 1, 0]]], [ds[[5, 4, 3, 2, 1, 0]]])
         part = there.subset([1, 4])
         assert same([part[:]], [ds[[1, 4]]])

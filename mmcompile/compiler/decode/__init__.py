@@ -36,6 +36,8 @@ __all__ = [
     "Decoded",
     "decode",
     "initialise",
+    "picture",
+    "picture_size",
     "pillow_warning",
     "probe",
     "sniff",
@@ -108,10 +110,41 @@ def probe(data: bytes, name: str, preprocess: Preprocess) -> tuple[int, int, str
     Raises DecodeError for what is no image of the list, or beyond the limits.
     """
     options = _resolved(preprocess)
-    with opening.pillow(options):
+    with opening.pillow(options) as log:
         image = opening.open_image(data, name, options)
         may_turn = image.format != "PNG" or any(word in data for word in opening.PNG_ORIENTATION)
-        width, height = opening.size_turned(image, options.orientation == "apply" and may_turn)
+        width, height = opening.size_turned(image, options.orientation == "apply" and may_turn, log)
+        return width, height, convert.mode_to_keep(image, options)
+
+
+def picture(image: Image.Image, preprocess: Preprocess) -> tuple[_Pixels, int]:
+    """(pixels (H, W, C), depth) of a picture that somebody has opened: those of the file that it came from, up to what Pillow had made of it.
+
+    Raises DecodeError as `decode` does.
+    """
+    options = _resolved(preprocess)
+    options.sample_shape()
+    with opening.pillow(options) as log:
+        with opening.stage("load", "picture"):
+            image.load()
+        opening.check_size(image, options, "load")
+        orientation, _ = opening.orientation(image, log)
+        with opening.stage("convert", "picture"):
+            if options.orientation == "apply" and orientation in opening.TRANSPOSE and image.format != "TIFF":
+                image = image.transpose(opening.TRANSPOSE[orientation])
+            convert.check_kept(image, options)
+            wide = convert.wide(image, options)
+        with opening.stage("geometry", "resized picture"):
+            if wide is not None:
+                return _fit_values(wide[0], options), wide[1]
+            return _fit_bytes(image, image.size, options, set()), 8
+
+
+def picture_size(image: Image.Image, preprocess: Preprocess) -> tuple[int, int, str]:
+    """(width, height, mode) as `probe` says them of a file."""
+    options = _resolved(preprocess)
+    with opening.pillow(options) as log:
+        width, height = opening.size_turned(image, options.orientation == "apply", log)
         return width, height, convert.mode_to_keep(image, options)
 
 
@@ -127,7 +160,7 @@ def _decode(data: bytes, name: str, options: Preprocess, log: list[warnings.Warn
         on_open(width, height)
     turned = opening.tiff_orientation(image) if format == "TIFF" else 1
     if is_jpeg := format in ("JPEG", "MPO"):
-        orientation, broken = opening.orientation(image)
+        orientation, broken = opening.orientation(image, log)
     turns = is_jpeg and options.orientation == "apply" and orientation in opening.TRANSPOSE
     scale, saving = _jpeg_scale(image, len(data), turns and orientation >= 5, options) if is_jpeg else (1, 0.0)
     if scale > 1:
@@ -140,7 +173,7 @@ def _decode(data: bytes, name: str, options: Preprocess, log: list[warnings.Warn
         opening.check_size(image, options, "load")
     codes = set()
     if not is_jpeg:
-        orientation, broken = opening.orientation(image)
+        orientation, broken = opening.orientation(image, log)
     if broken:
         codes.add("broken-exif")
     with opening.stage("convert", f"{format} pixels"):

@@ -138,14 +138,14 @@ def tiff_orientation(image: Image.Image) -> int:
     return next((k for k in TRANSPOSE if _tag(image, _ORIENTATION) == k), 1)
 
 
-def size_turned(image: Image.Image, apply: bool) -> tuple[int, int]:
-    """(width, height) that an opened image will have once it is loaded, and turned where that is asked for."""
+def size_turned(image: Image.Image, apply: bool, log: list[warnings.WarningMessage]) -> tuple[int, int]:
+    """(width, height) that an opened image will have once it is loaded, and turned where that is asked for; `log` is that of `pillow`."""
     width, height = image.size
     if image.format == "TIFF":
         # Newer versions of Pillow have swapped the sides already.
         swaps = tiff_orientation(image) >= 5 and image.size == (_tag(image, _WIDTH), _tag(image, _HEIGHT))
     else:
-        swaps = apply and orientation(image)[0] >= 5
+        swaps = apply and orientation(image, log)[0] >= 5
     return (height, width) if swaps else (width, height)
 
 
@@ -158,17 +158,22 @@ def _tag(image: Image.Image, number: int) -> object:
         return None
 
 
-def orientation(image: Image.Image) -> tuple[int, bool]:
-    """(1 to 8, whether EXIF is broken): what exif_transpose of Pillow would go by, XMP included; broken EXIF is no orientation."""
-    with warnings.catch_warnings(record=True) as log:
-        warnings.simplefilter("always")
-        try:
-            found = image.getexif().get(_ORIENTATION, 1)
-        except MemoryError:
-            raise
-        except Exception:
-            return 1, True
-    return next((k for k in TRANSPOSE if found == k), 1), bool(log)
+def orientation(image: Image.Image, log: list[warnings.WarningMessage]) -> tuple[int, bool]:
+    """(1 to 8, whether EXIF is broken): what exif_transpose of Pillow would go by, XMP included; broken EXIF is no orientation.
+
+    `log` is that of `pillow`; what is warned of here is taken out of it again.
+    """
+    before = len(log)
+    try:
+        found = image.getexif().get(_ORIENTATION, 1)
+    except MemoryError:
+        raise
+    except Exception:
+        return 1, True
+    else:
+        return next((k for k in TRANSPOSE if found == k), 1), len(log) > before
+    finally:
+        del log[before:]
 
 
 def has_more_frames(image: Image.Image) -> bool:

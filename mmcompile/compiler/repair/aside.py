@@ -26,6 +26,7 @@ from mmcompile.compiler.run import Counts, Runner, ShardWork
 from mmcompile.compiler.seals import Seal
 from mmcompile.compiler.sources import STAT_DTYPE, labelled
 from mmcompile.compiler.sources.folder import FolderSource
+from mmcompile.compiler.sources.splits import Layout
 from mmcompile.compiler.task import Job, hash_items
 from mmcompile.errors import OptionError
 from mmcompile.format.canonical import name_from_json
@@ -73,16 +74,25 @@ class Recipe:
         return tuple((name, wanted[name], found.get(name, "none")) for name in sorted(wanted) if wanted[name] != found.get(name, "none"))
 
 
-def recipe_of(index: Index, raw: Path) -> Recipe:
-    """The recipe of a generation that was built from a folder.  Raises OptionError where its settings are not of that kind."""
+def recipe_of(index: Index, raw: Path, classes: tuple[str, ...] | None) -> Recipe:
+    """The recipe of a generation that was built from one folder; `classes` are its class names, None where they are lost or it has none.
+
+    Raises OptionError where its settings are not of that kind.
+    """
     kinds = tuple((f.name, f.meaning) for f in index.fields)
     try:
         source, shard_bytes = index.settings["source"], index.settings["shard_bytes"]
         if source["kind"] != "folder" or kinds not in ((("image", "image"),), (("image", "image"), ("label", "class"))) or shard_bytes < 1:
             raise OptionError("it was not built from a folder of images")
+        if "roots" in source:
+            raise OptionError(f"it was built from {source['roots']} folders, and sources are looked for in one")
+        if "classes" in source and classes is None:
+            raise OptionError("its classes were fixed with --classes-from, and the file that has their names is lost")
+        splits = tuple((str(name), name_from_json(folder)) for name, folder in source.get("splits", ()))
         include, exclude = (tuple(name_from_json(glob) for glob in source[name]) for name in ("include", "exclude"))
         extensions = None if source["extensions"] is None else frozenset(source["extensions"])
-        folder = Located(os.fspath(raw), include, exclude, bool(source["hidden"]), extensions)
+        layout = Layout(splits, classes if "classes" in source else None)
+        folder = Located(os.fspath(raw), include, exclude, bool(source["hidden"]), extensions, layout)
         return Recipe(index, Preprocess.from_settings(index.settings["preprocess"]).resolved(), folder, int(shard_bytes), marks_of_index(index))
     except OptionError as error:
         raise OptionError(f"how it was built cannot be repeated ({error})") from None

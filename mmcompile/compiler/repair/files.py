@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from mmcompile.compiler.repair.aside import Recipe, shard_work
 from mmcompile.compiler.repair.images import mend_images
-from mmcompile.compiler.repair.relic import array_bytes, labels_of, position_of, wrong_rows
+from mmcompile.compiler.repair.relic import Placing, Position, array_bytes, wrong_rows
 from mmcompile.compiler.repair.state import Damaged, Place, RecipeError, tell_unsettled
 from mmcompile.compiler.run import ShardWork
 from mmcompile.compiler.seals import Seal
@@ -134,14 +134,15 @@ def _mend_keys(d: Damaged, name: str, generation: Generation, shard: int) -> Non
     samples = samples if sound else d.guess(generation, shard)
     if samples is None:
         samples = np.zeros(0, sample_dtype(index.fields))
-    labelled = len(index.fields) > 1
+    placing = Placing(index, load_classes(d.root, index))
     lengths = np.diff(samples["key_stop"].astype(np.int64), prepend=0).tolist()
     places = d.workshop.digests(set(samples["source_size"].tolist()))
     keys, lost = [], []
-    last: tuple[str, str, str] = ("", "", "")
+    last: Position | None = None
     for pair, length in zip(samples["source_hash"].tolist(), lengths, strict=True):
-        fitting = sorted((position_of(key, labelled), key) for key in places.get(pair_hash(pair), ()) if len(key) == length)
-        found = next(((position, key) for position, key in fitting if position > last or not keys), None)
+        placed = [(placing.position(key), key) for key in places.get(pair_hash(pair), ()) if len(key) == length]
+        fitting = sorted((position, key) for position, key in placed if position is not None)
+        found = next(((position, key) for position, key in fitting if last is None or position > last), None)
         if found is None:
             lost.append((None, pair_hash(pair)))
         else:
@@ -164,14 +165,14 @@ def _labels(d: Damaged, index: Index, keys: list[bytes]) -> npt.NDArray[np.int64
     classes = load_classes(d.root, index)
     if len(index.fields) < 2 or classes is None:
         return None
-    labels = labels_of(keys, classes)
+    labels = Placing(index, classes).labels(keys)
     if labels is None:
         raise RecipeError("its keys lie in no class folder")
     return labels
 
 
 def _mend_labels(d: Damaged, name: str, generation: Generation, shard: int) -> None:
-    """From the keys: a class is the first folder of a key."""
+    """From the keys, which say the class."""
     labels = _labels(d, generation.index, d.keys(generation, shard))
     if labels is None or not d.put_bytes(name, array_bytes(labels)):
         d.give_up(f"shards/{name}", "its keys give other labels")

@@ -10,7 +10,7 @@ import numpy as np
 
 from mmcompile.compiler.repair.aside import Recipe, shard_work
 from mmcompile.compiler.repair.files import mend_classes
-from mmcompile.compiler.repair.relic import Relic, array_bytes, find_relics, guess_tables, table_of
+from mmcompile.compiler.repair.relic import Placing, Relic, array_bytes, find_relics, guess_tables, table_of
 from mmcompile.compiler.repair.state import Damaged, RecipeError
 from mmcompile.compiler.reuse import OldShard
 from mmcompile.compiler.run import ShardWork
@@ -108,8 +108,9 @@ def mend_tables(d: Damaged) -> bool:
                 sound.setdefault(entry.name.partition("-")[0], []).append(digest)
         try:
             recipe = d.recipe(index)
-            relics = find_relics(d.shards, index, load_classes(d.root, index), sound, functools.partial(_lies, recipe))
-            if not _from_files(d, name, index, relics):
+            placing = Placing(index, load_classes(d.root, index))
+            relics = find_relics(d.shards, index, placing, sound, functools.partial(_lies, recipe))
+            if not _from_files(d, name, index, placing, relics):
                 _from_raw(d, name, recipe, relics)
         except (RecipeError, FormatError) as error:
             d.give_up(f"shards/{name}", str(error))
@@ -123,9 +124,9 @@ def _lies(recipe: Recipe, key: bytes, digest: str) -> bool:
         return False
 
 
-def _from_files(d: Damaged, name: str, index: Index, relics: list[Relic]) -> bool:
+def _from_files(d: Damaged, name: str, index: Index, placing: Placing, relics: list[Relic]) -> bool:
     named = {pair_hash(pair) for g in d.generations for kind in ("samples", "keys") for pair in g.table[kind].tolist()}
-    return any(d.put_bytes(name, array_bytes(table_of(index, shards))) for shards in guess_tables(index, relics, named))
+    return any(d.put_bytes(name, array_bytes(table_of(index, shards))) for shards in guess_tables(index, placing, relics, named))
 
 
 def _from_raw(d: Damaged, name: str, recipe: Recipe, relics: list[Relic]) -> None:

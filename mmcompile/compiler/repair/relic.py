@@ -10,7 +10,7 @@ import bisect
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mmcompile.compiler.sources.splits import within
 from mmcompile.errors import FormatError
-from mmcompile.format.canonical import as_bytes, as_text
+from mmcompile.format.canonical import as_text, name_from_json
 from mmcompile.format.index import Index
 from mmcompile.format.npy import ALIGN, file_bytes, hash_bytes, header, open_array, read_array, read_into
 from mmcompile.format.samples import hash_pair, keys_of, pair_hash, row_hashes, sample_dtype
 
-__all__ = ["Relic", "array_bytes", "find_relics", "guess_tables", "labels_of", "position_of", "table_of", "wrong_rows"]
+__all__ = ["Placing", "Position", "Relic", "array_bytes", "find_relics", "guess_tables", "table_of", "wrong_rows"]
 
 Array = npt.NDArray[Any]
+
+#: What keys are sorted by.
+Position = tuple[int, int, int, str, str]
 
 #: Tables that are tried before giving up; each costs the hash of a few KB.
 _TRIES = 20_000
@@ -48,17 +52,61 @@ def array_bytes(array: Array) -> bytes:
     return header(array.dtype, array.shape) + array.tobytes()
 
 
-def labels_of(keys: list[bytes], classes: tuple[str, ...]) -> npt.NDArray[np.int64] | None:
-    """The class numbers (N,) of keys by their first folder; None where one lies in no class folder."""
-    numbers = {as_bytes(name): number for number, name in enumerate(classes)}
-    found = [numbers.get(key.partition(b"/")[0], -1) if b"/" in key else -1 for key in keys]
-    return None if -1 in found else np.array(found, "<i8")
+class Placing:
+    """Where the keys of a generation stand, and in which class, by its settings and splits; for what is no folder of images it knows no key."""
+
+    def __init__(self, index: Index, classes: tuple[str, ...] | None) -> None:
+        self._numbers = {name: number for number, name in enumerate(classes or ())}
+        self._splits = {split.name: number for number, split in enumerate(index.splits)}
+        self._bases = _bases_of(index)
+
+    def label(self, key: bytes) -> int | None:
+        """The number of the key's class, -1 where it lies in no class folder; None where it cannot be a key of this generation."""
+        found = self._place(key)
+        return None if found is None else found[1]
+
+    def labels(self, keys: Sequence[bytes]) -> npt.NDArray[np.int64] | None:
+        """The class numbers (N,); None where one of these is no key of this generation."""
+        found = [self.label(key) for key in keys]
+        return None if None in found else np.array(found, "<i8")
+
+    def position(self, key: bytes) -> Position | None:
+        """Sorts keys as their rows stand: by split, class, root, folder and name, both as text; None where it is no key of it."""
+        found = self._place(key)
+        if found is None:
+            return None
+        (split, root), label = found
+        folder, _, name = as_text(key).rpartition("/")
+        return self._splits[split], label if label >= 0 else len(self._numbers), root, folder, name
+
+    def _place(self, key: bytes) -> tuple[tuple[str, int], int] | None:
+        folder = as_text(key).rpartition("/")[0]
+        found = within(folder, self._bases)
+        if found is None:
+            return None
+        base, where = found
+        inside = folder[len(base) + 1 if base else 0 :].partition("/")[0]
+        if not inside:
+            return where, -1
+        return (where, self._numbers[inside]) if inside in self._numbers else None
 
 
-def position_of(key: bytes, labelled: bool) -> tuple[str, str, str]:
-    """Sorts keys as their rows stand: by class, by folder, by name, each as text."""
-    folder, _, name = key.rpartition(b"/")
-    return (as_text(key.partition(b"/")[0]), as_text(folder), as_text(name)) if labelled else ("", "", as_text(key))
+def _bases_of(index: Index) -> dict[str, tuple[str, int]]:
+    """The folders that hold classes or images -> (split, number of the root)."""
+    source = index.settings.get("source")
+    if not isinstance(source, dict) or source.get("kind") != "folder":
+        return {}
+    names = [split.name for split in index.splits]
+    try:
+        roots = [str(number) for number in range(int(source["roots"]))] if "roots" in source else [""]
+        if "splits" in source:
+            folders = [(name, str(name_from_json(folder))) for name, folder in source["splits"]]
+            return {folder: (name, int(folder.partition("/")[0]) if roots[0] else 0) for name, folder in folders if name in names}
+    except (LookupError, TypeError, ValueError):
+        return {}
+    if names == ["all"]:
+        return {root: ("all", number) for number, root in enumerate(roots)}
+    return {f"{root}/{name}" if root else name: (name, number) for number, root in enumerate(roots) for name in names}
 
 
 def table_of(index: Index, shards: list[Relic]) -> Array:
@@ -71,10 +119,14 @@ def table_of(index: Index, shards: list[Relic]) -> Array:
     return table
 
 
-def guess_tables(index: Index, relics: list[Relic], named: set[str]) -> Iterator[list[Relic]]:
+def guess_tables(index: Index, placing: Placing, relics: list[Relic], named: set[str]) -> Iterator[list[Relic]]:
     """Lists of shards that the table may have named: all that no other table names (by its samples and keys file), and some of the others."""
-    labelled = len(index.fields) > 1
-    span = {id(r): (position_of(r.keys[0], labelled), position_of(r.keys[-1], labelled)) for r in relics}
+    span: dict[int, tuple[Position, Position]] = {}
+    for relic in relics:
+        first, last = placing.position(relic.keys[0]), placing.position(relic.keys[-1])
+        if first is not None and last is not None:
+            span[id(relic)] = first, last
+    relics = [relic for relic in relics if id(relic) in span]
 
     def in_order(shards: list[Relic]) -> list[Relic] | None:
         """The shards sorted; None where two of them overlap."""
@@ -105,9 +157,7 @@ def _overlaps(one: tuple[Any, Any], sorted_spans: list[tuple[Any, Any]]) -> bool
     return any(one[1] >= low and high >= one[0] for low, high in sorted_spans[max(0, at - 1) : at + 1])
 
 
-def find_relics(
-    folder: Path, index: Index, classes: tuple[str, ...] | None, sound: dict[str, list[str]], is_source: Callable[[bytes, str], bool]
-) -> list[Relic]:
+def find_relics(folder: Path, index: Index, placing: Placing, sound: dict[str, list[str]], is_source: Callable[[bytes, str], bool]) -> list[Relic]:
     """The shards of this kind of row among the sound files of shards/ (kind -> hashes).
 
     `is_source(key, hash)` is asked where the keys of a samples file cannot be told otherwise: does RAW hold this?
@@ -133,9 +183,10 @@ def find_relics(
         variants = []
         for blob in blobs.get(file_bytes(np.dtype("u1"), (stop,)) if 0 < stop < 1 << 40 else -1, []):
             keys = keys_of(samples, read_array(folder / f"keys-{blob}.npy", np.dtype("u1"), (stop,)).tobytes())
-            labels = None if classes is None else labels_of(keys, classes)
-            if classes is not None and labels is None:
+            labels = placing.labels(keys)
+            if labels is None:
                 continue
+            labels = labels if len(index.fields) > 1 else None
             found = next((i for i in fitting if _fits(folder / f"{image.name}-{i}.npy", index, samples, labels)), None)
             if found is not None:
                 files = {image.name: found, "samples": digest, "keys": blob}

@@ -25,7 +25,7 @@ from mmcompile.format.canonical import as_bytes, as_text, canonical, name_to_jso
 from mmcompile.format.catalog import Generation, digest_of, kept_files, load_table
 from mmcompile.format.commit import install, write_atomic
 from mmcompile.format.findings import VerifyReport
-from mmcompile.format.index import INDEX_LIMIT, Index
+from mmcompile.format.index import INDEX_LIMIT, Index, load_classes
 from mmcompile.format.npy import ALIGN, file_name, hash_bytes, hash_file, read_array
 from mmcompile.format.rejects import load_rejects
 from mmcompile.format.samples import keys_of, pair_hash, sample_dtype
@@ -164,10 +164,16 @@ class Damaged:
         """How a generation was made.  Raises RecipeError."""
         if id(index) not in self._recipes:
             try:
-                self._recipes[id(index)] = recipe_of(index, self.raw)
+                self._recipes[id(index)] = recipe_of(index, self.raw, self._classes(index))
             except BuildError as error:
                 raise RecipeError(str(error)) from None
         return self._recipes[id(index)]
+
+    def _classes(self, index: Index) -> tuple[str, ...] | None:
+        try:
+            return load_classes(self.root, index)
+        except FormatError:
+            return None
 
     def plan(self, recipe: Recipe) -> tuple[Scan, list[ShardTask]]:
         """The items of RAW today and the shards that they would make.  Raises RecipeError."""

@@ -19,12 +19,12 @@ import numpy.typing as npt
 from mmcompile.compiler.sources import STAT_DTYPE, Scan, labelled
 from mmcompile.compiler.sources.keys import Keys
 from mmcompile.compiler.sources.names import Choice, show
-from mmcompile.compiler.sources.splits import Base, Layout, find_bases, rank
+from mmcompile.compiler.sources.splits import Base, Layout, find_bases, rank, within
 from mmcompile.errors import SourceError
 from mmcompile.format.canonical import as_text
 from mmcompile.format.fields import Split
 
-__all__ = ["Folder", "arrange"]
+__all__ = ["Folder", "arrange", "lacking"]
 
 _MAX_EXTENSION_REASONS = 20
 #: Class folders named where a class map lacks them: looking for names like them takes a second for each, among 10^5.
@@ -58,7 +58,8 @@ class Folder:
         order, ordered = _in_text_order(columns)
         prefix = key + b"/" if key else b""
         blob = b"".join(prefix + prefix.join(part) for part in ordered)
-        keys = Keys(np.frombuffer(blob, np.uint8), np.cumsum(np.diff(columns.stops, prepend=0)[order] + len(prefix)))
+        places = None if columns.places is None else columns.places[order]
+        keys = Keys(np.frombuffer(blob, np.uint8), np.cumsum(np.diff(columns.stops, prepend=0)[order] + len(prefix)), places=places)
         return cls(as_text(key), keys, stat[order], devices[order] if isinstance(devices, np.ndarray) else devices)
 
 
@@ -115,11 +116,11 @@ def arrange(roots: Mapping[str, str], folders: Iterable[Folder], choice: Choice,
     outside = 0
     while gathered:
         folder = gathered.pop()
-        part = _part_of(folder.text, parts)
-        if part is None:
+        found = within(folder.text, parts)
+        if found is None:
             outside += len(folder.keys)
         else:
-            part.add(folder)
+            found[1].add(folder)
     for part in parts.values():
         if not part.beside and not part.labelled:
             raise SourceError(f"no images in {part.where}", path=part.where)
@@ -131,7 +132,7 @@ def arrange(roots: Mapping[str, str], folders: Iterable[Folder], choice: Choice,
     names, told = _class_map([part for part in parts.values() if part.labelled], layout)
     warnings += told
     splits, numbers, sizes, groups = _grouped(list(parts.values()), names or ())
-    del parts, part, folder
+    del parts, part, folder, found
     keys, stat, again = _join(groups)
     if again:
         counts["files reached again"] = again
@@ -139,7 +140,7 @@ def arrange(roots: Mapping[str, str], folders: Iterable[Folder], choice: Choice,
     if [split.name for split in splits] == ["all"]:
         splits = ()
     if labels is not None and splits:
-        warnings += _lacking(names or (), labels, splits)
+        warnings += lacking(names or (), labels, splits)
     warnings += choice.warnings()
     facts = {name: counts[name] for name in sorted(counts) if counts[name]}
     return Scan(keys, *labelled(labels, len(keys)), stat, names, _reasons(left_out), tuple(warnings), facts, splits)
@@ -177,16 +178,6 @@ class _Part:
         """The folders directly in a class folder that hold images, at any depth."""
         start = self._skip + len(name) + 1
         return {folder.text[start:].partition("/")[0] for folder in self.classes[name] if len(folder.keys) and len(folder.text) >= start}
-
-
-def _part_of(text: str, parts: Mapping[str, _Part]) -> _Part | None:
-    """The part that a folder lies in; none lies in another."""
-    if "" in parts:
-        return parts[""]
-    at = text.find("/")
-    while at >= 0 and text[:at] not in parts:
-        at = text.find("/", at + 1)
-    return parts.get(text if at < 0 else text[:at])
 
 
 def _class_map(parts: list[_Part], layout: Layout) -> tuple[tuple[str, ...] | None, list[str]]:
@@ -265,6 +256,7 @@ def _join(groups: list[list[Folder]]) -> tuple[Keys, npt.NDArray[np.void], int]:
     n = sum(len(folder.keys) for group in groups for folder in group)
     blob = np.empty(sum(len(folder.keys.blob) for group in groups for folder in group), np.uint8)
     stops, stat = np.empty(n, np.int64), np.empty(n, STAT_DTYPE)
+    places = np.empty((n, 3), np.int64) if any(folder.keys.places is not None for group in groups for folder in group) else None
     devices = _Devices(n)
     at = end = 0
     for group in groups:
@@ -275,9 +267,11 @@ def _join(groups: list[list[Folder]]) -> tuple[Keys, npt.NDArray[np.void], int]:
             blob[end : end + len(part)] = part
             stops[rows] = folder.keys.stops + end
             stat[rows] = folder.stat
+            if places is not None and folder.keys.places is not None:
+                places[rows] = folder.keys.places
             devices.put(rows, folder.devices)
             at, end = rows.stop, end + len(part)
-    return Keys(blob, stops), stat, devices.reached_again(stat["inode"])
+    return Keys(blob, stops, places=places), stat, devices.reached_again(stat["inode"])
 
 
 class _Devices:
@@ -336,7 +330,7 @@ def _class_warnings(names: tuple[str, ...], filled: set[str]) -> list[str]:
     return warnings
 
 
-def _lacking(names: tuple[str, ...], labels: npt.NDArray[np.int64], splits: tuple[Split, ...]) -> list[str]:
+def lacking(names: tuple[str, ...], labels: npt.NDArray[np.int64], splits: tuple[Split, ...]) -> list[str]:
     """A line for each split without images of classes that others have."""
     has = [np.bincount(labels[split.start : split.stop] + 1, minlength=len(names) + 1)[1:] > 0 for split in splits]
     known = np.logical_or.reduce(has)

@@ -6,6 +6,7 @@ all of RAW is taken; an option that it does not take is refused, never ignored.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
@@ -15,6 +16,7 @@ from mmcompile.compiler.sources.remote import folder_source
 from mmcompile.compiler.sources.rows import RowSource
 from mmcompile.compiler.sources.splits import Layout, parse_splits
 from mmcompile.errors import OptionError
+from mmcompile.format.store import is_url, on_disk
 
 __all__ = ["KINDS", "Kind", "SourceOptions", "open_source"]
 
@@ -25,7 +27,9 @@ class SourceOptions:
 
     `source`: the name of a kind, None: what RAW is decides.  `include`, `exclude`, `hidden`: which files (see FolderSource).  `compat`:
     "torchvision" for exactly the files that its ImageFolder takes.  `split`: NAME=FOLDER for each folder that is a split.  `classes_from`: a dataset
-    or file that says the names and numbers of the classes.  `where`, `rows`: which rows of datasets, by a condition and by a file of their numbers.
+    or file that says the names and numbers of the classes.  `as_`, `shape`, `array_dtype`: what arrays mean, and what files without a header hold
+    (see `array_source`).  `images`, `image_column`, `label_column`, `columns`: see ManifestSource.  `where`, `rows`: which rows of datasets, by a
+    condition and by a file of their numbers.
     """
 
     source: str | None = None
@@ -35,6 +39,13 @@ class SourceOptions:
     compat: str | None = None
     split: tuple[str, ...] = ()
     classes_from: str | None = None
+    as_: tuple[str, ...] = ()
+    shape: str | None = None
+    array_dtype: str | None = None
+    images: str | None = None
+    image_column: str | None = None
+    label_column: str | None = None
+    columns: tuple[str, ...] | None = None
     where: str | None = None
     rows: str | None = None
 
@@ -66,13 +77,17 @@ class Kind:
     takes: frozenset[str]
 
 
-def _folder(raw: Sequence[str], options: SourceOptions) -> Source:
-    classes = None
-    if options.classes_from is not None:
-        from mmcompile.compiler.sources.classmap import read_classes
+def _classes(options: SourceOptions) -> tuple[str, ...] | None:
+    """The class map that was given, if one was."""
+    if options.classes_from is None:
+        return None
+    from mmcompile.compiler.sources.classmap import read_classes
 
-        classes = read_classes(options.classes_from)
-    layout = Layout(parse_splits(raw, options.split), classes)
+    return read_classes(options.classes_from)
+
+
+def _folder(raw: Sequence[str], options: SourceOptions) -> Source:
+    layout = Layout(parse_splits(raw, options.split), _classes(options))
     made = [
         folder_source(
             place,
@@ -91,22 +106,103 @@ def _folder(raw: Sequence[str], options: SourceOptions) -> Source:
     return JoinedSource(tuple(made), layout)
 
 
-def _dataset(raw: Sequence[str], options: SourceOptions) -> Source:
-    from mmcompile.compiler.sources.datasets import dataset_source
-
-    return dataset_source(raw, options)
-
-
 def _is_dataset(raw: Sequence[str]) -> bool:
-    from mmcompile.compiler.sources.datasets import holds_dataset
+    from mmcompile.compiler.sources.compiled import holds_dataset
 
     return any(map(holds_dataset, raw))
 
 
+def _dataset(raw: Sequence[str], options: SourceOptions) -> Source:
+    from mmcompile.compiler.sources.compiled import dataset_source
+
+    return dataset_source(raw, options)
+
+
+def _is_arrays(form: str) -> Callable[[Sequence[str]], bool]:
+    """Does RAW hold arrays of this form?"""
+
+    def recognises(raw: Sequence[str]) -> bool:
+        from mmcompile.compiler.sources.arrays import recognised
+
+        return recognised(raw) == form
+
+    return recognises
+
+
+def _arrays(form: str) -> Callable[[Sequence[str], SourceOptions], RowSource]:
+    def make(raw: Sequence[str], options: SourceOptions) -> RowSource:
+        from mmcompile.compiler.sources.arrays import array_source
+
+        return array_source(form, raw, options.as_, options.shape, options.array_dtype)
+
+    return make
+
+
+def _is_manifest(raw: Sequence[str]) -> bool:
+    from mmcompile.compiler.sources.manifest import is_manifest
+
+    return len(raw) == 1 and is_manifest(on_disk(raw[0]))
+
+
+def _manifest(raw: Sequence[str], options: SourceOptions) -> Source:
+    from mmcompile.compiler.sources.manifest import ManifestSource, Wishes
+
+    wishes = Wishes(options.image_column, options.label_column, options.columns, options.include, options.exclude)
+    return ManifestSource(_one_on_disk(raw, "one list of images (a column split makes splits)"), wishes, options.images)
+
+
+def _is_coco(raw: Sequence[str]) -> bool:
+    from mmcompile.compiler.sources.coco import is_coco
+
+    return len(raw) == 1 and is_coco(on_disk(raw[0]))
+
+
+def _coco(raw: Sequence[str], options: SourceOptions) -> Source:
+    from mmcompile.compiler.sources.coco import CocoSource
+
+    return CocoSource(_one_on_disk(raw, "one file of annotations"), options.images, options.include, options.exclude)
+
+
+def _one_on_disk(raw: Sequence[str], expected: str) -> str:
+    """The path of a list of images.  Raises OptionError where there are several, or it is a URL."""
+    if len(raw) > 1:
+        raise OptionError(f"expected {expected}, not {len(raw)} RAW")
+    if is_url(place := on_disk(raw[0])):
+        raise OptionError(f"{place}: a list of images is read from a disk: bring it, and the images, to one")
+    return place
+
+
+def _is_archive(form: str, raw: Sequence[str]) -> bool:
+    from mmcompile.compiler.sources.archive import is_archive
+
+    return all(is_archive(place, form) for place in raw)
+
+
+def _archive(form: str, raw: Sequence[str], options: SourceOptions) -> Source:
+    from mmcompile.compiler.sources.archive import ArchiveSource, names_below
+
+    splits = parse_splits(raw, options.split)
+    if len(raw) > 1:  # as a folder of these archives would have it
+        names = names_below(raw)[1]
+        splits = tuple((split, names[int(number)] + slash + rest) for split, (number, slash, rest) in ((s, f.partition("/")) for s, f in splits))
+    layout = Layout(splits, _classes(options))
+    return ArchiveSource(
+        tuple(raw), form, options.include, options.exclude, hidden=options.takes_hidden, extensions=options.extensions, layout=layout
+    )
+
+
+_FILES = frozenset({"include", "exclude", "hidden", "compat", "split", "classes_from"})
+_COLUMNS = frozenset({"images", "image_column", "label_column", "columns"})
+
 #: In the order in which they are asked; the last takes what is left, and its scan says what is wrong with it.
 KINDS: tuple[Kind, ...] = (
-    Kind("dataset", _is_dataset, _dataset, frozenset({"include", "exclude", "compat", "split", "classes_from", "where", "rows"})),
-    Kind("folder", lambda raw: True, _folder, frozenset({"include", "exclude", "hidden", "compat", "split", "classes_from"})),
+    Kind("dataset", _is_dataset, _dataset, (_FILES - {"hidden"}) | {"where", "rows"}),
+    Kind("manifest", _is_manifest, _manifest, frozenset({"include", "exclude", "compat"}) | _COLUMNS),
+    Kind("coco", _is_coco, _coco, frozenset({"include", "exclude", "compat", "images"})),
+    *(Kind(form, functools.partial(_is_archive, form), functools.partial(_archive, form), _FILES) for form in ("tar", "zip")),
+    *(Kind(form, _is_arrays(form), _arrays(form), frozenset({"as_"})) for form in ("npy", "npz", "idx", "npy-folder")),
+    Kind("raw", lambda raw: False, _arrays("raw"), frozenset({"as_", "shape", "array_dtype"})),
+    Kind("folder", lambda raw: True, _folder, _FILES),
 )
 
 
@@ -125,7 +221,7 @@ def open_source(raw: Sequence[str], options: SourceOptions) -> Source | RowSourc
 
 def _refusal(kind: Kind, refused: list[str], asked: bool) -> OptionError:
     """What to say of options that a kind of source does not take; `asked`: --source names that kind."""
-    words = [name.replace("_", "-") for name in refused]
+    words = [name.strip("_").replace("_", "-") for name in refused]
     listed = ", ".join(f"--{word}" for word in words)
     read = f"--source {kind.name}" if asked else f"this RAW, which is read as {kind.name}"
     others = [other.name for other in KINDS if other.takes.issuperset(refused)]

@@ -6,16 +6,22 @@ writes to what it reads.  What it reads is in the dtypes that its fields say; st
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
+from mmcompile.format.canonical import canonical
 from mmcompile.format.index import Field, Split
+from mmcompile.format.npy import hash_bytes
 
-__all__ = ["RowScan", "RowSource"]
+__all__ = ["RowScan", "RowSource", "fresh_stamp", "is_row_source", "settled"]
+
+#: A file that changed less long ago may change again without a sign: clocks of file systems tick every some ms, on FAT every 2 s.
+_SETTLED_NS = 2_000_000_000
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,21 @@ class RowScan:
         return self.splits or (Split("all", 0, self.rows),)
 
 
+def settled(stat: tuple[int, int, int, int]) -> bool:
+    """Was a file (size, mtime_ns, ctime_ns, inode) touched so long ago that another change would show?"""
+    return time.time_ns() - max(stat[1], stat[2]) >= _SETTLED_NS
+
+
+def fresh_stamp(files: dict[str, tuple[int, int, int, int]]) -> str:
+    """The stamp of rows that are read from these files, by what `stat` said of each: size, mtime_ns, ctime_ns, inode.
+
+    "" where one was touched so short a time ago that another change may leave it as it is.
+    """
+    if not all(settled(stat) for stat in files.values()):
+        return ""
+    return hash_bytes(canonical([list(files[path]) for path in sorted(files)]))
+
+
 class RowSource(Protocol):
     """An ordered collection of rows that a build reads from."""
 
@@ -65,3 +86,8 @@ class RowSource(Protocol):
         The caller asks for some MiB at a time, in rising order within one worker.  Raises OSError where it cannot be read now, SourceError, naming
         file and row, where what lies there is not what was listed.
         """
+
+
+def is_row_source(source: object) -> TypeGuard[RowSource]:
+    """Is this a source of rows, not one whose samples are files?"""
+    return hasattr(source, "scan") and hasattr(source, "identity") and not hasattr(source, "stat")

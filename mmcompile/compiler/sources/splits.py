@@ -9,6 +9,7 @@ import os
 import posixpath
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from mmcompile.compiler.sources.names import show
 from mmcompile.errors import OptionError, SourceError
@@ -17,7 +18,9 @@ from mmcompile.format.fields import Split
 from mmcompile.format.npy import hash_bytes
 from mmcompile.format.store import is_url, on_disk
 
-__all__ = ["Base", "Layout", "find_bases", "parse_splits", "rank", "train_of"]
+__all__ = ["Base", "Layout", "find_bases", "parse_splits", "rank", "train_of", "within"]
+
+_T = TypeVar("_T")
 
 #: Names of folders that are splits, whatever their case, in the order in which splits stand; others stand behind them, as text.
 _NAMES = (("train", "training"), ("val", "valid", "validation"), ("test", "testing"))
@@ -31,9 +34,16 @@ def rank(name: str) -> tuple[int, str]:
     return _RANKS.get(name.lower(), len(_NAMES)), name
 
 
-def train_of(splits: Sequence[Split]) -> Split | None:
-    """The split that is trained on: the only one, or else the first whose name says so; None where no name does."""
-    return splits[0] if len(splits) == 1 else next((split for split in splits if rank(split.name)[0] == 0), None)
+def train_of(splits: Sequence[Split]) -> Split:
+    """The split that is trained on: the only one, or else the first whose name says so.  Raises OptionError where no name does."""
+    found = splits[0] if len(splits) == 1 else next((split for split in splits if rank(split.name)[0] == 0), None)
+    if found is None:
+        names = ", ".join(show(split.name) for split in splits[:8])
+        raise OptionError(
+            f"--normalize auto takes the statistics of split train, and the splits are {names}: call one of them train, or give --mean and --std",
+            options=["normalize"],
+        )
+    return found
 
 
 @dataclass(frozen=True)
@@ -83,6 +93,17 @@ def find_bases(roots: Mapping[str, str], tops: Mapping[str, Mapping[str, bool]],
             path=roots[lacks],
         )
     return [Base(f"{root}/{name}" if root else name, name) for root, names in found.items() for name in names] or [Base(root) for root in roots]
+
+
+def within(folder: str, bases: Mapping[str, _T]) -> tuple[str, _T] | None:
+    """(base, what it maps to) of the base that a folder is or lies in; none of them lies in another."""
+    if "" in bases:
+        return "", bases[""]
+    at = folder.find("/")
+    while at >= 0 and folder[:at] not in bases:
+        at = folder.find("/", at + 1)
+    base = folder if at < 0 else folder[:at]
+    return (base, bases[base]) if base in bases else None
 
 
 def _splits_in(where: str, tops: Mapping[str, bool]) -> list[str]:

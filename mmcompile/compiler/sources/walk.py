@@ -15,7 +15,7 @@ import struct
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -31,7 +31,7 @@ from mmcompile.compiler.sources.names import NO_EXTENSION, Choice, show
 from mmcompile.errors import SourceError
 from mmcompile.format.canonical import as_text
 
-__all__ = ["HEAD_BYTES", "OPEN_FLAGS", "list_tree", "stat_columns"]
+__all__ = ["HEAD_BYTES", "OPEN_FLAGS", "list_folders", "list_tree", "stat_columns"]
 
 #: O_NONBLOCK: opening a FIFO that took a file's place returns at once; it has no effect on regular files.
 OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -66,7 +66,12 @@ def list_tree(root: str, choice: Choice, progress: Callable[[int], None] | None 
     A file that cannot be looked at (a dangling link) is an item if it has the extension of an image; its stat is -1.  Raises SourceError where a
     folder cannot be listed or contains itself.
     """
-    return _Walk(os.fsencode(root), choice, progress).run(_Sub(prefix, _ancestors(root)))
+    return _Walk(os.fsencode(root), choice, progress, prefix=prefix).run([_Sub(prefix, _ancestors(root))])
+
+
+def list_folders(root: str, keys: Iterable[bytes], choice: Choice, progress: Callable[[int], None] | None = None) -> Iterator[Folder]:
+    """As `list_tree`, but these folders alone, and none that lies in them."""
+    return _Walk(os.fsencode(root), choice, progress, deep=False).run([_Sub(key, ()) for key in keys])
 
 
 class _Sub(NamedTuple):
@@ -84,9 +89,9 @@ class _Sub(NamedTuple):
 class _Walk:
     """One pass over a tree."""
 
-    def __init__(self, root: bytes, choice: Choice, progress: Callable[[int], None] | None) -> None:
-        self._root, self._choice, self._progress = root, choice, progress
-        self._skip = 0
+    def __init__(self, root: bytes, choice: Choice, progress: Callable[[int], None] | None, *, prefix: bytes = b"", deep: bool = True) -> None:
+        self._root, self._choice, self._progress, self._deep = root, choice, progress, deep
+        self._skip = len(prefix) + 1 if prefix else 0
         self._pool = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="list")
         self._lock = threading.Lock()
         self._threads = 1
@@ -95,10 +100,8 @@ class _Walk:
         self._found = 0
         self._stopped = self._quick = False
 
-    def run(self, top: _Sub) -> Iterator[Folder]:
+    def run(self, todo: list[_Sub]) -> Iterator[Folder]:
         """Deals folders to threads.  Raises the first fault in the order of paths."""
-        self._skip = len(top.key) + 1 if top.key else 0
-        todo = [top]
         fault: _Fault | None = None
         running: set[Future[tuple[list[Folder], list[_Sub], list[_Fault]]]] = set()
         try:
@@ -111,7 +114,7 @@ class _Walk:
                 for future in finished:
                     folders, subs, faults = future.result()
                     yield from folders
-                    todo += subs
+                    todo += subs if self._deep else []
                     fault = min([*faults, *([fault] if fault else [])], key=lambda found: found.position, default=None)
                 if fault is not None:
                     todo = [sub for sub in todo if sub.position < fault.position]  # what stands behind it is told by nobody

@@ -34,7 +34,7 @@ from mmcompile.format.store import is_url
 if TYPE_CHECKING:
     from mmcompile.compiler.sources.choose import SourceOptions
 
-__all__ = ["DatasetSource", "dataset_source", "holds_dataset"]
+__all__ = ["CompiledSource", "dataset_source", "holds_dataset"]
 
 Array = npt.NDArray[Any]
 
@@ -70,7 +70,7 @@ def _open(raw: Sequence[str]) -> list[Opened]:
     return out
 
 
-def dataset_source(raw: Sequence[str], options: SourceOptions) -> DatasetSource:
+def dataset_source(raw: Sequence[str], options: SourceOptions) -> CompiledSource:
     """The source that reads these datasets.  Raises OptionError or FormatError."""
     datasets = _open(raw)
     other = next((d for d in datasets if d.index.keyed != datasets[0].index.keyed), None)
@@ -84,10 +84,10 @@ def dataset_source(raw: Sequence[str], options: SourceOptions) -> DatasetSource:
     classes = None if options.classes_from is None else read_classes(options.classes_from)
     total = sum(dataset.index.samples for dataset in datasets)
     selection = Selection(total, options.rows, options.where, options.include, options.exclude)
-    return DatasetSource(datasets, Layout(splits, classes), selection)
+    return CompiledSource(datasets, Layout(splits, classes), selection)
 
 
-class DatasetSource:
+class CompiledSource:
     """Rows of keyed datasets.  Keys are those that the rows have; where there are several datasets each begins with the number of its own, and "/".
 
     Splits of one name are one, and stand as splits of folders do.  Classes are one map: that of all, or where they differ all names sorted as text.

@@ -16,7 +16,7 @@ from mmcompile.compiler.driver import BuildReport, build
 from mmcompile.compiler.preprocess import IMAGENET, Preprocess
 from mmcompile.compiler.sources import choose
 from mmcompile.compiler.sources.choose import SourceOptions, open_source
-from mmcompile.compiler.sources.datasets import DatasetSource
+from mmcompile.compiler.sources.compiled import CompiledSource
 from mmcompile.errors import CorruptShardError, FormatError, OptionError, OutputExistsError, SourceError
 from mmcompile.format.reader import Reader
 from mmcompile.format.verify import verify
@@ -398,7 +398,7 @@ def test_what_is_given_must_be_datasets_each_once_and_apart_from_out(tmp_path: P
         source(a, where="row > 3")
     with pytest.raises(OptionError, match="a dataset on a store is no source"):
         source("memory://bucket/out", source="dataset")
-    assert isinstance(source(out_a), DatasetSource)
+    assert isinstance(source(out_a), CompiledSource)
     assert [kind.name for kind in choose.KINDS][-1] == "folder"
 
 

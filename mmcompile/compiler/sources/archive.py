@@ -1,0 +1,290 @@
+"""Hides that images lie in archives: which archives a RAW is, and how a member is read where it lies.  Nothing is ever unpacked to a disk."""
+
+from __future__ import annotations
+
+import errno
+import fnmatch
+import itertools
+import os
+import re
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import numpy as np
+
+from mmcompile.compiler.sources import Scan
+from mmcompile.compiler.sources.arrange import arrange
+from mmcompile.compiler.sources.keys import Keys, place_of
+from mmcompile.compiler.sources.members import TOO_LARGE, ArchiveFile, Descriptors, FolderRules, Place, TreeMembers, first_twice, member_stats
+from mmcompile.compiler.sources.names import Choice, show
+from mmcompile.compiler.sources.pairing import Pairing
+from mmcompile.compiler.sources.splits import Layout, rank
+from mmcompile.compiler.sources.tar import BLOCK
+from mmcompile.compiler.sources.webdataset import TarMembers, list_tar
+from mmcompile.compiler.sources.zips import list_zip, read_member
+from mmcompile.errors import SourceError
+from mmcompile.format.canonical import as_bytes, as_text, name_to_json
+from mmcompile.format.npy import hash_bytes
+
+__all__ = ["ArchiveSource", "is_archive", "names_below"]
+
+#: Archives that are listed at a time: a disk or a network serves several requests as fast as one.
+_THREADS = 8
+#: Endings of names: of a tar archive, and of one that was compressed.
+_ENDINGS = {
+    "tar": (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tzst", ".tar.lz4"),
+    "zip": (".zip",),
+}
+#: What a split may be called in the name of an archive.
+_SPLIT_IN_NAME = re.compile(r"(?:^|[^a-z])(train|training|val|valid|validation|test|testing)(?=[^a-z]|$)", re.IGNORECASE)
+
+
+def is_archive(path: str, form: str, *, inner: bool = False) -> bool:
+    """Is this called like an archive of this form (a tar may be compressed), or a folder of such archives, or of folders of them?
+
+    Beside them such a folder holds no image, and no other folder.
+    """
+    if not os.path.isdir(path):
+        return path.lower().endswith(_ENDINGS[form])
+    found = False
+    choice = Choice((), (), False, None)
+    with os.scandir(path) as entries:
+        for entry in entries:
+            if choice.is_hidden(os.fsencode(entry.name)):
+                continue
+            if entry.is_dir():
+                if inner or not is_archive(entry.path, form, inner=True):
+                    return False
+                found = True
+            elif not choice.why_not(os.fsencode(entry.name), ""):
+                return False
+            found |= entry.name.lower().endswith(_ENDINGS[form])
+    return found
+
+
+def names_below(raw: Sequence[str]) -> tuple[str, list[str]]:
+    """(the folder that several archives lie in, their paths below it)."""
+    paths = [os.path.abspath(path) for path in raw]
+    folder = os.path.commonpath([os.path.dirname(path) for path in paths])
+    return folder, [os.path.relpath(path, folder) for path in paths]
+
+
+def _archives_in(raw: Sequence[str], form: str) -> tuple[str, tuple[str, ...]]:
+    """(the folder that all archives lie in, their paths below it in order as text) of archives, or of a folder of them.  Raises SourceError."""
+    if len(raw) == 1 and os.path.isdir(raw[0]):
+        try:
+            names = sorted(_listed(raw[0], form))
+        except OSError as error:
+            raise SourceError(f"cannot list folder {show(raw[0])}: {error.strerror}", path=raw[0]) from error
+        if not names:
+            raise SourceError(f"no archives in {show(raw[0])}: expected files called .{form}", path=raw[0])
+        return raw[0], tuple(names)
+    for path in raw:
+        if os.path.isdir(path):
+            raise SourceError(f"{show(path)} is a folder: give archives, or one folder of archives", path=path)
+    folder, found = names_below(raw)
+    names = sorted(found)
+    if twice := [a for a, b in itertools.pairwise(names) if a == b]:
+        raise SourceError(f"{show(os.path.join(folder, twice[0]))} was given twice", path=os.path.join(folder, twice[0]))
+    return folder, tuple(names)
+
+
+def _listed(folder: str, form: str) -> Iterator[str]:
+    """The archives in a folder, and in the folders in it.  Raises OSError."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                yield from (f"{entry.name}/{name}" for name in os.listdir(entry.path) if name[:1] != "." and name.lower().endswith(_ENDINGS[form]))
+            elif entry.name.lower().endswith(_ENDINGS[form]):
+                yield entry.name
+
+
+@dataclass(frozen=True)
+class ArchiveSource:
+    """The images in archives: `raw` are their absolute paths, or that of one folder of them; `form` is "tar" or "zip".
+
+    A key is the member's name, behind the archive's path below the folder that all lie in and "/" where there may be several.  `include`,
+    `exclude`, `hidden`, `extensions` and `layout` mean what they mean for folders.
+    """
+
+    raw: tuple[str, ...]
+    form: str
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    hidden: bool = False
+    extensions: frozenset[str] | None = None
+    layout: Layout = field(default_factory=Layout)
+    #: The folder of the archives, and their names in it: as they were when this was made, so that numbers in places mean the same everywhere.
+    folder: str = field(init=False)
+    names: tuple[str, ...] = field(init=False)
+    _descriptors: Descriptors = field(default_factory=Descriptors, init=False, compare=False, repr=False)
+    #: One more read on its way than is being decoded hides a disk; more only move its head.
+    parallel: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "raw", tuple(os.path.abspath(path) for path in self.raw))
+        folder, names = _archives_in(self.raw, self.form)
+        object.__setattr__(self, "folder", folder)
+        object.__setattr__(self, "names", names)
+
+    @property
+    def roots(self) -> tuple[str, ...]:
+        """All that OUT must not lie in: the folder of archives that was given, or each archive."""
+        return self.raw
+
+    @property
+    def root(self) -> str:
+        """What a message calls them."""
+        return ", ".join(self.raw[:3]) + (", …" if len(self.raw) > 3 else "")
+
+    def identity(self) -> dict[str, object]:
+        """The settings that decide which samples there are, as JSON values."""
+        return {
+            "kind": self.form,
+            "include": [name_to_json(glob) for glob in sorted(self.include)],
+            "exclude": [name_to_json(glob) for glob in sorted(self.exclude)],
+            "hidden": self.hidden,
+            "extensions": None if self.extensions is None else sorted(self.extensions),
+            **self.layout.identity(),
+        }
+
+    def location(self) -> str:
+        """Tells where the archives lie, by their folder and names.  Raises SourceError."""
+        try:
+            found = os.stat(self.folder)
+        except OSError as error:
+            raise SourceError(f"cannot read RAW {show(self.folder)}: {error.strerror}", path=self.folder) from error
+        names = "" if self.raw == (self.folder,) else hash_bytes("/".join(self.names).encode("utf-8", "surrogateescape"))
+        return f"archives {found.st_dev}:{found.st_ino} {names}"
+
+    def scan(self, progress: Callable[[int], None] | None = None) -> Scan:
+        """List the images; `progress` gets the number found so far.
+
+        Those in tar archives are WebDataset's samples where one of them has a class or a record beside it, and stand in the order of the archives;
+        else, and in zip archives, they are a tree of folders, in the order of one.  Raises SourceError, naming archive and byte or member.
+        """
+        choice = Choice(self.include, self.exclude, self.hidden, self.extensions)
+        pairing = Pairing()
+        trees: list[TreeMembers] = []
+        warnings: list[str] = []
+        found = 0
+        for members in self._listed(choice):
+            if isinstance(members, TreeMembers):
+                trees.append(members)
+            else:
+                pairing.add(members)
+                warnings += members.warnings
+            found += len(members.keys)
+            if progress is not None:
+                progress(found)
+        if pairing.paired:
+            scan = pairing.scan(self._splits(), self.layout.classes)
+        else:
+            trees = trees or [members.tree() for members in pairing.members]
+            scan = self._arranged(trees, choice)
+        return replace(scan, warnings=(*warnings, *scan.warnings, *_alike(scan.keys), *([] if scan.splits else self._split_hint())))
+
+    def _arranged(self, trees: list[TreeMembers], choice: Choice) -> Scan:
+        """The scan of trees of folders, with one class map over all archives."""
+        roots = {os.fsdecode(self._prefix(number)[:-1]): self._path(number) for number in range(len(trees))}
+        if inner := next((root for root in roots if "/" in root), None):
+            raise SourceError(f"{show(self._path(0))} and {show(inner)} lie in different folders: give trees in archives that lie in one", path=inner)
+        rules = FolderRules(choice)
+        tops = [self._prefix(number)[:-1] for number in range(len(trees))]
+        return arrange(roots, (folder for top, tree in zip(tops, trees, strict=True) for folder in tree.as_folders(top, rules)), choice, self.layout)
+
+    def _splits(self) -> list[str]:
+        """Which split each archive is, "" for none: by the folder that it lies in, or as it was said of archives."""
+        tops = [name.partition("/")[0] if "/" in name else "" for name in self.names]
+        if not self.layout.splits:
+            return tops if all(rank(top)[0] < rank("")[0] for top in tops) else ["all"] * len(tops)
+        out = [""] * len(self.names)
+        for split, folder in self.layout.splits:
+            mine = [i for i, name in enumerate(self.names) if f"{name}/".startswith(f"{folder}/" * bool(folder)) or fnmatch.fnmatchcase(name, folder)]
+            if not mine:
+                raise SourceError(
+                    f"--split {show(split)}={show(folder)}: no archive is called so (there is {show(self.names[0])}); a split is whole archives",
+                    path=folder,
+                )
+            for i in mine:
+                if out[i] not in ("", split):
+                    raise SourceError(f"--split: {show(self.names[i])} would be in the splits {show(out[i])} and {show(split)}", path=self.names[i])
+                out[i] = split
+        return out
+
+    def _split_hint(self) -> list[str]:
+        """A line where archives are called like splits and are taken together."""
+        named = {found[1].lower() for name in self.names if (found := _SPLIT_IN_NAME.search(os.path.basename(name)))}
+        if len(named) < 2 or self.layout.splits:
+            return []
+        says = " ".join(f"--split {name}='*{name}*'" for name in sorted(named, key=rank))
+        return [f"archives are called like splits ({', '.join(sorted(named, key=rank))}) and are taken together; to keep them apart: {says}"]
+
+    def _listed(self, choice: Choice) -> Iterator[TarMembers | TreeMembers]:
+        """What is in each archive, in order; a few are listed ahead."""
+        waiting: deque[Future[TarMembers | TreeMembers]] = deque()
+        with ThreadPoolExecutor(_THREADS, thread_name_prefix="list") as pool:
+            try:
+                for number in range(len(self.names)):
+                    waiting.append(pool.submit(self._list, number, choice))
+                    if len(waiting) > 2 * _THREADS:
+                        yield waiting.popleft().result()
+                while waiting:
+                    yield waiting.popleft().result()
+            finally:
+                for future in waiting:
+                    future.cancel()
+
+    def _list(self, number: int, choice: Choice) -> TarMembers | TreeMembers:
+        file = ArchiveFile(self._path(number))
+        try:
+            return (list_zip if self.form == "zip" else list_tar)(file, number, self._prefix(number), choice)
+        finally:
+            file.close()
+
+    def read(self, key: bytes) -> bytes:
+        """The bytes of one member.  Raises OSError: the archive cannot be opened or was changed, or the member has 2 GiB or more."""
+        place = Place.of(place_of(key))
+        path = self._path(place.archive)
+        if place.size >= TOO_LARGE:
+            raise OSError(errno.EFBIG, f"{place.size} bytes or more, which are not read", path)
+        with self._descriptors.reading(path) as fd:
+            if self.form == "zip":
+                return read_member(fd, place)
+            header = os.pread(fd, BLOCK, place.at - BLOCK)
+            data = os.pread(fd, place.size, place.at)
+            while len(data) < place.size and (more := os.pread(fd, place.size - len(data), place.at + len(data))):
+                data += more  # network file systems may return less
+        if zlib.crc32(header) != place.check or len(data) != place.size:
+            raise OSError(errno.EAGAIN, "its archive changed since it was listed", path)
+        return data
+
+    def stat(self, key: bytes) -> tuple[int, int, int, int]:
+        """(bytes, the archive's mtime_ns and ctime_ns, its inode mixed with the place) of one member now.  Raises OSError."""
+        place = place_of(key)
+        found = member_stats(np.array([place]), os.stat(self._path(Place.of(place).archive)))
+        size, mtime, ctime, inode = found[0].tolist()
+        return size, mtime, ctime, inode
+
+    def _path(self, number: int) -> str:
+        return os.path.join(self.folder, self.names[number])
+
+    def _prefix(self, number: int) -> bytes:
+        """What keys of an archive begin with."""
+        alone = len(self.raw) == 1 and self.raw[0] != self.folder
+        return b"" if alone else os.fsencode(self.names[number]) + b"/"
+
+
+def _alike(keys: Keys) -> list[str]:
+    """A line where names differ only in case: unpacked on some systems one would take the other's place."""
+    pair = first_twice(Keys.of(as_bytes(as_text(key).casefold()) for key in keys).hashes())
+    if pair is None:
+        return []
+    a, b = (show(as_text(keys[i])) for i in pair)
+    return [f"names differ only in case, as {a} and {b}: they are different images here, and one file where case does not count"]

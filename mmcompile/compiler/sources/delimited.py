@@ -1,0 +1,217 @@
+"""Hides the many forms of a table in a text file: CSV with its dialects, and one JSON object a line.
+
+What a file says of itself decides: its first rows tell what stands between the cells, and whether they begin with names.  Rows come some thousand at
+a time, as columns of text.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mmcompile.compiler.formats import EXTENSIONS
+from mmcompile.compiler.sources.names import show
+from mmcompile.errors import SourceError
+
+__all__ = ["JSON_SUFFIXES", "TEXT_SUFFIXES", "Block", "TextTable"]
+
+TEXT_SUFFIXES = (".csv", ".tsv")
+JSON_SUFFIXES = (".jsonl", ".ndjson")
+
+#: What is looked at to tell a dialect.
+_HEAD_BYTES, _HEAD_ROWS = 1 << 18, 100
+_ROWS = 1 << 14
+#: Between cells, by what it is called; where two explain a file as well, the first does.
+_BETWEEN = {",": "comma", "\t": "tab", ";": "semicolon", "|": "bar"}
+_MARKS = ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"))
+#: A cell that is longer comes of a quote that is never closed.
+_CELL_LIMIT = 1 << 24
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some rows, by column: the cells as text, and of which columns the source says that they are text, or that they are no single value."""
+
+    rows: int
+    columns: Mapping[str, Sequence[str]]
+    quoted: frozenset[str] = frozenset()
+    nested: frozenset[str] = frozenset()
+
+
+class TextTable:
+    """The table in a text file: `names` of its columns in order (of a file of JSON, as far as its first rows tell), `form` in words."""
+
+    def __init__(self, path: str) -> None:
+        """Raises SourceError: it cannot be read, is empty, or no table."""
+        self.path, self.names = path, tuple[str, ...]()
+        self.header = True
+        self._json = path.lower().endswith(JSON_SUFFIXES)
+        try:
+            with open(path, "rb") as file:
+                head = file.read(_HEAD_BYTES)
+        except OSError as error:
+            raise SourceError(f"cannot read {show(path)}: {error.strerror}", path=path) from error
+        self._encoding = next((name for mark, name in _MARKS if head.startswith(mark)), "utf-8")
+        try:
+            text = head.decode(self._encoding, "ignore" if self._encoding == "utf-16" else "surrogateescape")
+        except UnicodeError:
+            raise self.wrong("it is no text") from None
+        if not text.strip():
+            raise self.wrong("it is empty: expected a row for each image")
+        if "\0" in text:
+            raise self.wrong(f"line {text[: text.index(chr(0))].count(chr(10)) + 1} holds a NUL: it is no table of text")
+        self._between, self._spaced = ",", False
+        lines = list(io.StringIO(text, newline=""))  # as a file that is opened so gives them
+        self._lines = lines[:-1] if len(head) == _HEAD_BYTES and len(lines) > 1 else lines
+        if self._json:
+            self.form = "JSON lines"
+            self.names = tuple(dict.fromkeys(name for _, record in itertools.islice(self._records(iter(self._lines)), _HEAD_ROWS) for name in record))
+        else:
+            self._detect()
+
+    def wrong(self, what: str, **details: Any) -> SourceError:
+        return SourceError(f"{show(self.path)}: {what}", path=self.path, **details)
+
+    def first(self) -> list[dict[str, str]]:
+        """Its first rows, at most 100, each as cells by column; a cell that is no text or number is left out."""
+        if self._json:
+            return [{k: _as_text(v) for k, v in record.items() if not isinstance(v, dict | list)} for _, record in self._some_records()]
+        rows = self._parse(self._between)
+        return [dict(zip(self.names, row, strict=False)) for row in rows[self.header :]]
+
+    def blocks(self) -> Iterator[Block]:
+        """All rows.  Raises SourceError, naming the line: rows of other lengths, a quote that is never closed, NUL, no JSON object."""
+        try:
+            with open(self.path, encoding=self._encoding, errors="strict" if self._encoding == "utf-16" else "surrogateescape", newline="") as file:
+                yield from self._json_blocks(file) if self._json else self._cell_blocks(file)
+        except UnicodeError as error:
+            raise self.wrong(f"it ends in the middle of its encoding ({self._encoding})") from error
+        except OSError as error:
+            if isinstance(error, SourceError):
+                raise
+            raise SourceError(f"cannot read {show(self.path)}: {error.strerror}", path=self.path) from error
+
+    # ------------------------------------------------------------------ cells
+
+    def _detect(self) -> None:
+        """What stands between cells: what makes rows of one length, of most cells."""
+        order = ["\t", *(b for b in _BETWEEN if b != "\t")] if self.path.lower().endswith(".tsv") else [*_BETWEEN]
+        best, between = (0.0, 0), order[0]
+        for mark in order:
+            widths = Counter(map(len, self._parse(mark)))
+            width, count = max(widths.items(), key=lambda found: (found[1], found[0])) if widths else (0, 0)
+            score = (round(count / sum(widths.values()), 1), width) if width > 1 else (0.0, 0)
+            if score > best:
+                best, between = score, mark
+        self._between = between
+        rows = self._parse(between)
+        if not rows:
+            raise self.wrong("it holds no row")
+        self._spaced = len(rows[0]) > 1 and all(cell.startswith(" ") for row in rows for cell in row[1:])
+        if self._spaced:
+            rows = self._parse(between)
+        self.header = not any(os.path.splitext(cell)[1].lower() in EXTENSIONS for cell in rows[0])
+        names = [name.strip() for name in rows[0]] if self.header else [str(i + 1) for i in range(len(rows[0]))]
+        if twice := [name for name, count in Counter(names).items() if count > 1 and name]:
+            places = [str(i + 1) for i, name in enumerate(names) if name == twice[0]]
+            raise self.wrong(f"columns {' and '.join(places)} are both called {show(twice[0])}: give them different names", column=twice[0])
+        self.names = tuple(name or f"column {i + 1}" for i, name in enumerate(names))
+        words = [_BETWEEN[between]] if len(names) > 1 else []
+        words += ["no header"] * (not self.header) + [self._encoding] * (self._encoding == "utf-16")
+        self.form = ", ".join(words)
+
+    def _reader(self, lines: Iterator[str], between: str, *, strict: bool = True) -> Any:
+        csv.field_size_limit(_CELL_LIMIT)
+        return csv.reader(lines, delimiter=between, strict=strict, skipinitialspace=self._spaced)
+
+    def _parse(self, between: str) -> list[list[str]]:
+        """The first rows; a last one that is cut is none."""
+        rows = []
+        try:
+            for row in self._reader(iter(self._lines), between):
+                if row:
+                    rows.append(row)
+                if len(rows) == _HEAD_ROWS:
+                    break
+        except csv.Error:
+            pass
+        return rows
+
+    def _cell_blocks(self, file: io.TextIOBase) -> Iterator[Block]:
+        reader = self._reader(_without_nul(self, file), self._between)
+        at, width = 0, len(self.names)
+        try:
+            if self.header:
+                next(row for row in reader if row)
+            while rows := list(itertools.islice(reader, _ROWS)):
+                if set(map(len, rows)) != {width}:
+                    rows = [row for row in rows if row]
+                    for i, row in enumerate(rows):
+                        if len(row) != width:
+                            raise self.wrong(f"row {at + i + 1} has {_cells(len(row))}, expected {width} as in the first", row=at + i + 1)
+                if rows:
+                    at += len(rows)
+                    yield Block(len(rows), dict(zip(self.names, zip(*rows, strict=True), strict=True)))
+        except csv.Error as error:
+            why = "a quote that is never closed" if re.search("limit|unexpected end", str(error)) else str(error)
+            raise self.wrong(f"line {reader.line_num}: {why}", line=reader.line_num) from None
+
+    # ------------------------------------------------------------------ JSON
+
+    def _some_records(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        return itertools.islice(self._records(iter(self._lines)), _HEAD_ROWS)
+
+    def _records(self, lines: Iterator[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+        for number, line in enumerate(lines, 1):
+            if line.isspace():
+                continue
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                record = None
+            if not isinstance(record, dict):
+                raise self.wrong(f'line {number} is no JSON object: expected one a line, as in {{"file_name": "a.jpg", "label": 0}}', line=number)
+            yield number, record
+
+    def _json_blocks(self, file: io.TextIOBase) -> Iterator[Block]:
+        records = self._records(_without_nul(self, file))
+        while rows := [record for _, record in itertools.islice(records, _ROWS)]:
+            columns, quoted, nested = {}, set(), set()
+            for name in dict.fromkeys(name for row in rows for name in row):
+                cells = [row.get(name) for row in rows]
+                kinds = set(map(type, cells))
+                if kinds & {dict, list}:
+                    nested.add(name)
+                    continue
+                if str in kinds:
+                    quoted.add(name)
+                    if any(isinstance(cell, str) and "\0" in cell for cell in cells):
+                        raise self.wrong(f"column {show(name)} holds a NUL")
+                columns[name] = [_as_text(cell) for cell in cells]
+            yield Block(len(rows), columns, frozenset(quoted), frozenset(nested))
+
+
+def _without_nul(table: TextTable, lines: Iterator[str] | io.TextIOBase) -> Iterator[str]:
+    for number, line in enumerate(lines, 1):
+        if "\0" in line:
+            raise table.wrong(f"line {number} holds a NUL: it is no table of text", line=number)
+        yield line
+
+
+def _as_text(value: Any) -> str:
+    """A JSON value as a CSV file would hold it."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else repr(value)
+
+
+def _cells(count: int) -> str:
+    return f"{count} cell{'s'[: count != 1]}"

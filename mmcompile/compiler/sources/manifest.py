@@ -1,0 +1,189 @@
+"""A list of images as a source: a table with a row for each image, which names its file or holds its bytes, and says what is known of it.
+
+Rows stand as the list has them, split by split.  Paths are relative to the list (or to `images`), and never lead out of that folder.  All that is
+wrong with rows is found before anything is decoded, and named by file and row; row 1 is the first below the names of the columns, and in Parquet
+files row #0 is the first.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from mmcompile.compiler.sources import Scan
+from mmcompile.compiler.sources.columns import SPLIT_ORDER
+from mmcompile.compiler.sources.delimited import JSON_SUFFIXES, TEXT_SUFFIXES, TextTable
+from mmcompile.compiler.sources.folder import FolderSource
+from mmcompile.compiler.sources.keys import Placed
+from mmcompile.compiler.sources.names import show
+from mmcompile.compiler.sources.packed import Packed
+from mmcompile.compiler.sources.parquet import ParquetTable
+from mmcompile.compiler.sources.scanning import Part, Scanning, Wishes, names_images
+from mmcompile.errors import OptionError, SourceError
+from mmcompile.format.canonical import name_to_json
+
+__all__ = ["ManifestSource", "Wishes", "is_manifest"]
+
+#: A list of this name says something of the images beside it (Hugging Face's ImageFolder).
+_METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
+_PARQUET = ".parquet"
+#: Where Parquet files of one dataset lie, below its folder; and entries of a folder that are looked at before it is held to have none.
+_FOLDERS, _ENTRIES = ("data", "default"), 4096
+#: A file of several, as Hugging Face numbers them.
+_NUMBERED = re.compile(r"^(.+?)-[0-9]{5}-of-[0-9]{5}(?:-[0-9a-f]+)?$")
+
+
+@dataclass(frozen=True)
+class ManifestSource:
+    """The images that the list `raw` names or holds: a file, a folder with metadata files, or one of Parquet files.
+
+    Paths are relative to the list's folder, or to a folder in it where the first of them are found, or to `images`.
+    """
+
+    raw: str
+    wishes: Wishes = field(default_factory=Wishes)
+    images: str | None = None
+    _files: FolderSource = field(init=False, repr=False, compare=False)
+    _parts: tuple[Part, ...] = field(init=False, repr=False, compare=False)
+    _packed: Packed = field(init=False, repr=False, compare=False)
+    parallel: ClassVar[int] = FolderSource.parallel
+
+    def __post_init__(self) -> None:
+        raw = os.path.abspath(self.raw)
+        root = raw if os.path.isdir(raw) else os.path.dirname(raw)
+        parts = _parts(raw)
+        object.__setattr__(self, "raw", raw)
+        object.__setattr__(self, "_files", FolderSource(root if self.images is None else self.images))
+        object.__setattr__(self, "_parts", parts)
+        object.__setattr__(self, "_packed", Packed(root, [part.file for part in parts], self.wishes.image))
+
+    @property
+    def root(self) -> str:
+        """The folder that keys are relative to."""
+        return self._files.root
+
+    def identity(self) -> dict[str, object]:
+        """The settings that decide which samples there are, as JSON values."""
+        wishes = self.wishes
+        return {
+            "kind": "manifest",
+            "image_column": None if wishes.image is None else name_to_json(wishes.image),
+            "label_column": None if wishes.label is None else name_to_json(wishes.label),
+            "columns": None if wishes.columns is None else name_to_json(_typed(wishes.columns)),
+            "include": [name_to_json(glob) for glob in sorted(wishes.include)],
+            "exclude": [name_to_json(glob) for glob in sorted(wishes.exclude)],
+        }
+
+    def location(self) -> str:
+        """Device and inode of the root.  Raises SourceError where it is missing or no folder."""
+        return self._files.location()
+
+    def read(self, key: bytes) -> bytes:
+        """The bytes of one item.  Raises OSError: it cannot be read, or changed meanwhile; of a file also where it is over 2 GiB."""
+        return self._packed.read(key.place) if isinstance(key, Placed) else self._files.read(key)
+
+    def stat(self, key: bytes) -> tuple[int, int, int, int]:
+        """(size, mtime_ns, ctime_ns, inode) of one item now: of its file, or of the one that holds it.  Raises OSError."""
+        return self._packed.stat(key.place) if isinstance(key, Placed) else self._files.stat(key)
+
+    def scan(self, progress: Callable[[int], None] | None = None) -> Scan:
+        """List the items in the order of their rows; `progress` gets the number of images found so far.
+
+        Raises SourceError: the list is no table, or rows of it name no image, an image twice, or one outside the folder (all of them counted, the
+        first named); OptionError: a column that is not there, or two that would be one field.
+        """
+        self.location()
+        return Scanning(self.raw, self.root, self._parts, self.wishes, fixed=self.images is not None).scan(progress)
+
+
+def _typed(columns: Sequence[str]) -> str:
+    """Names of columns as one would type them; a comma alone for none."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow(columns)
+    return text.getvalue() or ","
+
+
+def is_manifest(raw: str) -> bool:
+    """Is this a list of images, or a folder that holds one?  Reads the first rows of a table."""
+    if os.path.isdir(raw):
+        if any(_metadata(folder) for folder in (raw, *_split_folders(raw))):
+            return True
+        files = _parquet_files(raw)
+        return bool(files) and _lists_images(files[0])
+    return os.path.isfile(raw) and raw.lower().endswith((*TEXT_SUFFIXES, *JSON_SUFFIXES, _PARQUET)) and _lists_images(raw)
+
+
+def _lists_images(path: str) -> bool:
+    folder = os.path.dirname(os.path.abspath(path))
+    if not path.lower().endswith(_PARQUET):
+        return names_images(TextTable(path), folder)
+    try:
+        table = ParquetTable(path)
+    except OptionError:  # no pyarrow, which whoever reads this has to say
+        return True
+    return table.holds is not None or names_images(table, folder)
+
+
+def _parts(raw: str) -> tuple[Part, ...]:
+    """The lists of RAW.  Raises SourceError where there is none, or where two say something of one folder."""
+    if not os.path.isdir(raw):
+        return (Part(raw),)
+    if here := _metadata(raw):
+        return (Part(_only(raw, here)),)
+    if below := [(folder, found) for folder in _split_folders(raw) if (found := _metadata(folder))]:
+        return tuple(Part(_only(folder, found), os.path.basename(folder), os.path.basename(folder)) for folder, found in below)
+    files = _parquet_files(raw)
+    if not files:
+        raise SourceError(f"{show(raw)}: expected metadata.csv or metadata.jsonl in it or in its folders train, test, …; or Parquet files", path=raw)
+    splits = [_split_of(file) for file in files]
+    if any(splits) and not all(splits):
+        raise SourceError(
+            f"{show(raw)}: {show(files[splits.index('')])} is of no split, others are: name it as in train-00000-of-00002.parquet", path=raw
+        )
+    return tuple(Part(file, split=split) for file, split in zip(files, splits, strict=True))
+
+
+def _split_folders(raw: str) -> list[str]:
+    """Folders in RAW that are called like splits."""
+    names = itertools.chain.from_iterable((name, name.capitalize()) for name in SPLIT_ORDER)
+    return [os.path.join(raw, name) for name in names if os.path.isdir(os.path.join(raw, name))]
+
+
+def _metadata(folder: str) -> list[str]:
+    return [name for name in _METADATA if os.path.isfile(os.path.join(folder, name))]
+
+
+def _only(folder: str, found: list[str]) -> str:
+    if len(found) > 1:
+        raise SourceError(f"{show(folder)} holds {' and '.join(found)}: give one of them as RAW", path=folder)
+    return os.path.join(folder, found[0])
+
+
+def _parquet_files(raw: str) -> list[str]:
+    """Those in RAW, in folders of it that are called like splits, and in its folders data and default, in the order of their paths."""
+    tops = [raw, *(folder for name in _FOLDERS if os.path.isdir(folder := os.path.join(raw, name)))]
+    found: list[str] = []
+    for folder in (inner for top in tops for inner in (top, *_split_folders(top))):
+        with os.scandir(folder) as entries:
+            here: list[str] = []
+            for count, entry in enumerate(entries):
+                if entry.name.endswith(_PARQUET) and not entry.name.startswith(".") and entry.is_file():
+                    here.append(entry.path)
+                elif count == _ENTRIES and not here:
+                    break
+        found += here
+    return sorted(found)
+
+
+def _split_of(file: str) -> str:
+    """The split that a file of several is of, by its name or its folder's; "" where these do not say."""
+    stem, folder = os.path.basename(file).removesuffix(_PARQUET), os.path.basename(os.path.dirname(file))
+    if numbered := _NUMBERED.match(stem):
+        return numbered[1]
+    return next((name for name in (stem, folder) if name.lower() in SPLIT_ORDER), "")

@@ -1,0 +1,181 @@
+"""Hides how images that lie in a column of Parquet files are found and read.
+
+The place of an image says which file, row group and row, and how many bytes.  A file that is not the one that was listed is never read from.  A
+worker reads the rows of a row group one batch after the other, so that rows in their order are each read once; a batch is in memory at a time.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from mmcompile.compiler.sources import STAT_DTYPE
+from mmcompile.compiler.sources.keys import Keys
+from mmcompile.compiler.sources.parquet import ParquetTable, batches
+from mmcompile.compiler.sources.walk import stat_columns
+from mmcompile.errors import SourceError
+
+__all__ = ["Packed", "list_packed"]
+
+#: Files that a process keeps open, the last used: two threads of a worker may be at the end of one and the start of the next.
+_OPEN = 4
+_ROW_BITS = 32
+
+
+def _mark(name: str, found: os.stat_result) -> int:
+    """A file as it was listed, in 63 bits."""
+    return xxhash.xxh3_64_intdigest(f"{found.st_size} {found.st_mtime_ns} {name}".encode("utf-8", "surrogateescape")) >> 1
+
+
+def list_packed(root: str, tables: Sequence[ParquetTable], progress: Callable[[int], None] | None = None) -> tuple[Keys, npt.NDArray[np.void], int]:
+    """(keys with places (N,), STAT_DTYPE (N,), how many rows hold no image) of the images in these tables, in their order.
+
+    A key is the path that stands beside the image, where there is one that no other row has; else FILE#ROW, counted from 0.  An image that is not
+    there has no bytes.  Reads every image once, for its length alone.
+    """
+    keys: list[Keys] = []
+    places, stats, empty, n = [], [], 0, 0
+    for table in tables:
+        name = os.path.relpath(table.path, root)
+        found = os.stat(table.path)
+        lengths, rows, paths = _lengths(table)
+        place = np.empty((len(lengths), 3), np.int64)
+        place[:, 0], place[:, 1], place[:, 2] = _mark(name, found), rows, lengths.clip(0)
+        stat = np.empty(len(lengths), STAT_DTYPE)
+        stat["size"] = lengths.clip(0)
+        _, stat["mtime_ns"], stat["ctime_ns"], stat["inode"] = stat_columns(found)
+        empty += int((lengths < 0).sum())
+        keys.append(paths)
+        places.append(place)
+        stats.append(stat)
+        n += len(lengths)
+        if progress is not None:
+            progress(n)
+    all_paths = Keys.join(keys)
+    names = [os.path.relpath(table.path, root).encode("utf-8", "surrogateescape") for table in tables]
+    named = Keys.of(_named(all_paths, names, np.cumsum([len(part) for part in keys])))
+    return Keys(named.blob, named.stops, places=np.concatenate(places)), np.concatenate(stats), empty
+
+
+def _named(paths: Keys, files: list[bytes], stops: npt.NDArray[np.int64]) -> Iterator[bytes]:
+    """The keys of rows with these paths."""
+    hashes = paths.hashes()
+    _, inverse, counts = np.unique(hashes, return_inverse=True, return_counts=True)
+    once = (counts[inverse] == 1).tolist()
+    file = start = 0
+    for row, path in enumerate(paths):
+        while row >= stops[file]:
+            start, file = int(stops[file]), file + 1
+        yield path if path and once[row] and b"\0" not in path else b"%s#%d" % (files[file], row - start)
+
+
+def _lengths(table: ParquetTable) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Keys]:
+    """(bytes of each image, -1 where there is none; row group and row in it; the path beside each) of a table."""
+    pc = table.arrow.compute
+    lengths, rows, paths = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [Keys.of([])]
+    with table.opened() as file:
+        for group in range(table.groups):
+            at = 0
+            for array in _images(table, file, group):
+                lengths.append(pc.binary_length(array).fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64))
+                rows.append((group << _ROW_BITS) + at + np.arange(len(array)))
+                at += len(array)
+    whole = np.concatenate(lengths)
+    if not table.in_struct or "path" not in [part.name for part in table.schema.field(table.holds).type]:
+        return whole, np.concatenate(rows), Keys.of([b""] * len(whole))
+    for batch in table.batches([f"{table.holds}.path"]):
+        cells = batch.column(0).field("path").to_pylist()
+        paths.append(Keys.of(b"" if cell is None else str(cell).encode("utf-8", "surrogateescape") for cell in cells))
+    return whole, np.concatenate(rows), Keys.join(paths)
+
+
+def _images(table: ParquetTable, file: Any, group: int) -> Iterator[Any]:
+    """Arrays of bytes, of one row group."""
+    for batch in batches(table.path, file, [f"{table.holds}.bytes" if table.in_struct else str(table.holds)], group):
+        yield batch.column(0).field("bytes") if table.in_struct else batch.column(0)
+
+
+class Packed:
+    """Reads images of the Parquet files `files` below `root`; `image` is the column, where it was asked for.  Thread-safe."""
+
+    def __init__(self, root: str, files: Sequence[str], image: str | None) -> None:
+        self._root, self._files, self._image = root, tuple(files), image
+
+    def read(self, place: tuple[int, int, int]) -> bytes:
+        """The bytes of an image, none where there is no image.  Raises OSError: the file is gone, damaged, or not the one that was listed."""
+        with _lock:
+            opened = _opened.pop(place[0], None)
+            if opened is None:
+                opened = _Opened(self._find(place[0]), self._image)
+            _opened[place[0]] = opened
+            while len(_opened) > _OPEN:
+                del _opened[next(iter(_opened))]
+        try:
+            data = opened.read(place[1] >> _ROW_BITS, place[1] & ((1 << _ROW_BITS) - 1))
+        except (SourceError, ValueError, IndexError) as error:
+            raise OSError(errno.EIO, "a row group that cannot be read", opened.path) from error
+        if self._stat(opened.path)[0] != place[0]:
+            raise OSError(errno.EAGAIN, "changed while read", opened.path)
+        return data
+
+    def stat(self, place: tuple[int, int, int]) -> tuple[int, int, int, int]:
+        """(bytes of the image, and mtime_ns, ctime_ns, inode of its file).  Raises OSError."""
+        with _lock:
+            opened = _opened.get(place[0])
+        mark, found = self._stat(self._find(place[0]) if opened is None else opened.path)
+        if mark != place[0]:
+            raise self._gone()
+        return place[2], *stat_columns(found)[1:]
+
+    def _find(self, mark: int) -> str:
+        for path in self._files:
+            try:
+                if self._stat(path)[0] == mark:
+                    return path
+            except OSError:
+                continue
+        raise self._gone()
+
+    def _gone(self) -> OSError:
+        return OSError(errno.ENOENT, "its Parquet file is gone, or is not the one that was listed", self._root)
+
+    def _stat(self, path: str) -> tuple[int, os.stat_result]:
+        found = os.stat(path)
+        return _mark(os.path.relpath(path, self._root), found), found
+
+
+class _Opened:
+    """A file that is being read: where in which row group."""
+
+    def __init__(self, path: str, image: str | None) -> None:
+        self.path = path
+        self._table = ParquetTable(path, image)
+        self._file = self._table.opened()
+        self._lock = threading.Lock()
+        self._group = -1
+        self._start = self._stop = 0
+        self._left: Iterator[Any] = iter(())
+        self._batch: Any = None
+
+    def read(self, group: int, row: int) -> bytes:
+        with self._lock:
+            if group != self._group or row < self._start:
+                self._group, self._start, self._stop, self._left = group, 0, 0, _images(self._table, self._file, group)
+            while row >= self._stop:
+                self._batch = next(self._left, None)
+                if self._batch is None:
+                    raise IndexError(row)
+                self._start, self._stop = self._stop, self._stop + len(self._batch)
+            return self._batch[row - self._start].as_py() or b""
+
+
+#: What this process has open, by the mark of the file; the last used is the last.
+_opened: dict[int, _Opened] = {}
+_lock = threading.Lock()

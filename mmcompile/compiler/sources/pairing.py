@@ -1,0 +1,265 @@
+"""Hides which of the members of tar archives are samples, and what they hold beside their image.
+
+Archive by archive: the image of each sample is chosen, and what was said of the samples becomes columns; at the end the columns become fields.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from mmcompile.compiler.sources import LABEL, Scan
+from mmcompile.compiler.sources.arrange import lacking
+from mmcompile.compiler.sources.cells import Cells, Column, typed
+from mmcompile.compiler.sources.columns import LABEL_NAMES, as_label, as_value, field_names, named_alike
+from mmcompile.compiler.sources.keys import Keys
+from mmcompile.compiler.sources.names import show
+from mmcompile.compiler.sources.splits import rank
+from mmcompile.compiler.sources.webdataset import TarMembers, Values
+from mmcompile.errors import SourceError
+from mmcompile.format.canonical import as_text
+from mmcompile.format.index import Field, Split, row_dtype
+
+__all__ = ["Pairing"]
+
+#: Samples that are named where there are more.
+_SHOWN = 3
+#: Cells that are objects at one time.
+_CHUNK = 1 << 14
+
+
+class _Noted:
+    """Samples of which something is to be told: how many, and the names of the first."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._names: list[str] = []
+
+    def add(self, names: Keys, at: npt.NDArray[np.int64]) -> None:
+        for i in range(min(len(names), _SHOWN - len(self._names))):
+            self._names.append(f"{show(as_text(names[i]))} (byte {int(at[i]):,})")
+        self.count += len(names)
+
+    def __str__(self) -> str:
+        return ", ".join(self._names) + (", …" if self.count > len(self._names) else "")
+
+
+class Pairing:
+    """The samples of archives, which are added in order."""
+
+    def __init__(self) -> None:
+        self._given: tuple[str, ...] | None = None
+        self._archives: list[tuple[TarMembers, npt.NDArray[np.int64]]] = []
+        self._rows = 0
+        self._classes = Cells(".cls", keeps_text=True)
+        self._records: dict[str, Cells] = {}
+        self._nested: set[str] = set()
+        self._several = self._plain = 0
+        self._no_image, self._no_class = _Noted(), _Noted()
+        self._left_out: Counter[str] = Counter()
+        self._warnings: list[str] = []
+
+    def add(self, members: TarMembers) -> None:
+        """The samples of one more archive."""
+        images = self._choose(members)
+        sample = members.sample[images]
+        row_of = np.full(len(members.samples), -1, np.int64)
+        row_of[sample] = np.arange(len(images))
+        lonely = row_of < 0
+        lonely[members.refused] = False
+        lacks = np.flatnonzero(lonely)
+        self._no_image.add(members.samples.take(lacks), members.firsts[lacks])
+        rows, cells = _placed(members.classes, row_of)
+        _extend(self._classes, rows, cells, len(images), quoted=False)
+        without = np.ones(len(images), bool)
+        without[rows] = False
+        self._no_class.add(members.samples.take(sample[without]), members.firsts[sample[without]])
+        for name, values in members.records.items():
+            if name not in self._records:
+                self._records[name] = Cells(name, keeps_text=named_alike([name], LABEL_NAMES) is not None)
+            into = self._records[name]
+            _extend(into, np.empty(0, np.int64), [], self._rows - len(into), quoted=False)
+            _extend(into, *_placed(values, row_of), len(images), quoted=values.quoted)
+            if values.nested:
+                self._nested.add(name)
+        self._archives.append((members, images))
+        self._rows += len(images)
+        self._left_out.update(members.left_out)
+        self._warnings += members.warnings
+
+    @property
+    def members(self) -> list[TarMembers]:
+        """What was added."""
+        return [members for members, _ in self._archives]
+
+    @property
+    def paired(self) -> bool:
+        """Has a sample with an image a class, or a record?"""
+        return any(members.paired for members, _ in self._archives)
+
+    def scan(self, splits: Sequence[str], classes: tuple[str, ...] | None = None) -> Scan:
+        """All samples, once; `splits`: which each archive is ("": none), `classes`: the whole class map, where it was given.  Raises SourceError."""
+        self._given = classes
+        if not self._rows:
+            named = _some([members.shown for members, _ in self._archives])
+            raise SourceError(f"no images in {named}: {_listed(self._left_out) or 'there is no file in it'}", path=named)
+        keys = Keys.join([members.keys.take(images) for members, images in self._archives])
+        stat = np.concatenate([members.stat[images] for members, images in self._archives])
+        numbers = np.repeat(np.arange(len(splits)), [len(images) for _, images in self._archives])
+        self._archives.clear()
+        for cells in self._records.values():
+            _extend(cells, np.empty(0, np.int64), [], self._rows - len(cells), quoted=False)
+
+        def where(row: int) -> str:
+            return show(as_text(keys[row]))
+
+        fields: list[Field] = []
+        arrays: list[npt.NDArray[np.generic]] = []
+        names, labels, label = self._label(where)
+        if labels is not None:
+            fields.append(LABEL)
+            arrays.append(labels)
+        counts = self._values([name for name in self._records if name != label], label, where, fields, arrays)
+        values = np.zeros(len(keys), row_dtype(tuple(fields)))
+        for f, column in zip(fields, arrays, strict=True):
+            values[f.name] = column
+        order, ranges = self._in_splits(splits, numbers)
+        if ranges:
+            keys, values, stat = keys.take(order), values[order], stat[order]
+            if labels is not None:
+                self._warnings += lacking(names or (), values[LABEL.name], ranges)
+        self._tell()
+        return Scan(keys, tuple(fields), values, stat, names, dict(sorted(self._left_out.items())), tuple(self._warnings), counts, ranges)
+
+    def _in_splits(self, splits: Sequence[str], numbers: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], tuple[Split, ...]]:
+        """(rows in the order of their splits, the splits) by the number of each row's archive; no splits where all are one called "all"."""
+        if set(splits) == {"all"}:
+            return numbers, ()
+        names = sorted({split for split in splits if split}, key=rank)
+        of_archive = np.array([names.index(split) if split else len(names) for split in splits], np.int64)
+        of_row = of_archive[numbers]
+        stops = np.cumsum(np.bincount(of_row, minlength=len(names) + 1)).tolist()
+        ranges = tuple(Split(name, start, stop) for name, start, stop in zip(names, [0, *stops], stops, strict=False))
+        if empty := next((split for split in ranges if split.start == split.stop), None):
+            raise SourceError(f"no images in split {show(empty.name)}")
+        if outside := len(numbers) - stops[-2]:
+            self._left_out["in no split"] += outside
+            self._warnings.append(f"{outside:,} images lie in archives that are in no split, and are left out")
+        return np.argsort(of_row, kind="stable")[: stops[-2]], ranges
+
+    def _choose(self, members: TarMembers) -> npt.NDArray[np.int64]:
+        """The image of each sample, (M,) places among the images, in the order of samples: of several the one whose field is the first as text."""
+        plain = members.sample < 0
+        self._plain += int(plain.sum())
+        order = np.argsort(members.sample, kind="stable")[int(plain.sum()) :]
+        sample = members.sample[order]
+        if not len(sample):
+            return order
+        begins = np.flatnonzero(np.diff(sample, prepend=-1))
+        chosen = order[begins]
+        counts = np.diff(np.append(begins, len(order)))
+        for i in np.flatnonzero(counts > 1).tolist():
+            chosen[i] = min(order[begins[i] : begins[i] + counts[i]].tolist(), key=lambda at: as_text(members.keys[at]))
+        self._several += len(order) - len(chosen)
+        return chosen
+
+    def _label(self, where: Callable[[int], str]) -> tuple[tuple[str, ...] | None, npt.NDArray[np.int64] | None, str | None]:
+        """(class names, numbers (N,), the record's value that they are): from `.cls`, or else a value in `.json` that is called so."""
+        name = None
+        if self._no_class.count == self._rows:
+            name = named_alike([name for name in self._records if name not in self._nested], LABEL_NAMES)
+            if name is None:
+                return None, None, None
+        column = typed(self._classes if name is None else self._records[name], where)
+        source = ".cls" if name is None else f".json value {show(name)}"
+        made = None if isinstance(column, str) else self._numbered(column, source, where)
+        if made is None:
+            why = column if isinstance(column, str) else "numbers that are no whole ones, or times"
+            if name is None:
+                raise SourceError(f".cls members hold {why}: expected the number or name of a class")
+            self._warnings.append(f"{source} is no label: it holds {why}")
+            return None, None, name
+        classes, labels = made
+        if gaps := int((labels < 0).sum()):
+            which = where(int((labels < 0).argmax())) if name is not None else str(self._no_class)
+            self._warnings.append(f"{gaps:,} sample{'s have' if gaps > 1 else ' has'} no {source}: label -1 ({which})")
+        return classes, labels, name
+
+    def _numbered(self, column: Column, source: str, where: Callable[[int], str]) -> tuple[tuple[str, ...], npt.NDArray[np.int64]] | None:
+        if self._given is None or column.names is None:
+            found = as_label(column, self._given)
+            if found is None and self._given is not None:
+                raise SourceError(f"{source}: expected numbers below {len(self._given):,}, as --classes-from names so many classes")
+            return None if found is None else (found[1], found[0])
+        number = {name: i for i, name in enumerate(self._given)}
+        if unknown := [name for name in column.names if name not in number]:
+            row = int((column.values == column.names.index(unknown[0])).argmax())
+            raise SourceError(f"{source} {show(unknown[0])} ({where(row)}) is not among the {len(number):,} names of --classes-from")
+        place = np.array([*(number[name] for name in column.names), -1], np.int64)
+        return self._given, place[column.values.astype(np.int64)]
+
+    def _values(
+        self, names: Sequence[str], label: str | None, where: Callable[[int], str], fields: list[Field], arrays: list[npt.NDArray[np.generic]]
+    ) -> dict[str, int]:
+        """Add the fields that values in records become."""
+        texts = [name for name in names if self._records[name].is_text and name not in self._nested]
+        names = [name for name in names if not self._records[name].is_text and name not in self._nested]
+        for name, called in field_names(names, label if label is not None else ".cls" if fields else None).items():
+            column = typed(self._records[name], where)
+            made = column if isinstance(column, str) else as_value(column, called, where)
+            if isinstance(made, str):
+                self._warnings.append(f".json value {show(name)} is left out: {made}")
+                continue
+            fields.append(made[0])
+            arrays.append(made[1])
+            if made[2]:
+                self._warnings.append(made[2])
+        counts = {}
+        if texts:
+            counts[f"values of text in .json left out ({_some(texts)})"] = len(texts)
+        if self._nested:
+            counts[f"values of several parts in .json left out ({_some(sorted(self._nested))})"] = len(self._nested)
+        return counts
+
+    def _tell(self) -> None:
+        if self._no_image.count:
+            self._left_out["sample without an image"] += self._no_image.count
+            self._warnings.append(f"samples without an image are left out: {self._no_image.count:,}, as {self._no_image}")
+        if self._several:
+            self._left_out["further image of a sample"] += self._several
+            self._warnings.append(
+                f"{self._several:,} further images of samples that have several are left out: of each the one is taken whose name is the first as "
+                "text; --exclude '*.EXTENSION' leaves others out, so that another is"
+            )
+        if self._plain:
+            self._left_out["no extension"] += self._plain
+
+
+def _placed(values: Values, row_of: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], list[str]]:
+    """(rows, cells) of values whose samples have an image."""
+    rows = row_of[np.frombuffer(values.samples, np.int64)]
+    has = rows >= 0
+    return rows[has], values.cells if has.all() else [values.cells[i] for i in np.flatnonzero(has).tolist()]
+
+
+def _extend(cells: Cells, rows: npt.NDArray[np.int64], texts: list[str], count: int, *, quoted: bool) -> None:
+    """`count` more cells, those at `rows` (M,) with these texts, the others empty."""
+    order = np.argsort(rows, kind="stable")
+    ranks = rows[order]
+    for at in range(0, count, _CHUNK):
+        part = [""] * min(_CHUNK, count - at)
+        first, stop = np.searchsorted(ranks, (at, at + len(part))).tolist()
+        for i, row in zip(order[first:stop].tolist(), ranks[first:stop].tolist(), strict=True):
+            part[row - at] = texts[i]
+        cells.extend(part, quoted=quoted)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(map(show, names[:_SHOWN])) + (", …" if len(names) > _SHOWN else "")
+
+
+def _listed(left_out: Counter[str]) -> str:
+    return ", ".join(f"{count:,} {reason}" for reason, count in sorted(left_out.items(), key=lambda item: (-item[1], item[0]))[:5])

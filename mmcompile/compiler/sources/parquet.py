@@ -1,0 +1,225 @@
+"""Hides how a table lies in Parquet files: which columns it has, what they hold, and which of them are images.
+
+Files are read some thousand rows at a time, and only the columns that are wanted; what stands in them keeps its dtype.  Hugging Face's note in a file
+tells which column holds images and what the numbers of classes stand for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mmcompile.compiler.formats import sniff
+from mmcompile.compiler.sources.cells import Column
+from mmcompile.compiler.sources.keys import Keys
+from mmcompile.compiler.sources.names import show
+from mmcompile.errors import OptionError, SourceError
+
+__all__ = ["ArrowColumns", "ParquetTable", "arrow", "batches", "pictures"]
+
+#: Bytes of a column that are in memory at one time, about, and rows at most.
+_BATCH_BYTES, _BATCH_ROWS = 16 << 20, 1 << 14
+_LOOKED_AT = 100
+#: Whole kinds of columns that no field is made of, by how Arrow calls them.
+_REFUSED = {"decimal": "decimals", "duration": "durations", "binary": "bytes", "null": "no value in it", "interval": "intervals"}
+_NESTED = ("list", "large_list", "fixed_size_list", "struct", "map", "list_view", "large_list_view", "union", "extension")
+
+
+def arrow(path: str) -> Any:
+    """pyarrow, for this file.  Raises OptionError where it is not installed."""
+    try:
+        import pyarrow
+        import pyarrow.compute
+        import pyarrow.parquet
+    except ImportError as error:
+        raise OptionError(f"{show(path)} is read by pyarrow, which is not installed: pip install 'mmcompile[parquet]'", path=path) from error
+    return pyarrow
+
+
+def batches(path: str, file: Any, columns: list[str], group: int | None = None) -> Iterator[Any]:
+    """Record batches of these columns (of one row group), so many rows at a time that about 16 MiB are in memory."""
+    groups = range(file.metadata.num_row_groups) if group is None else [group]
+    for number in groups:
+        held = file.metadata.row_group(number)
+        leaves = [held.column(i) for i in range(held.num_columns)]
+        size = sum(leaf.total_uncompressed_size for leaf in leaves if any(leaf.path_in_schema.startswith(name) for name in columns))
+        rows = min(max(1, _BATCH_BYTES * held.num_rows // max(1, size)), _BATCH_ROWS)
+        try:
+            yield from file.iter_batches(rows, row_groups=[number], columns=columns, use_threads=False)
+        except (OSError, ValueError, NotImplementedError) as error:  # without an errno: what Arrow raises for damaged pages
+            why = getattr(error, "strerror", None) or "it is damaged"
+            raise SourceError(f"{show(path)}: row group {number} cannot be read: {why}", path=path) from error
+
+
+def pictures(schema: Any) -> str | None:
+    """The column that holds the bytes of images: the one that Hugging Face's note says, else one of struct<bytes, path>."""
+    noted = [name for name, feature in _features(schema).items() if isinstance(feature, dict) and feature.get("_type") == "Image"]
+    return next((name for name in [*noted, *schema.names] if name in schema.names and _is_struct(schema.field(name).type)), None)
+
+
+def _is_struct(kind: Any) -> bool:
+    return str(kind).startswith("struct<") and any(_is_binary(part.type) for part in kind if part.name == "bytes")
+
+
+def _is_binary(kind: Any) -> bool:
+    return str(kind) in ("binary", "large_binary", "binary_view")
+
+
+def _features(schema: Any) -> dict[str, Any]:
+    """Hugging Face's note on each column, or nothing."""
+    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+        return dict(json.loads(schema.metadata[b"huggingface"])["info"]["features"])
+    return {}
+
+
+class ParquetTable:
+    """The table in a Parquet file: `names` of its columns; `holds`: the column with bytes of images, or None."""
+
+    header = True
+    form = "Parquet"
+
+    def __init__(self, path: str, image: str | None = None) -> None:
+        """`image`: the column that is asked for.  Raises SourceError: it cannot be read, or is no Parquet file; OptionError: no pyarrow."""
+        self.path, self.arrow = path, arrow(path)
+        with self.opened() as file:
+            self.schema = file.schema_arrow
+            self.rows, self.groups = int(file.metadata.num_rows), int(file.metadata.num_row_groups)
+        self.names = tuple(self.schema.names)
+        if len(set(self.names)) < len(self.names):
+            raise SourceError(f"{show(path)}: two columns have one name: give them different ones", path=path)
+        self.holds = pictures(self.schema) if image is None else image if image in self.names and self._is_held(image) else None
+        if self.holds is None and image is None:
+            binary = [name for name in self.names if _is_binary(self.schema.field(name).type)]
+            self.holds = next((name for name in binary if self._begins_as_images(name)), None)
+
+    def opened(self) -> Any:
+        """The file, opened.  Pages are read one by one, never a whole column of a row group."""
+        try:
+            return self.arrow.parquet.ParquetFile(self.path, pre_buffer=False, buffer_size=1 << 20, memory_map=False)
+        except self.arrow.ArrowInvalid as error:
+            raise SourceError(f"{show(self.path)}: it is no Parquet file, or ends early", path=self.path) from error
+        except OSError as error:
+            raise SourceError(f"cannot read {show(self.path)}: {error.strerror or 'it is no Parquet file'}", path=self.path) from error
+
+    @property
+    def in_struct(self) -> bool:
+        """Do images stand beside their paths?"""
+        return self.holds is not None and _is_struct(self.schema.field(self.holds).type)
+
+    @property
+    def classes(self) -> dict[str, tuple[str, ...]]:
+        """Names of the numbers in columns, where the file says them."""
+        return {
+            name: tuple(map(str, feature["names"]))
+            for name, feature in _features(self.schema).items()
+            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" and isinstance(feature.get("names"), list)
+        }
+
+    def first(self) -> list[dict[str, str]]:
+        """Its first rows, at most 100: the columns of text."""
+        texts = [name for name in self.names if self.is_text(name)]
+        if not texts or not self.rows:
+            return []
+        batch = next(self.batches(texts)).slice(0, _LOOKED_AT)
+        return [{name: value for name, value in row.items() if value is not None} for row in batch.to_pylist()]
+
+    def batches(self, columns: list[str]) -> Iterator[Any]:
+        """All rows of these columns."""
+        with self.opened() as file:
+            yield from batches(self.path, file, columns)
+
+    def is_text(self, name: str) -> bool:
+        kind = self.schema.field(name).type
+        return "string" in str(getattr(kind, "value_type", kind)) and not str(kind).startswith(_NESTED)
+
+    def _is_held(self, name: str) -> bool:
+        kind = self.schema.field(name).type
+        return _is_binary(kind) or _is_struct(kind)
+
+    def _begins_as_images(self, name: str) -> bool:
+        for batch in self.batches([name]):
+            for value in batch.column(0).drop_null()[:1]:
+                return sniff(value.as_py()[:32]) is not None
+        return False
+
+
+class ArrowColumns:
+    """The columns of tables, one below the other, as TextColumns has them: `texts` are those that may be text, with `numbers` others count."""
+
+    def __init__(self, tables: Sequence[ParquetTable], texts: set[str], *, numbers: bool) -> None:
+        self._tables, self._arrow = tables, tables[0].arrow
+        self.stops: list[int] = np.cumsum([table.rows for table in tables]).tolist()
+        self._fields = {name: table.schema.field(name) for table in tables for name in table.names}
+        held = tables[0].holds
+        self.nested = {name for name, spec in self._fields.items() if str(spec.type).startswith(_NESTED) and name != held}
+        self._wanted = [name for name in self._fields if name not in self.nested and name != held and (name in texts or numbers)]
+        self.texts = tuple(name for name in self._wanted if name not in texts and any(name in t.names and t.is_text(name) for t in tables))
+        self.names = tuple(name for name in self._wanted if name not in self.texts)
+
+    def paths(self, name: str) -> Keys:
+        """The cells of a column of text as bytes."""
+        return Keys.join([Keys.of(_texts(part)) for part in self._parts(name)])
+
+    def column(self, name: str, where: Callable[[int], str], *, text: bool = False) -> Column | str:
+        """A column, or why it cannot be held.  With `text` it is one of text, whatever it holds."""
+        array = self._whole(name)
+        if isinstance(array, str):
+            return array
+        pa, kind = self._arrow, str(array.type)
+        missing = array.is_null().to_numpy(zero_copy_only=False)
+        if text or "string" in kind:
+            return _numbered(name, array, pa)
+        if reason := next((why for word, why in _REFUSED.items() if word in kind), None):
+            return reason
+        if kind.startswith(("timestamp", "date", "time")):
+            unit = "D" if kind.startswith("date") else str(array.type.unit)
+            array = array.cast("date32").cast("int32") if unit == "D" else array
+            return Column(name, array.cast("int64").fill_null(0).to_numpy(zero_copy_only=False), missing, unit=unit)
+        zero = False if kind == "bool" else float("nan") if kind in ("halffloat", "float", "double") else 0
+        if len(array) and missing.all():
+            return "no value in it"
+        values = array.fill_null(pa.scalar(zero, array.type)).to_numpy(zero_copy_only=False)
+        if values.dtype.kind not in "biuf":
+            return f"values of the kind {kind}"
+        return Column(name, values, missing | np.isnan(values) if values.dtype.kind == "f" else missing)
+
+    def _whole(self, name: str) -> Any:
+        """All cells of a column as one Arrow array, or why there is none."""
+        parts = list(self._parts(name))
+        kinds = {part.type for part in parts}
+        try:
+            kind = parts[0].type if len(kinds) == 1 else next(iter(kinds - {self._arrow.null()}))
+            return self._arrow.concat_arrays([part.cast(kind) for part in parts])
+        except ValueError:
+            return f"other kinds of values in other files ({', '.join(sorted(map(str, kinds)))})"
+
+    def _parts(self, name: str) -> Iterator[Any]:
+        """The cells of a column, in pieces; a table without it has none there."""
+        for table in self._tables:
+            if name not in table.names or not table.rows:
+                yield self._arrow.nulls(table.rows, self._fields[name].type)
+                continue
+            for batch in table.batches([name]):
+                array = batch.column(0)
+                yield array.dictionary_decode() if str(array.type).startswith("dictionary") else array
+
+
+def _texts(array: Any) -> Iterator[bytes]:
+    return (b"" if cell is None else str(cell).encode("utf-8", "surrogateescape") for cell in array.to_pylist())
+
+
+def _numbered(name: str, array: Any, pa: Any) -> Column:
+    """Texts as numbers, from 0 on in their order as text; an empty one is missing."""
+    coded = (array if "string" in str(array.type) else array.cast("string")).dictionary_encode()
+    numbers = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+    texts = coded.dictionary.to_pylist()
+    names = tuple(sorted(text for text in texts if text))
+    at = {text: i for i, text in enumerate(names)}
+    place: npt.NDArray[np.int64] = np.array([*(at.get(text, -1) for text in texts), -1], np.int64)
+    values = place[numbers]
+    return Column(name, values, values < 0, names)

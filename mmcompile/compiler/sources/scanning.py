@@ -1,0 +1,313 @@
+"""Hides how a list of images becomes items: which of its columns is what, where its images lie, and what is wrong with its rows."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from mmcompile.compiler.formats import EXTENSIONS
+from mmcompile.compiler.sources import LABEL, Scan
+from mmcompile.compiler.sources.cells import Column
+from mmcompile.compiler.sources.columns import (
+    IMAGE_NAMES,
+    LABEL_NAMES,
+    SPLIT_NAMES,
+    as_label,
+    as_splits,
+    as_value,
+    field_names,
+    find_column,
+    named_alike,
+)
+from mmcompile.compiler.sources.delimited import TextTable
+from mmcompile.compiler.sources.keys import Keys
+from mmcompile.compiler.sources.listed import Faults, find_files, folder_of, found_in, refuse_twice, relative_keys
+from mmcompile.compiler.sources.names import Patterns, show
+from mmcompile.compiler.sources.packed import list_packed
+from mmcompile.compiler.sources.parquet import ArrowColumns, ParquetTable
+from mmcompile.compiler.sources.textcolumns import TextColumns
+from mmcompile.errors import OptionError, SourceError
+from mmcompile.format.canonical import as_text
+from mmcompile.format.index import Field, Split, row_dtype
+
+__all__ = ["Part", "Scanning", "Wishes", "names_images"]
+
+#: Rows that are held against the disk to find which column names images.
+_LOOKED_AT = 20
+#: Files of a list that the summary names.
+_TOLD = 8
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """Which columns of a list are what, where that cannot be told from it; None: by their names, and by what is in them.
+
+    `columns`: the other ones that become fields, None: all of numbers, of yes and no, and of times.  `include` and `exclude` are patterns on keys.
+    """
+
+    image: str | None = None
+    label: str | None = None
+    columns: tuple[str, ...] | None = None
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Part:
+    """One list: the file, the folder that its paths are relative to (below the root, or ""), and the split that it is, or ""."""
+
+    file: str
+    base: str = ""
+    split: str = ""
+
+
+def names_images(table: TextTable | ParquetTable, folder: str) -> bool:
+    """Is there a column that names images, by what it names below this folder or by what the names end with?"""
+    return any(found_in(cells, folder) or _has_extensions(cells) for cells in _first_cells(table).values())
+
+
+def _first_cells(table: TextTable | ParquetTable) -> dict[str, list[str]]:
+    """Cells of the first rows, by column."""
+    rows = table.first()[:_LOOKED_AT]
+    return {name: [row[name] for row in rows if row.get(name)] for name in table.names}
+
+
+def _has_extensions(cells: list[str]) -> bool:
+    return 2 * sum(os.path.splitext(cell)[1].lower() in EXTENSIONS for cell in cells) > len(cells)
+
+
+def _columns_of(tables: Sequence[TextTable] | Sequence[ParquetTable], texts: set[str], *, numbers: bool) -> TextColumns | ArrowColumns:
+    if isinstance(tables[0], ParquetTable):
+        return ArrowColumns(cast(Sequence[ParquetTable], tables), texts, numbers=numbers)
+    return TextColumns(cast(Sequence[TextTable], tables), texts, numbers=numbers)
+
+
+def _with_names(column: Column, names: tuple[str, ...] | None) -> Column:
+    """A column of numbers that a file has names for, as one of these; -1 and what has no name is missing."""
+    if names is None or column.values.dtype.kind not in "iu":
+        return column
+    numbers = column.values.astype(np.int64)
+    known = ~column.missing & (numbers >= 0) & (numbers < len(names))
+    return Column(column.name, np.where(known, numbers, -1), ~known, names)
+
+
+class Scanning:
+    """One pass over the lists of a source; `fixed`: their paths are relative to the root, and to nothing else."""
+
+    def __init__(self, raw: str, root: str, parts: Sequence[Part], wishes: Wishes, *, fixed: bool) -> None:
+        self._root, self._parts, self._wishes, self._fixed = root, parts, wishes, fixed
+        self._path, self._what = raw, show(raw)
+        self._shown = [os.path.relpath(part.file, raw if os.path.isdir(raw) else os.path.dirname(raw)) for part in parts]
+        self._tables: Sequence[TextTable] | Sequence[ParquetTable]
+        #: The column with the bytes of images, where they are in the list.
+        self._holds: str | None = None
+        if parts[0].file.lower().endswith(".parquet"):
+            packed = [ParquetTable(part.file, wishes.image) for part in parts]
+            self._tables, self._holds = packed, packed[0].holds
+            if other := next((table for table in packed if table.holds != self._holds), None):
+                column = show(self._holds or other.holds or "")
+                raise SourceError(f"{show(other.path)}: column {column} holds images in some files, but not in all", path=other.path)
+        else:
+            self._tables = [TextTable(part.file) for part in parts]
+        self._names = tuple(dict.fromkeys(name for table in self._tables for name in table.names))
+        self._known = {name: names for table in self._tables if isinstance(table, ParquetTable) for name, names in table.classes.items()}
+        self._stops: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        self._counts: Counter[str] = Counter()
+        self._warnings: list[str] = []
+        self._left_out: Counter[str] = Counter()
+
+    def where(self, row: int) -> str:
+        """A row, as a person finds it."""
+        part = int(np.searchsorted(self._stops, row, side="right"))
+        at = row - (int(self._stops[part - 1]) if part else 0)
+        if isinstance(self._tables[part], ParquetTable):
+            return f"{show(self._shown[part])}#{at}"
+        return f"{show(self._shown[part])} row {at + 1}" if len(self._parts) > 1 else f"row {at + 1}"
+
+    def scan(self, progress: Callable[[int], None] | None) -> Scan:
+        """See ManifestSource.scan."""
+        wishes = self._wishes
+        image, bases = (self._holds, []) if self._holds is not None else self._image_column()
+        label = self._label_column(image)
+        split = None if any(part.split for part in self._parts) else named_alike(self._names, SPLIT_NAMES)
+        chosen = None if wishes.columns is None else [find_column(name, self._names, "columns", self._what) for name in wishes.columns]
+        split = None if split in (label, *(chosen or ())) else split
+        texts = {image, *(name for name in (label, split) if name), *(chosen or ())}
+        columns = _columns_of(self._tables, texts, numbers=chosen is None)
+        self._stops = np.array(columns.stops)
+        n = columns.stops[-1]
+        if not n:
+            raise SourceError(f"{self._what}: no row in it, expected one for each image", path=self._path)
+        faults = Faults(self.where, self._what)
+        keys, stat, rows = self._images(columns, image, bases, faults, progress)
+        faults.raise_any()
+        numbers, splits = self._splits(columns, split, n)
+        classes, labels = self._label(columns, label)
+        rest = columns.names if chosen is None else chosen
+        fields, arrays = self._values(columns, [name for name in rest if name not in (image, label, split)], label, strict=chosen is not None)
+        if labels is not None:
+            fields, arrays = [LABEL, *fields], [labels, *arrays]
+        self._tell(columns, image)
+        made = tuple[Split, ...]()
+        if splits is not None:
+            order, made = as_splits(splits, numbers[rows])
+            keys, stat, rows = keys.take(order), stat[order], rows[order]
+        values: npt.NDArray[np.void] = np.zeros(len(rows), row_dtype(tuple(fields)))
+        for spec, array in zip(fields, arrays, strict=True):
+            values[spec.name] = array[rows]
+        return Scan(keys, tuple(fields), values, stat, classes, dict(self._left_out), tuple(self._warnings), dict(self._counts), made)
+
+    def _images(
+        self, columns: TextColumns | ArrowColumns, image: str, bases: list[str], faults: Faults, progress: Callable[[int], None] | None
+    ) -> tuple[Keys, npt.NDArray[np.void], npt.NDArray[np.int64]]:
+        """(keys (M,), STAT_DTYPE (M,), rows (M,)) of the rows that `include` and `exclude` leave."""
+        if self._holds is not None:
+            keys, stat, empty = list_packed(self._root, cast(Sequence[ParquetTable], self._tables), progress)
+            if empty:
+                self._warnings.append(f"rows that hold no image, and are rejects: {empty:,}")
+        elif image in columns.nested:
+            raise SourceError(f"{self._what}: column {show(image)} holds no paths, but values of several parts", path=self._path)
+        else:
+            keys = self._keys(columns.paths(image), bases, faults)
+        rows = faults.rows = self._chosen(keys)
+        keys = keys.take(rows)
+        if warning := refuse_twice(keys, faults):
+            self._warnings.append(warning)
+        if self._holds is not None:
+            return keys, stat[rows], rows
+        stat, beside = find_files(self._root, keys, faults, progress)
+        if beside:
+            self._left_out["in no row"] += beside
+        return keys, stat, rows
+
+    # ------------------------------------------------------------------ which column is what
+
+    def _image_column(self) -> tuple[str, list[str]]:
+        """(the column that names images, the folder that the paths of each list are relative to, below the root)."""
+        wish, names = self._wishes.image, self._names
+        cells = [_first_cells(table) for table in self._tables]
+        if wish is not None:
+            candidates = [find_column(wish, names, "image-column", self._what)]
+        else:
+            likely = [name for word in IMAGE_NAMES if (name := named_alike(names, (word,)))]
+            candidates = [*likely, *(name for name in names if name not in likely and any(_has_extensions(c.get(name, [])) for c in cells))]
+        if not candidates:
+            raise OptionError(
+                f"{self._what}: none of its columns ({', '.join(map(show, names[:20]))}) names images: say which does with --image-column",
+                options=["image-column"],
+            )
+        found = [(name, [self._base(part, c.get(name, [])) for part, c in zip(self._parts, cells, strict=True)]) for name in candidates]
+        name, bases = next((f for f in found if any(hits for _, hits in f[1])), found[0])
+        return name, [base for base, _ in bases]
+
+    def _base(self, part: Part, cells: list[str]) -> tuple[str, int]:
+        """(the folder below the root in which most of these paths are found, how many are)."""
+        root = self._root
+        here = os.path.join(root, part.base)
+        hits = found_in(cells, here)
+        if hits or self._fixed:
+            return part.base, hits
+        name, hits = folder_of(cells, here)
+        return os.path.join(part.base, name) if hits else part.base, hits
+
+    def _label_column(self, image: str) -> str | None:
+        wish, others = self._wishes.label, [name for name in self._names if name != image]
+        if wish is not None:
+            return find_column(wish, others, "label-column", self._what)
+        if not any(table.header for table in self._tables) and others:
+            return others[0]
+        known = [name for name in others if name in self._known]
+        return named_alike(others, LABEL_NAMES) or (known[0] if len(known) == 1 else None)
+
+    # ------------------------------------------------------------------ what is in them
+
+    def _keys(self, paths: Keys, bases: list[str], faults: Faults) -> Keys:
+        prefixes = [os.fsencode(base) for base in bases]
+        if len(prefixes) == 1:
+            return relative_keys(paths, os.fsencode(self._root), faults, lambda _: prefixes[0])
+        return relative_keys(paths, os.fsencode(self._root), faults, lambda row: prefixes[int(np.searchsorted(self._stops, row, side="right"))])
+
+    def _splits(self, columns: TextColumns | ArrowColumns, split: str | None, n: int) -> tuple[npt.NDArray[np.int64], tuple[str, ...] | None]:
+        """The number of each row's split (N,), and their names; None where there are no splits."""
+        if split is None:
+            if not any(part.split for part in self._parts):
+                return np.zeros(n, np.int64), None
+            names = tuple(dict.fromkeys(part.split for part in self._parts))
+            numbers = np.array([names.index(part.split) for part in self._parts])
+            return numbers[np.searchsorted(self._stops, np.arange(n), side="right")], names
+        column = columns.column(split, self.where, text=True)
+        if isinstance(column, str):
+            raise SourceError(f"{self._what}: column {show(split)}: {column}", path=self._path)
+        if column.missing.any():
+            raise SourceError(f"{self._what}: {self.where(int(column.missing.argmax()))} is of no split: column {show(split)} is empty there")
+        self._counts[f"splits by column {show(split)}"] = len(column.names or ())
+        return column.values.astype(np.int64), column.names
+
+    def _label(self, columns: TextColumns | ArrowColumns, label: str | None) -> tuple[tuple[str, ...] | None, npt.NDArray[np.int64] | None]:
+        if label is None:
+            return None, None
+        column = "values of several parts" if label in columns.nested else columns.column(label, self.where)
+        found = None if isinstance(column, str) else as_label(column, self._known.get(label))
+        if found is None or isinstance(column, str):
+            why = column if isinstance(column, str) else "numbers that stand for no class, or times"
+            if self._wishes.label is not None:
+                raise OptionError(f"--label-column {show(label)}: it holds {why}", options=["label-column"])
+            self._warnings.append(f"column {show(label)} is no label: it holds {why}; --columns {show(label)} takes it as a value")
+            return None, None
+        labels, classes, how = found
+        self._counts[f"labels by column {show(label)}, {how}"] = int((labels >= 0).sum())
+        if gaps := int((labels < 0).sum()):
+            self._warnings.append(f"rows without a label, which is -1 there: {gaps:,} (the first: {self.where(int((labels < 0).argmax()))})")
+        return classes, labels
+
+    def _values(
+        self, columns: TextColumns | ArrowColumns, names: list[str], label: str | None, *, strict: bool
+    ) -> tuple[list[Field], list[npt.NDArray[np.generic]]]:
+        """The fields of other columns.  With `strict` one that cannot be a field is an error."""
+        fields, arrays = [], []
+        called = field_names(names, label)
+        for name in names:
+            column = "values of several parts" if name in columns.nested else columns.column(name, self.where)
+            made = column if isinstance(column, str) else as_value(_with_names(column, self._known.get(name)), called[name], self.where)
+            if isinstance(made, str):
+                if strict:
+                    raise OptionError(f"--columns {show(name)}: {made}", options=["columns"])
+                self._warnings.append(f"column {show(name)} is left out: {made}")
+                continue
+            fields.append(made[0])
+            arrays.append(made[1])
+            if made[2]:
+                self._warnings.append(made[2])
+        return fields, arrays
+
+    def _tell(self, columns: TextColumns | ArrowColumns, image: str) -> None:
+        stops = columns.stops
+        forms = [table.form for table in [*self._tables]]
+        for form, shown, rows in list(zip(forms, self._shown, np.diff(stops, prepend=0).tolist(), strict=True))[:_TOLD]:
+            self._counts[f"rows of {show(shown)}{f' ({form})' * bool(form)}, images by column {show(image)}"] = rows
+        if len(forms) > _TOLD:
+            self._counts[f"rows of {len(forms) - _TOLD:,} other files"] = stops[-1] - stops[_TOLD - 1]
+        if columns.texts:
+            named = ", ".join(show(name) for name in columns.texts[:5])
+            self._counts[f"columns of text left out ({named}); --columns takes them as categories"] = len(columns.texts)
+        if columns.nested:
+            self._counts[f"columns of several parts left out ({', '.join(sorted(map(show, columns.nested))[:5])})"] = len(columns.nested)
+
+    def _chosen(self, keys: Keys) -> npt.NDArray[np.int64]:
+        """The rows that `include` and `exclude` leave."""
+        include, exclude = Patterns(self._wishes.include), Patterns(self._wishes.exclude)
+        if not include and not exclude:
+            return np.arange(len(keys))
+        texts = map(as_text, keys)
+        kept = np.fromiter((not exclude.match(text) and (not include or include.match(text)) for text in texts), bool, len(keys))
+        if out := int((~kept).sum()):
+            self._left_out["excluded"] += out
+        for option, patterns in (("--include", include), ("--exclude", exclude)):
+            self._warnings += [f"{option} {show(pattern)} matches nothing" for pattern in patterns.unmatched]
+        return np.flatnonzero(kept)

@@ -1,0 +1,244 @@
+"""Hides how the members of tar archives become samples: WebDataset's convention, or the folders that they lie in.
+
+The key of a sample ends at the first dot of a file's name, what follows is a field: `dir/a.b.jpg` is field `b.jpg` of the sample `dir/a`.  The image
+is the member with an image's extension, its class stands in `.cls`, its numbers in `.json`.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from mmcompile.compiler.formats import sniff
+from mmcompile.compiler.sources.keys import Keys
+from mmcompile.compiler.sources.members import ArchiveFile, Blob, FolderRules, Place, TreeMembers, first_twice, member_stats, refuse_twice
+from mmcompile.compiler.sources.names import NO_EXTENSION, Choice, show
+from mmcompile.compiler.sources.tar import TarListing
+from mmcompile.compiler.sources.walk import HEAD_BYTES
+from mmcompile.errors import SourceError
+from mmcompile.format.canonical import as_text
+
+__all__ = ["TarMembers", "Values", "list_tar"]
+
+#: The class in a `.cls` member, and the records in a `.json` one, are shorter than this.
+_MOST_CLASS, _MOST_RECORD = 1 << 12, 1 << 20
+#: Columns that are made of the values in `.json` members.
+_MOST_COLUMNS = 1_000
+#: Samples that are named where there are more.
+_SHOWN = 3
+#: Cells that are objects at one time.
+_CHUNK = 1 << 14
+
+
+@dataclass
+class Values:
+    """Values of one name as text, and the samples that have them (their numbers, in the order of the archive); `at`: where each was read."""
+
+    samples: array[int] = field(default_factory=lambda: array("q"))
+    at: array[int] = field(default_factory=lambda: array("q"))
+    cells: list[str] = field(default_factory=list)
+    quoted: bool = False
+    nested: bool = False
+
+    def add(self, sample: int, at: int, cell: str) -> None:
+        self.samples.append(sample)
+        self.at.append(at)
+        self.cells.append(cell)
+
+
+@dataclass
+class TarMembers:
+    """What is of use in one archive: its N images, and S samples in the order of their first members.
+
+    `keys` (N,) have places; `sample` (N,) is the number of an image's sample, -1 for one whose name has no extension.  `samples` are the keys of the
+    samples, `firsts` (S,) where in the archive they begin, `refused` those that have an image which patterns leave out.  `left_out` counts what is no
+    image.
+    """
+
+    shown: str
+    keys: Keys
+    stat: npt.NDArray[np.void]
+    sample: npt.NDArray[np.int64]
+    samples: Keys
+    firsts: npt.NDArray[np.int64]
+    refused: npt.NDArray[np.int64]
+    classes: Values
+    records: dict[str, Values]
+    #: Members that were read for these.
+    read_records: int
+    left_out: Counter[str]
+    folders: set[bytes]
+    warnings: list[str]
+
+    @property
+    def paired(self) -> bool:
+        """Has a sample with an image a class, or a record?"""
+        with_image = np.zeros(len(self.samples) + 1, bool)
+        with_image[self.sample] = True
+        with_image[-1] = False
+        return any(with_image[np.frombuffer(values.samples, np.int64)].any() for values in (self.classes, *self.records.values()) if values.samples)
+
+    def tree(self) -> TreeMembers:
+        """All images, by the folders that they lie in."""
+        others = {f"extension .{what}": count for what, count in (("cls", len(self.classes.cells)), ("json", self.read_records)) if count}
+        return TreeMembers(self.keys, self.stat, self.folders, self.left_out + Counter(others))
+
+
+def list_tar(file: ArchiveFile, number: int, prefix: bytes, choice: Choice) -> TarMembers:
+    """List archive `number`, whose keys begin with `prefix` ("" or a path that ends in "/").
+
+    Raises SourceError: it is no whole tar, two members have one name, or a `.cls` or `.json` member is not what it should be.
+    """
+    return _Gathering(file, number, prefix, choice).run()
+
+
+class _Gathering:
+    """One pass over the members of an archive; a run is members of one sample that stand together."""
+
+    def __init__(self, file: ArchiveFile, number: int, prefix: bytes, choice: Choice) -> None:
+        self._file, self._number, self._prefix, self._choice = file, number, prefix, choice
+        self._listing = TarListing(file)
+        self._rules = FolderRules(choice)
+        self._images, self._runs = Blob(), Blob()
+        self._columns = tuple(array("q") for _ in range(4))  # of images: run, offset, size, check
+        self._hashes, self._firsts = array("Q"), array("q")
+        self._refused = array("q")
+        self._classes = Values()
+        self._records: dict[str, Values] = {}
+        self._read_records = 0
+        self._left_out: Counter[str] = Counter()
+
+    def run(self) -> TarMembers:
+        of_run, ats, sizes, checks = self._columns
+        prefix, rules, choice, last, run = self._prefix, self._rules, self._choice, None, -1
+        for name, at, size, check in self._listing:
+            slash = name.rfind(b"/") + 1
+            text, why = rules.of(prefix + name[: slash - 1] if slash else prefix[:-1])
+            base = name[slash:]
+            if why or choice.is_hidden(base):
+                self._left_out[why or "hidden"] += 1
+                continue
+            why = choice.why_not(base, text)
+            dot = base.find(b".")
+            if dot < 0:
+                if why == NO_EXTENSION and choice.sniffs:
+                    why = "" if sniff(self._listing.peek(at, min(size, HEAD_BYTES))) else "no extension, no image"
+                if why:
+                    self._left_out[why] += 1
+                    continue
+                of_run.append(-1)
+            else:
+                key = name[: slash + dot]
+                if key != last:
+                    last, run = key, run + 1
+                    self._runs.add(prefix + key)
+                    self._hashes.append(xxhash.xxh3_64_intdigest(key))
+                    self._firsts.append(at)
+                if why:
+                    self._take_other(base[base.rfind(b".") :].lower(), run, at, size, why)
+                    continue
+                of_run.append(run)
+            self._images.add(prefix + name)
+            ats.append(at)
+            sizes.append(size)
+            checks.append(check)
+        return self._made()
+
+    def _take_other(self, suffix: bytes, run: int, at: int, size: int, why: str) -> None:
+        """A member that is no image: the class or the record of a sample, or left out."""
+        if suffix == b".cls":
+            if size > _MOST_CLASS:
+                raise self._wrong(at, f"a .cls member of {size:,} bytes: expected the number or name of a class")
+            self._classes.add(run, at, self._text(at, size).strip())
+        elif suffix == b".json":
+            self._take_record(run, at, size)
+        elif why in ("excluded", "not included"):
+            self._refused.append(run)
+            self._left_out[why] += 1
+        else:
+            self._left_out[why] += 1
+
+    def _take_record(self, run: int, at: int, size: int) -> None:
+        if size > _MOST_RECORD:
+            self._left_out[f".json of more than {_MOST_RECORD:,} bytes"] += 1
+            return
+        try:
+            record = json.loads(self._text(at, size))
+        except (ValueError, RecursionError):
+            raise self._wrong(at, "a .json member that is no JSON") from None
+        if not isinstance(record, dict):
+            self._left_out[".json that is no object"] += 1
+            return
+        self._read_records += 1
+        for name, value in record.items():
+            values = self._records.get(name)
+            if values is None:
+                if len(self._records) >= _MOST_COLUMNS:
+                    self._left_out[f"values in .json beyond {_MOST_COLUMNS:,} names"] += 1
+                    continue
+                values = self._records[name] = Values()
+            if isinstance(value, dict | list):
+                values.nested = True
+            elif value is not None:
+                values.quoted |= isinstance(value, str)
+                values.add(run, at, value if isinstance(value, str) else repr(value))
+
+    def _text(self, at: int, size: int) -> str:
+        try:
+            text = self._listing.peek(at, size).decode()
+        except UnicodeDecodeError:
+            text = "\0"
+        if "\0" in text:
+            raise self._wrong(at, "expected text in UTF-8")
+        return text
+
+    def _wrong(self, at: int, what: str) -> SourceError:
+        return SourceError(f"{self._file.shown}, byte {at:,}: {what}", path=self._file.path, offset=at)
+
+    def _made(self) -> TarMembers:
+        """Runs of one sample become one."""
+        runs = len(self._firsts)
+        _, first, number = np.unique(np.frombuffer(self._hashes, np.uint64), return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        rank = np.empty(len(order), np.int64)
+        rank[order] = np.arange(len(order))
+        sample_of = np.append(rank[number.reshape(runs)], -1)  # run -1 is no sample
+        begins = first[order]
+        of_run, at, sizes, checks = (np.frombuffer(column, np.int64) for column in self._columns)
+        places = Place.packed(self._number, checks, at, sizes, sizes)
+        keys = self._images.keys(places)
+        refuse_twice(self._file, keys, at)
+        for values in (self._classes, *self._records.values()):
+            values.samples = array("q", sample_of[np.frombuffer(values.samples, np.int64)].tobytes())
+        self._refuse_two_values(begins)
+        self._file.check_unchanged()
+        return TarMembers(
+            self._file.shown,
+            keys,
+            member_stats(places, self._file.found),
+            sample_of[of_run],
+            self._runs.keys().take(begins),
+            np.frombuffer(self._firsts, np.int64)[begins],
+            sample_of[np.frombuffer(self._refused, np.int64)],
+            self._classes,
+            self._records,
+            self._read_records,
+            self._left_out + self._listing.left_out,
+            {self._prefix + folder for folder in self._listing.folders},
+            self._listing.warnings,
+        )
+
+    def _refuse_two_values(self, begins: npt.NDArray[np.int64]) -> None:
+        """Two classes of one sample, or two records that hold one name."""
+        kinds = [(".cls members", self._classes), *((f".json members with {show(name)}", values) for name, values in self._records.items())]
+        for what, values in kinds:
+            if pair := first_twice(np.frombuffer(values.samples, np.uint64)):
+                a, b = (f"byte {values.at[i]:,}" for i in pair)
+                key = self._runs.keys()[int(begins[values.samples[pair[0]]])]
+                raise SourceError(f"{self._file.shown}: sample {show(as_text(key))} has two {what} (at {a} and {b})", path=self._file.path)

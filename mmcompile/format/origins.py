@@ -1,0 +1,137 @@
+"""Hides how it is told where rows come from and what things are called: keys, groups, and the lists of names that do not fit into an index.
+
+Read when asked for.  Thread-safe.  Raises GenerationError, CorruptShardError or FormatError for what lies on disk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mmcompile.errors import CorruptShardError
+from mmcompile.format.canonical import as_text
+from mmcompile.format.files import Files
+from mmcompile.format.index import Field, Index, Names, load_classes, load_groups, load_names
+from mmcompile.format.npy import file_name, read_into
+from mmcompile.format.opened import Opened
+from mmcompile.format.samples import KEY_LIMIT, check_stops, key_hash, keys_of, sample_dtype
+
+__all__ = ["Origins"]
+
+Array = npt.NDArray[Any]
+
+
+class Origins:
+    """What a generation says of its rows beside their values."""
+
+    def __init__(self, files: Files, opened: Opened, index: Index, starts: npt.NDArray[np.int64]) -> None:
+        self._files, self._opened, self._index, self._starts = files, opened, index, starts
+        self._classes: tuple[str, ...] | None = None
+        self._groups: tuple[tuple[str, ...], npt.NDArray[np.int64]] | None = None
+        self._hashes: tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]] | None = None
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """The class names, or None for a dataset without labels."""
+        if self._classes is None:
+            digest = self._index.classes_file
+            self._classes = self._index.classes
+            if digest is not None:
+                name = file_name("classes", digest, ".json")
+                self._classes = self._opened.use(name, None, lambda path: load_classes(path.parent.parent, self._index))
+        return self._classes
+
+    @property
+    def groups(self) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
+        """(names, the first row of each group and the number of samples: int64 (G + 1,)); one without a name where the index has none."""
+        if self._groups is None:
+            digest = self._index.groups_file
+            if digest is None:
+                self._groups = load_groups(Path(), self._index)
+            else:
+                name = file_name("groups", digest, ".json")
+                self._groups = self._opened.use(name, None, lambda path: load_groups(path.parent.parent, self._index))
+        return self._groups
+
+    def field(self, name: str) -> Field:
+        """What the index says of a field, its lists of names whole, wherever they lie."""
+        spec = next(f for f in self._index.fields if f.name == name)
+        whole: dict[str, Any] = {}
+        for kind, names in (("columns", spec.columns), ("categories", spec.categories)):
+            if names is not None and names.file is not None:
+                expected = spec.shape[0] if kind == "columns" else None
+                file = file_name("classes", names.file, ".json")
+                whole[kind] = Names(self._opened.use(file, None, partial(_names, names, expected)))
+        return replace(spec, **whole)
+
+    def samples(self, shard: int) -> Array:
+        """The provenance of a shard's rows: a structured array, see `samples.sample_dtype`."""
+        return self._opened.read(self._opened.name("samples", shard), sample_dtype(self._index.fields), (int(self._opened.table["rows"][shard]),))
+
+    def keys(self, shard: int) -> list[bytes]:
+        """The source keys of a shard's rows, as raw bytes."""
+        path, records = self._opened.path("keys", shard), self.samples(shard)
+        stops = records["key_stop"]
+        check_stops(stops, np.uint64(0), self._opened.path("samples", shard))
+        blob = self._opened.read(path.name, np.dtype("u1"), (int(stops[-1]) if len(stops) else 0,))
+        return keys_of(records, blob.tobytes())
+
+    def key(self, row: int) -> bytes:
+        """The source key of one row, without reading those of its shard."""
+        shard = int(np.searchsorted(self._starts, row, side="right")) - 1
+        local = row - int(self._starts[shard])
+        rows = int(self._opened.table["rows"][shard])
+        path, dtype = self._opened.path("samples", shard), sample_dtype(self._index.fields)
+        file, stops = self._opened.open_name(path.name, dtype, (rows,)), []
+        for at in (local - 1, local, rows - 1):
+            record = np.zeros(1, dtype)
+            if at >= 0:
+                read_into(file.fd, record, file.offset + at * dtype.itemsize, path)
+            stops.append(int(record["key_stop"][0]))
+        start, stop, total = stops
+        if not start <= stop <= min(start + KEY_LIMIT, total):
+            raise CorruptShardError(f"{path}: its key offsets do not grow, by at most {KEY_LIMIT:,}", path=str(path))
+        path = self._opened.path("keys", shard)
+        file = self._opened.open_name(path.name, np.dtype("u1"), (total,))
+        out = np.empty(stop - start, np.uint8)
+        read_into(file.fd, out, file.offset + start, path)
+        return out.tobytes()
+
+    def source(self, row: int) -> str:
+        """Where a row comes from, as text: its key, or where rows have none NAME[NUMBER]: its group, and its number in it."""
+        if self._index.keyed:
+            return as_text(self.key(row))
+        names, starts = self.groups
+        group = int(np.searchsorted(starts, row, side="right")) - 1
+        return f"{names[group]}[{row - int(starts[group])}]"
+
+    def find(self, key: bytes) -> int:
+        """The row of a source key.  The first call reads all keys once; 16 bytes a row stay in memory.
+
+        Raises KeyError, and ValueError for a dataset whose rows have no keys.
+        """
+        if not self._index.keyed:
+            raise ValueError(
+                f"{self._files.root}: its rows have no keys to be found by (they are of arrays or tables); source() tells where a row comes from"
+            )
+        if self._hashes is None:
+            self._files.ahead([(self._opened.name(name, k), None) for k in range(len(self._opened.table)) for name in ("samples", "keys")])
+            parts = [np.array([key_hash(k) for k in self.keys(shard)], np.uint64) for shard in range(len(self._opened.table))]
+            hashes = np.concatenate(parts) if parts else np.empty(0, np.uint64)
+            order = np.argsort(hashes, kind="stable")
+            self._hashes = hashes[order], order
+        hashes, order = self._hashes
+        wanted = np.uint64(key_hash(key))
+        for row in order[np.searchsorted(hashes, wanted) : np.searchsorted(hashes, wanted, side="right")].tolist():
+            if self.key(row) == key:  # two keys may share a hash
+                return int(row)
+        raise KeyError(as_text(key))
+
+
+def _names(names: Names, expected: int | None, path: Path) -> tuple[str, ...]:
+    return load_names(path.parent.parent, names, expected)

@@ -1,0 +1,72 @@
+"""Hides what the arguments of a dataset mean: where its files come from, which rows a split is, which columns its fields are.
+
+Raises ValueError or TypeError for what makes no sense, naming what there is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from mmcompile.format.files import Files, LocalFiles
+from mmcompile.format.reader import Reader
+from mmcompile.format.store import is_url, on_disk
+from mmcompile.runtime.column import Column, ImageColumn, column_of
+
+__all__ = ["columns_of", "field_names", "files_of", "split_range"]
+
+
+def files_of(root: str | os.PathLike[str], cache: Any) -> Files:
+    """Where the files come from."""
+    place = on_disk(os.fspath(root))
+    if cache is None:
+        if is_url(place):
+            raise ValueError(f"{place}: shards behind a URL are read from a local disk; say where: cache=mmcompile.Cache(dir, max_bytes=...)")
+        return LocalFiles(place)
+    from mmcompile.runtime.cache import Cache, Staged  # reading alone does not load it
+
+    if not isinstance(cache, Cache):
+        raise TypeError(f"cache must be a mmcompile.Cache, not {cache!r}")
+    return Staged(place, cache)
+
+
+def field_names(fields: Sequence[str]) -> tuple[str, ...]:
+    """The names of the fields that are wanted, in order."""
+    if isinstance(fields, str):
+        raise TypeError(f"fields is a sequence of names: ({fields!r},), not {fields!r}")
+    names = tuple(fields)
+    if not names or len(set(names)) != len(names):
+        raise ValueError(f"fields must be at least one name, each once, not {names}")
+    return names
+
+
+def split_range(reader: Reader, split: str | None) -> tuple[int, int]:
+    """The rows [start, stop) of a split, or of all of them."""
+    ranges = {s.name: (s.start, s.stop) for s in reader.index.splits}
+    if split is None and len(ranges) > 1:
+        raise ValueError(f"{reader.root}: has the splits {list(ranges)}; pass split= one of them, or 'all' for all")
+    wanted = next(iter(ranges)) if split is None else split
+    if wanted not in ranges and wanted != "all":
+        raise ValueError(f"{reader.root}: no split {wanted!r}; it has {list(ranges)}, and 'all' joins them")
+    whole = (0, reader.index.samples)
+    return whole if wanted == "all" and len(ranges) > 1 else ranges.get(wanted, whole)
+
+
+def columns_of(reader: Reader, fields: tuple[str, ...] | None, dtype: torch.dtype | str | None, crop: int | tuple[int, int] | None) -> list[Column]:
+    """A column for each of these fields (None: for all)."""
+    known = {f.name: f for f in reader.index.fields}
+    names = tuple(known) if fields is None else fields
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{reader.root}: no field {name!r}; it has {list(known)}")
+    columns = [column_of(reader, known[name], dtype, crop) for name in names]
+    if crop is not None and not any(isinstance(column, ImageColumn) for column in columns):
+        raise ValueError(f"{reader.root}: crop needs an image, the fields are {list(names)}")
+    values = any(known[name].meaning == "value" for name in names)
+    if dtype is not None and values and not any(column.takes for column in columns):
+        said = ", ".join(f"{name} {known[name].dtype}" for name in names)
+        raise ValueError(f"{reader.root}: dtype {dtype} is for images, and for values that are floats or normalised; the fields are {said}")
+    return columns

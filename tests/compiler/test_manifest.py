@@ -1,0 +1,601 @@
+"""Lists of images: every dialect, what columns become, and what is wrong with rows."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import mmcompile
+from mmcompile.compiler.preprocess import Preprocess
+from mmcompile.compiler.sources import Scan
+from mmcompile.compiler.sources.choose import SourceOptions, open_source
+from mmcompile.compiler.sources.manifest import ManifestSource, Wishes
+from mmcompile.errors import DecodeError, OptionError, SourceError
+from mmcompile.format.fields import Split
+from mmcompile.format.reader import Reader
+from tests.compiler.builds import SMALL, age, dataset, expected, images, inline, keys, picture, run, write
+
+
+def layouts() -> Path:
+    found = os.environ.get("MMCOMPILE_CORPUS_LAYOUTS")
+    if found is None:
+        pytest.skip("MMCOMPILE_CORPUS_LAYOUTS is not set")
+    return Path(found)
+
+
+def make(root: Path, text: str | bytes, name: str = "list.csv", images: int = 4) -> Path:
+    """A list beside images 0.png, 1.png, …"""
+    write(root, {f"{i}.png": picture(i) for i in range(images)})
+    path = root / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def scan(raw: Path, **options: Any) -> Scan:
+    found = open_source([str(raw)], SourceOptions(**options))
+    assert isinstance(found, ManifestSource)
+    return found.scan()
+
+
+def values(found: Scan, name: str) -> list[Any]:
+    return found.values[name].tolist()
+
+
+# ---------------------------------------------------------------- real lists
+
+
+@pytest.mark.parametrize("name", ["labels.csv", "labels.tsv", "labels-semicolon.csv", "labels-bom-crlf.csv", "labels-no-header.csv"])
+def test_every_dialect_of_a_real_list_is_the_same_list(name: str) -> None:
+    root = layouts() / "flat-csv"
+    noted = json.loads((root / "expected.json").read_bytes())
+    found, plain = scan(root / name), scan(root / "labels.csv")
+    assert len(found.keys) == noted["samples"]
+    assert found.labels is not None
+    assert dict(zip(map(str, range(10)), np.bincount(found.labels).tolist(), strict=True)) == noted["labels"]
+    assert found.keys == plain.keys
+    assert found.classes == plain.classes == tuple("0123456789")
+    np.testing.assert_array_equal(found.values, plain.values)
+    np.testing.assert_array_equal(found.stat, plain.stat)
+
+
+def test_a_real_list_builds_and_reads(tmp_path: Path) -> None:
+    root = layouts() / "flat-csv"
+    source = open_source([str(root / "labels.csv")], SourceOptions(columns=("name",)))
+    mmcompile.build(source, tmp_path / "out", preprocess=mmcompile.Preprocess(mode="gray"), workers=1)
+    ds = mmcompile.MMapShardDataset(tmp_path / "out")
+    names = dict(enumerate(Reader(tmp_path / "out").index.fields[2].categories.listed))  # type: ignore[union-attr]
+    image, label, name = ds[0]
+    assert (tuple(image.shape), int(label), names[int(name)]) == ((1, 28, 28), 9, "Ankle boot")
+    assert len(ds) == 200
+
+
+def test_every_bad_row_of_a_real_list_is_counted_and_named() -> None:
+    root = layouts() / "flat-csv"
+    noted = json.loads((root / "expected.json").read_bytes())["bad"]
+    with pytest.raises(SourceError) as caught:
+        scan(root / "labels-bad.csv")
+    for name in ("missing", "leaves_root", "twice", "with_folder"):
+        assert noted[name] in str(caught.value), name
+    assert caught.value.details["count"] == 4
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_metadata_beside_images_works_as_it_is(form: str, tmp_path: Path) -> None:
+    root = layouts() / "hf-metadata" / form
+    noted = json.loads((layouts() / "hf-metadata" / "expected.json").read_bytes())
+    split = {"csv": "test", "jsonl": "train"}[form]
+    found = scan(root)
+    assert found.splits == (Split(split, 0, noted[f"{form}_{split}"]),)
+    assert all(key.startswith(f"{split}/".encode()) for key in found.keys)
+    assert found.classes == ("0", "1", "2")
+    if form == "jsonl":
+        assert [f.name for f in found.fields] == ["label", "score"]
+        assert any("objects" in line for line in found.counts)
+        assert np.isnan(found.values["score"]).sum() == 1
+
+
+# ---------------------------------------------------------------- dialects
+
+PLAIN = "file_name,label\n0.png,b\n1.png,a\n2.png,b\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        PLAIN,
+        PLAIN.replace(",", ";"),
+        PLAIN.replace(",", "\t"),
+        PLAIN.replace(",", "|"),
+        PLAIN.replace(",", ", "),
+        PLAIN.replace("\n", "\r\n"),
+        PLAIN.rstrip("\n"),
+        PLAIN.replace("\n", "\n\n"),
+        "\ufeff" + PLAIN,
+        PLAIN.encode("utf-16"),
+        PLAIN.split("\n", 1)[1],
+        '"file_name","label"\n"0.png","b"\n"1.png","a"\n"2.png","b"\n',
+        PLAIN.replace("0.png", "./0.png").replace("1.png", "x/../1.png"),
+    ],
+    ids=["comma", "semicolon", "tab", "bar", "spaces", "crlf", "no newline", "empty lines", "bom", "utf-16", "no header", "quotes", "dots"],
+)
+def test_dialects(tmp_path: Path, text: str | bytes) -> None:
+    found = scan(make(tmp_path, text))
+    assert (list(found.keys), values(found, "label"), found.classes) == ([b"0.png", b"1.png", b"2.png"], [1, 0, 1], ("a", "b"))
+    assert found.left_out == {"in no row": 1}
+
+
+def test_quotes_hold_separators_and_newlines(tmp_path: Path) -> None:
+    write(tmp_path, {"a, b.png": picture(9)})
+    found = scan(make(tmp_path, 'path,label\n"a, b.png","two\nlines"\n0.png,"say ""x"""\n'))
+    assert (list(found.keys), found.classes) == ([b"a, b.png", b"0.png"], ('say "x"', "two\nlines"))
+
+
+def test_one_column_and_one_row(tmp_path: Path) -> None:
+    found = scan(make(tmp_path, "path\n0.png\n"))
+    assert (list(found.keys), found.fields, found.classes) == ([b"0.png"], (), None)
+
+
+def test_names_that_are_no_utf8_name_files(tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"caf\xe9.png")).write_bytes(picture(1))
+    found = scan(make(tmp_path, b"path,label\ncaf\xe9.png,1\n0.png,0\n"))
+    assert list(found.keys) == [b"caf\xe9.png", b"0.png"]
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("", "empty"),
+        ("\n\n", "empty"),
+        ("path,label\n", "no row in it"),
+        ("path,label\n0.png,a\n1.png\n", "row 2 has 1 cell, expected 2"),
+        ("path,label\n0.png,a\n1.png,a,b\n", "row 2 has 3 cells, expected 2"),
+        ("path,label\n0.png,a\n1.png,\0\n", "line 3 holds a NUL"),
+        ('path,label\n0.png,"a\n1.png,a\n', "a quote that is never closed"),
+        ("path,label,label\n0.png,1,2\n", "columns 2 and 3 are both called label"),
+        ("path,label\n0.png,a\n1.png,a\n0.png,b\n", "row 3: 0.png stands in row 1 already"),
+        ("path,label\n0.png,a\n./0.png,b\n", "row 2: 0.png stands in row 1 already"),
+        ("path,label\n0.png,a\n9.png,a\n", "row 2: 9.png: no such file"),
+        ("path,label\n0.png,a\n../x.png,a\n", "row 2: ../x.png leaves the folder"),
+        ("path,label\n0.png,a\na/../../x.png,a\n", "leaves the folder"),
+        ("path,label\n0.png,a\n/etc/passwd,a\n", "row 2: /etc/passwd leaves the folder"),
+        ("path,label\n0.png,a\n,a\n", "row 2: no path"),
+        ("path,label\n0.png,a\n.,a\n", "row 2: . is a folder"),
+        ("path,label\n0.png,a\nx\\1.png,a\n", "write / for \\"),
+        ("path,split\n0.png,train\n1.png,\n", "row 2 is of no split"),
+        (b"path,label\n0.png,a\n1.png,caf\xe9\n", "row 2: column label holds the byte 0xe9"),
+        ("a,b\n1,2\n", "none of its columns (a, b) names images"),
+    ],
+)
+def test_what_is_wrong_is_one_line_that_names_the_row(tmp_path: Path, text: str | bytes, named: str) -> None:
+    with pytest.raises((SourceError, OptionError)) as caught:
+        ManifestSource(str(make(tmp_path, text))).scan()
+    assert named in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_folder_in_place_of_a_file_is_no_image(tmp_path: Path) -> None:
+    (tmp_path / "d.png").mkdir()
+    with pytest.raises(SourceError, match=r"row 2: d.png is no file"):
+        scan(make(tmp_path, "path\n0.png\nd.png\n"))
+
+
+def test_faults_beyond_the_first_are_counted(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"^20 rows .*row 6: gone5.png: no such file; and 15 more$"):
+        scan(make(tmp_path, "path\n0.png\n" + "".join(f"gone{i + 1}.png\n" for i in range(20))))
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ('{"file_name": "0.png"}\n[1]\n', "line 2 is no JSON object"),
+        ('{"file_name": "0.png"}\n{"file_name"\n', "line 2 is no JSON object"),
+        ('{"file_name": "0.png"}\n{"label": 1}\n', "row 2: no path"),
+        ('{"file_name": "0.png", "x": "\\u0000"}\n', "column x holds a NUL"),
+        ('{"file_name": ["0.png"]}\n', "holds no paths"),
+        ("[" * 100_000, "line 1 is no JSON object"),
+        ('{"file_name": "0.png", "x": ' + "9" * 5000 + "}\n", "line 1 is no JSON object"),
+    ],
+)
+def test_wrong_json_is_one_line(tmp_path: Path, text: str, named: str) -> None:
+    with pytest.raises((SourceError, OptionError)) as caught:
+        ManifestSource(str(make(tmp_path, text, "list.jsonl"))).scan()
+    assert named in str(caught.value)
+
+
+# ---------------------------------------------------------------- columns
+
+
+def column(tmp_path: Path, cells: list[str], **options: Any) -> tuple[Any, Scan]:
+    """What becomes of a column `x` of four cells: its Field (None where there is none), and the scan."""
+    found = scan(make(tmp_path, "path,x\n" + "".join(f"{i}.png,{cell}\n" for i, cell in enumerate(cells))), **options)
+    return next((f for f in found.fields if f.name == "x"), None), found
+
+
+@pytest.mark.parametrize(
+    ("cells", "dtype", "expected"),
+    [
+        (["1", "-2", "3", "9223372036854775807"], "int64", [1, -2, 3, 2**63 - 1]),
+        (["1", "2.5", "-1e3", ".5"], "float64", [1, 2.5, -1000, 0.5]),
+        (["1", "2.5", "", "4"], "float64", [1, 2.5, None, 4]),
+        (["1", "NA", "3", "4"], "float64", [1, None, 3, 4]),
+        (["inf", "1", "-inf", "0"], "float64", [float("inf"), 1, float("-inf"), 0]),
+        (["true", "False", "TRUE", "false"], "bool", [True, False, True, False]),
+    ],
+)
+def test_columns_keep_their_numbers(tmp_path: Path, cells: list[str], dtype: str, expected: list[Any]) -> None:
+    field, found = column(tmp_path, cells)
+    assert (field.dtype, field.meaning) == (dtype, "value")
+    assert [None if value != value else value for value in values(found, "x")] == expected
+
+
+@pytest.mark.parametrize(
+    ("cells", "unit", "expected"),
+    [
+        (["1970-01-02", "1969-12-31", "2000-01-01", "1970-01-01"], "D", [1, -1, 10957, 0]),
+        (["1970-01-01 00:00:10", "1970-01-01T00:01:00Z", "1970-01-01 00:00", "1970-01-02"], "s", [10, 60, 0, 86400]),
+        (["1970-01-01 00:00:00.5"] * 4, "ms", [500] * 4),
+        (["1970-01-01 00:00:00.0005"] * 4, "us", [500] * 4),
+        (["1970-01-01 00:00:00.000000001"] * 4, "ns", [1] * 4),
+    ],
+)
+def test_times_are_counted_in_the_unit_that_holds_them(tmp_path: Path, cells: list[str], unit: str, expected: list[int]) -> None:
+    field, found = column(tmp_path, cells)
+    assert (field.dtype, field.unit, values(found, "x")) == ("int64", unit, expected)
+
+
+@pytest.mark.parametrize(
+    ("cells", "why"),
+    [
+        (["9223372036854775807", "", "1", "2"], "would lose digits"),
+        (["99999999999999999999", "1", "1", "2"], "over 64 bits"),
+        (["2020-01-01", "", "2020-01-01", "2020-01-01"], "a time is missing (row 2)"),
+        (["2020-02-31", "2020-01-01", "2020-01-01", "2020-01-01"], "no calendar"),
+        (["", "", "", ""], "no value in it"),
+    ],
+)
+def test_a_column_that_cannot_be_held_is_left_out_and_an_error_where_it_was_asked_for(tmp_path: Path, cells: list[str], why: str) -> None:
+    field, found = column(tmp_path, cells)
+    assert field is None
+    assert any(why in line for line in found.warnings)
+    with pytest.raises(OptionError) as caught:
+        column(tmp_path, cells, columns=("x",))
+    assert why in str(caught.value)
+
+
+def test_text_is_left_out_unless_it_is_asked_for(tmp_path: Path) -> None:
+    cells = ["b", "", "a", "b"]
+    field, found = column(tmp_path, cells)
+    assert field is None
+    assert any("columns of text left out (x)" in line for line in found.counts)
+    field, found = column(tmp_path, cells, columns=("x",))
+    assert (field.categories.listed, values(found, "x")) == (("a", "b"), [1, -1, 0, 1])
+    assert any("1 missing in column x (first: row 2): -1" in line for line in found.warnings)
+
+
+def test_words_for_nothing_are_texts_among_texts(tmp_path: Path) -> None:
+    field, found = column(tmp_path, ["NA", "EU", "None", "EU"], columns=("x",))
+    assert (field.categories.listed, values(found, "x")) == (("EU", "NA", "None"), [1, 0, 2, 0])
+
+
+def test_json_tells_text_from_numbers(tmp_path: Path) -> None:
+    lines = [{"path": f"{i}.png", "label": str(i % 2), "n": i, "f": i / 2, "t": i > 1, "o": {"a": 1}, "l": [1]} for i in range(3)]
+    lines.append({"path": "3.png", "label": "1", "late": 5})
+    found = scan(make(tmp_path, "\n".join(map(json.dumps, lines)), "list.jsonl"))
+    assert found.classes == ("0", "1")
+    assert {f.name: f.dtype for f in found.fields} == {"label": "int64", "n": "float64", "f": "float64", "t": "int64", "late": "float64"}
+    assert values(found, "n")[:3] == [0, 1, 2]
+    assert any("columns of several parts left out (l, o)" in line for line in found.counts)
+
+
+@pytest.mark.parametrize(
+    ("cells", "labels", "classes"),
+    [
+        ("dog,cat,dog,ant", [2, 1, 2, 0], ("ant", "cat", "dog")),
+        ("10,9,x,9", [0, 1, 2, 1], ("10", "9", "x")),
+        ("0,2,1,2", [0, 2, 1, 2], ("0", "1", "2")),
+        ("1,3,3,1", [1, 3, 3, 1], ("0", "1", "2", "3")),
+        ("0,-1,1,", [0, -1, 1, -1], ("0", "1")),
+        ("0.0,1.0,,1.0", [0, 1, -1, 1], ("0", "1")),
+        ("5000,70,5000,-3", [2, 1, 2, 0], ("-3", "70", "5000")),
+        ("true,false,false,true", [1, 0, 0, 1], ("false", "true")),
+        ("a,,b,a", [0, -1, 1, 0], ("a", "b")),
+    ],
+)
+def test_labels(tmp_path: Path, cells: str, labels: list[int], classes: tuple[str, ...]) -> None:
+    found = scan(make(tmp_path, "path,label\n" + "".join(f"{i}.png,{cell}\n" for i, cell in enumerate(cells.split(",")))))
+    assert (values(found, "label"), found.classes) == (labels, classes)
+    assert any("without a label" in line for line in found.warnings) == (-1 in labels)
+
+
+def test_a_label_that_is_no_class_is_said_and_an_error_where_it_was_asked_for(tmp_path: Path) -> None:
+    path = make(tmp_path, "path,label\n0.png,0.5\n1.png,1.25\n")
+    found = scan(path)
+    assert found.classes is None
+    assert any("column label is no label" in line for line in found.warnings)
+    with pytest.raises(OptionError, match=r"--label-column label: it holds numbers that stand for no class"):
+        scan(path, label_column="label")
+
+
+def test_columns_are_found_by_name_and_by_content(tmp_path: Path) -> None:
+    found = scan(make(tmp_path, "id,Class,Image Path\n7,a,0.png\n8,b,1.png\n"))
+    assert (list(found.keys), values(found, "label"), values(found, "id")) == ([b"0.png", b"1.png"], [0, 1], [7, 8])
+    found = scan(make(tmp_path, "id,what,where\n7,a,0.png\n8,b,1.png\n"), label_column="what")
+    assert (list(found.keys), found.classes) == ([b"0.png", b"1.png"], ("a", "b"))
+    found = scan(make(tmp_path, "image,label,other\n0.png,5,1.png\n"), image_column="other", columns=())
+    assert (list(found.keys), [f.name for f in found.fields]) == ([b"1.png"], ["label"])
+
+
+def test_images_may_lie_in_a_folder_beside_or_in_one_that_is_named(tmp_path: Path) -> None:
+    write(tmp_path, {f"images/{i}.png": picture(i) for i in range(3)} | {"other/x.png": picture(5)})
+    path = tmp_path / "list.csv"
+    path.write_text("path\n0.png\n1.png\n")
+    assert list(scan(path).keys) == [b"images/0.png", b"images/1.png"]
+    assert list(scan(path, images=str(tmp_path / "images")).keys) == [b"0.png", b"1.png"]
+    path.write_text(f"path\n{tmp_path}/images/2.png\n")
+    assert list(scan(path).keys) == [b"images/2.png"]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"columns": ("agee",)}, "--columns agee: .* has no such column; did you mean age?"),
+        ({"label_column": "Lbel"}, "--label-column Lbel: .* did you mean label?"),
+        ({"image_column": "IMG"}, "--image-column IMG: .* has no such column"),
+        ({"columns": ("Age!", "age")}, "columns Age! and age would both be the field age"),
+        ({"hidden": True}, "--hidden does not go with this RAW, which is read as manifest"),
+    ],
+)
+def test_wrong_wishes_are_named(tmp_path: Path, options: Mapping[str, Any], named: str) -> None:
+    with pytest.raises(OptionError, match=named):
+        scan(make(tmp_path, "path,label,age,Age!\n0.png,1,2,3\n"), **options)
+
+
+def test_names_of_fields_are_cleaned(tmp_path: Path) -> None:
+    found = scan(make(tmp_path, "path,Größe (cm),2nd,classes,Image\n0.png,1,2,3,4\n"), image_column="path")
+    assert [f.name for f in found.fields] == ["gr_e_cm", "column_2nd", "column_classes", "column_image"]
+
+
+def test_a_column_of_splits_orders_rows(tmp_path: Path) -> None:
+    found = scan(make(tmp_path, "path,split,n\n0.png,test,0\n1.png,zoo,1\n2.png,train,2\n3.png,test,3\n"))
+    assert found.splits == (Split("train", 0, 1), Split("test", 1, 3), Split("zoo", 3, 4))
+    assert values(found, "n") == [2, 0, 3, 1]
+    assert list(found.keys) == [b"2.png", b"0.png", b"3.png", b"1.png"]
+
+
+def test_exclude_takes_rows_out_before_their_files_are_looked_for(tmp_path: Path) -> None:
+    found = scan(make(tmp_path, "path,n\n0.png,0\ngone.png,1\n2.png,2\n"), exclude=("gone.png",))
+    assert (values(found, "n"), found.left_out) == ([0, 2], {"excluded": 1, "in no row": 2})
+    assert list(scan(tmp_path / "list.csv", include=("[02].png",)).keys) == [b"0.png", b"2.png"]
+
+
+def test_names_that_differ_in_case_only_are_said(tmp_path: Path) -> None:
+    write(tmp_path, {"A.png": picture(7), "a.png": picture(8)})
+    (line,) = scan(make(tmp_path, "path\n0.png\nA.png\na.png\n")).warnings
+    assert line == "names that differ from another in case only: 1, as A.png (row 2) and a.png (row 3)"
+
+
+def test_two_lists_in_one_folder_are_refused(tmp_path: Path) -> None:
+    make(tmp_path, "path\n0.png\n", "metadata.csv")
+    make(tmp_path, '{"path": "0.png"}', "metadata.jsonl")
+    with pytest.raises(SourceError, match=r"holds metadata.csv and metadata.jsonl: give one"):
+        scan(tmp_path)
+
+
+def test_lists_of_splits_share_columns_and_classes(tmp_path: Path) -> None:
+    make(tmp_path / "train", "file_name,label,n\n0.png,b,1\n1.png,c,2\n", "metadata.csv")
+    make(tmp_path / "test", "file_name,label\n0.png,a\n1.png,\n", "metadata.csv")
+    found = scan(tmp_path)
+    assert found.splits == (Split("train", 0, 2), Split("test", 2, 4))
+    assert (values(found, "label"), found.classes) == ([1, 2, 0, -1], ("a", "b", "c"))
+    assert list(found.keys) == [b"train/0.png", b"train/1.png", b"test/0.png", b"test/1.png"]
+    assert any("test/metadata.csv row 2" in line for line in found.warnings)
+
+
+def test_a_table_of_numbers_is_no_list_of_images(tmp_path: Path) -> None:
+    for text in ("a,b\n1,2\n", "file,size\n1,2\n"):
+        path = make(tmp_path, text)
+        assert not isinstance(open_source([str(path)], SourceOptions()), ManifestSource)
+
+
+# ---------------------------------------------------------------- Parquet
+
+
+def parquet(path: Path, table: dict[str, Any], features: dict[str, Any] | None = None, **options: Any) -> Path:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made = pa.table(table)
+    if features is not None:
+        made = made.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    pq.write_table(made, path, **options)
+    return path
+
+
+def test_real_parquet_files_hold_what_their_note_says(tmp_path: Path) -> None:
+    root = layouts() / "hf-parquet"
+    noted = json.loads((root / "expected.json").read_bytes())
+    found = scan(root)
+    assert found.labels is not None
+    assert found.classes is not None
+    assert found.classes[9] == "Ankle boot"
+    assert (len(found.keys), found.splits) == (noted["rows"], (Split("train", 0, noted["rows"]),))
+    assert {str(k): int((found.labels == k).sum()) for k in range(-1, 10)} == noted["labels"]
+    assert sum(b"#" in key for key in found.keys) == noted["no_path"] + noted["null_images"]
+    source = open_source([str(root)], SourceOptions())
+    with pytest.raises(DecodeError, match="1 of 105 images were rejected"):
+        run(source, tmp_path / "out", Preprocess(mode="gray", crop=28), rows=90)
+    report = run(source, tmp_path / "out", Preprocess(mode="gray", crop=28), rows=90, max_rejects=1)
+    assert (report.samples, report.rejects) == (104, 1)
+    ds = mmcompile.MMapShardDataset(tmp_path / "out", split="all")
+    assert (ds.targets >= -1).all()
+    import pyarrow.parquet as pq
+
+    rows = [row for i in range(2) for row in pq.read_table(root / "data" / f"train-0000{i}-of-00002.parquet").to_pylist()]
+    rows = [row for row in rows if row["image"] is not None and row["image"]["bytes"] is not None]
+    for i, row in enumerate(rows):
+        assert int(ds[i][1]) == (-1 if row["label"] is None else row["label"])
+        pixels = np.asarray(Image.open(io.BytesIO(row["image"]["bytes"])))
+        assert pixels.shape != (28, 28) or np.array_equal(ds[i][0].numpy()[0], pixels)
+
+
+def packed(root: Path, n: int = 23, **options: Any) -> Path:
+    images = [{"bytes": picture(i), "path": f"{i}.png"} for i in range(n)]
+    return parquet(root / "data" / "train.parquet", {"image": images, "label": [i % 3 for i in range(n)]}, row_group_size=7, **options)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_images_in_parquet_files_equal_the_same_files(tmp_path: Path, workers: int) -> None:
+    packed(tmp_path / "raw")
+    write(tmp_path / "plain", {f"{i}.png": picture(i) for i in range(23)})
+    run(open_source([str(tmp_path / "raw")], SourceOptions()), tmp_path / "out", workers=workers)
+    names = [key.decode() for key in keys(tmp_path / "out")]
+    assert names == [f"{i}.png" for i in range(23)]
+    made = expected(tmp_path / "plain", SMALL, [name.encode() for name in names])
+    assert np.array_equal(images(tmp_path / "out"), made)
+
+
+def test_a_changed_label_in_a_parquet_file_decodes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inline(monkeypatch)
+    packed(tmp_path / "raw")
+    source = open_source([str(tmp_path / "raw")], SourceOptions())
+    assert run(source, tmp_path / "out").decoded == 23
+    assert run(source, tmp_path / "out").kept == 23
+    table = {"image": [{"bytes": picture(i), "path": f"{i}.png"} for i in range(23)], "label": [1] * 23}
+    parquet(tmp_path / "raw" / "data" / "train.parquet", table)
+    report = run(open_source([str(tmp_path / "raw")], SourceOptions()), tmp_path / "out")
+    assert (report.decoded, report.copied) == (0, 23)
+    run(open_source([str(tmp_path / "raw")], SourceOptions()), tmp_path / "fresh")
+    assert dataset(tmp_path / "out") == dataset(tmp_path / "fresh")
+
+
+def test_a_parquet_file_that_was_replaced_is_never_read_from(tmp_path: Path) -> None:
+    packed(tmp_path / "raw")
+    source = open_source([str(tmp_path / "raw")], SourceOptions())
+    assert isinstance(source, ManifestSource)
+    found = source.scan()
+    assert source.read(found.keys[20]) == picture(20)
+    assert source.read(found.keys[3]) == picture(3)
+    assert source.stat(found.keys[3]) == tuple(found.stat[3].tolist())
+    packed(tmp_path / "raw", 24)
+    for act in (source.read, source.stat):
+        with pytest.raises(OSError, match=r"changed while read|not the one that was listed"):
+            act(found.keys[3])
+
+
+def test_keys_of_images_without_a_path_of_their_own_say_file_and_row(tmp_path: Path) -> None:
+    data = [{"bytes": picture(i), "path": path} for i, path in enumerate(["a", None, "b", "a", ""])]
+    parquet(tmp_path / "x.parquet", {"img": data})
+    assert list(scan(tmp_path / "x.parquet").keys) == [b"x.parquet#0", b"x.parquet#1", b"b", b"x.parquet#3", b"x.parquet#4"]
+
+
+def test_plain_bytes_and_dtypes_in_parquet_files(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    table = {
+        "picture": [picture(i) for i in range(3)],
+        "note": ["x", "y", None],
+        "small": pa.array([1, 2, 3], pa.int8()),
+        "half": pa.array([1.5, None, 2], pa.float32()),
+        "gap": pa.array([1, None, 2], pa.int32()),
+        "big": pa.array([2**64 - 1, 0, 1], pa.uint64()),
+        "ok": [True, False, True],
+        "at": pa.array([0, 1, 2], pa.timestamp("us", "UTC")),
+        "day": pa.array([0, 1, 2], pa.date32()),
+        "l": [[1], [2], [3]],
+        "dec": pa.array([1, 2, 3], pa.decimal128(5, 2)),
+        "nothing": pa.nulls(3),
+        "cat": pa.array(["b", "a", "b"]).dictionary_encode(),
+        "kind": pa.array([1, 0, -1]),
+    }
+    features = {"kind": {"_type": "ClassLabel", "names": ["no", "yes"]}}
+    path = parquet(tmp_path / "x.parquet", table, features)
+    found = scan(path, columns=("small", "half", "gap", "big", "ok", "at", "day", "cat"))
+    assert found.classes == ("no", "yes")
+    assert values(found, "label") == [1, 0, -1]
+    assert {f.name: (f.dtype, f.unit) for f in found.fields[1:]} == {
+        "small": ("int8", None),
+        "half": ("float32", None),
+        "gap": ("float64", None),
+        "big": ("uint64", None),
+        "ok": ("bool", None),
+        "at": ("int64", "us"),
+        "day": ("int64", "D"),
+        "cat": ("int64", None),
+    }
+    assert values(found, "big") == [2**64 - 1, 0, 1]
+    assert values(found, "cat") == [1, 0, 1]
+    assert np.isnan(found.values["gap"]).tolist() == [False, True, False]
+    found = scan(path)
+    assert [f.name for f in found.fields] == ["label", "small", "half", "gap", "big", "ok", "at", "day"]
+    assert any("column dec is left out: decimals" in line for line in found.warnings)
+    for name, why in (("dec", "decimals"), ("nothing", "no value"), ("l", "several parts")):
+        with pytest.raises(OptionError, match=why):
+            scan(path, columns=(name,))
+
+
+def test_paths_in_a_parquet_file_are_those_of_a_csv_file(tmp_path: Path) -> None:
+    made = parquet(tmp_path / "list.parquet", {"file_name": [f"{i}.png" for i in range(4)], "label": ["b", "a", None, "b"]})
+    plain = scan(make(tmp_path, "file_name,label\n0.png,b\n1.png,a\n2.png,\n3.png,b\n"))
+    found = scan(made)
+    assert found.keys == plain.keys
+    assert found.classes == plain.classes == ("a", "b")
+    np.testing.assert_array_equal(found.values, plain.values)
+    np.testing.assert_array_equal(found.stat, plain.stat)
+    parquet(made, {"file_name": ["0.png", "gone.png"]})
+    with pytest.raises(SourceError, match=r"list.parquet#1: gone.png: no such file"):
+        scan(made)
+
+
+def test_wrong_parquet_files_are_named(tmp_path: Path) -> None:
+    path = packed(tmp_path)
+    whole = path.read_bytes()
+    for data in (b"", b"PAR1", whole[:-10], b"x" * 100, whole[:4] + b"\xff" * 60 + whole[64:]):
+        path.write_bytes(data)
+        with pytest.raises(SourceError, match=r"train.parquet"):
+            ManifestSource(str(path)).scan()
+    path.write_bytes(whole)
+    parquet(path.with_name("test.parquet"), {"label": [1]})
+    with pytest.raises(SourceError, match=r"column image holds images in some files"):
+        ManifestSource(str(tmp_path)).scan()
+    parquet(path.with_name("test.parquet"), {"image": [{"bytes": b"", "path": ""}], "label": ["x"]})
+    with pytest.raises(OptionError, match="other kinds of values in other files"):
+        ManifestSource(str(tmp_path), Wishes(label="label")).scan()
+    os.rename(path.with_name("test.parquet"), path.with_name("more.parquet"))
+    with pytest.raises(SourceError, match=r"more.parquet is of no split, others are"):
+        ManifestSource(str(tmp_path))
+
+
+def test_parquet_files_name_their_splits(tmp_path: Path) -> None:
+    for name in ("test-00000-of-00001", "train-00001-of-00002", "train-00000-of-00002", "validation-00000-of-00001-0a1b"):
+        parquet(tmp_path / "data" / f"{name}.parquet", {"image": [{"bytes": picture(1), "path": name}]})
+    found = scan(tmp_path)
+    assert found.splits == (Split("train", 0, 2), Split("validation", 2, 3), Split("test", 3, 4))
+    assert list(found.keys)[:2] == [b"train-00000-of-00002", b"train-00001-of-00002"]
+
+
+# ---------------------------------------------------------------- building
+
+
+def test_a_changed_label_or_name_decodes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inline(monkeypatch)
+    raw, out = make(tmp_path / "raw", "path,label,n\n" + "".join(f"{i}.png,{i % 2},{i}\n" for i in range(9)), images=9), tmp_path / "out"
+    age(tmp_path / "raw")
+    assert run(open_source([str(raw)], SourceOptions()), out).decoded == 9
+    raw.write_text("path,label,n\n" + "".join(f"{i}.png,1,{i + 1}\n" for i in range(8)) + "new name.png,0,5\n")
+    os.rename(tmp_path / "raw" / "8.png", tmp_path / "raw" / "new name.png")
+    report = run(open_source([str(raw)], SourceOptions()), out)
+    assert (report.decoded, report.copied) == (0, 9)
+    run(open_source([str(raw)], SourceOptions()), tmp_path / "fresh")
+    assert dataset(out) == dataset(tmp_path / "fresh")
+    assert keys(out)[-1] == b"new name.png"
+    assert Reader(out).gather("n", np.arange(9)).tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 5]
+    before = dataset(out)
+    report = run(open_source([str(raw)], SourceOptions()), out)
+    assert (report.decoded, report.copied, report.kept) == (0, 0, 9)
+    assert dataset(out) == before
