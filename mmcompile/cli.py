@@ -216,7 +216,7 @@ _DTYPES = _one_of("uint8|uint16|int16|int32|float16|bfloat16|float32|float64|boo
 _HELP_GROUPS = {
     "Options that most people need": "resize crop normalize dtype workers max-rejects config dry-run",
     "What RAW is, and what of it": "source include exclude hidden split classes-from images image-column label-column columns "
-    "group-by order-by split-by as shape array-dtype",
+    "group-by order-by split-by where rows as shape array-dtype",
     "Size": "pad keep-size filter resampler jpeg-scaling",
     "Pixels": "mode mean std scale orientation alpha depth16 range icc frames truncated max-pixels max-aspect compat transform transform-version "
     "transform-shape",
@@ -290,6 +290,8 @@ class _Grouped(click.Command):
 @_option(
     "--split-by", str, "Of a table: where train ends and test (or val, then test) begins, as in ts=2023-01-01,2024-01-01.", metavar="COLUMN=CUT,..."
 )
+@_option("--where", str, "Take only such rows of datasets, as in \"class == 'cat' and width >= 256\", \"key like 'train/*'\".", metavar="CONDITION")
+@_option("--rows", _PLACE, "Take only these rows of datasets: numbers from 0 on, one a line, or in a .npy file.", metavar="FILE")
 @_option("--workers", _Typed(COUNT), "Processes.  Default: the CPUs that this process may use.")
 @_option("--engine", _one_of("local|dask|ray"), "Who builds the shards: processes here, or a cluster.  Default: local.")
 @_option("--address", str, "Of that cluster's scheduler: tcp://HOST:PORT (dask), HOST:PORT (ray; default: one on this machine).", metavar="ADDRESS")
@@ -328,7 +330,7 @@ def build(ctx: click.Context, /, raw: tuple[str, ...], out: str, dry_run: bool, 
     from mmcompile.compiler.sources.rows import is_row_source
 
     wishes = ["source", "include", "hidden", "split", "classes_from", "shape", "array_dtype", "images", "image_column", "label_column", "columns"]
-    wishes += ["group_by", "order_by", "split_by"]
+    wishes += ["group_by", "order_by", "split_by", "where", "rows"]
     chosen = SourceOptions(
         exclude=(*ctx.meta.get("mmcompile.exclude", ()), *given.pop("exclude")),
         compat=given["compat"],
@@ -352,7 +354,7 @@ def build(ctx: click.Context, /, raw: tuple[str, ...], out: str, dry_run: bool, 
     max_rejects = given.pop("max_rejects")
     if given["transform"] is not None:
         _look_here()
-    preprocess = row_preprocess(given) if is_row_source(source) else preprocess_of(given)
+    preprocess = row_preprocess(given) if is_row_source(source) else preprocess_of(given, source)
     show = Show(sys.stderr)
     try:
         report = run(

@@ -155,7 +155,7 @@ def test_hive_folders_are_groups(tmp_path: Path) -> None:
 
 
 def test_one_table_of_several_series_is_refused_with_what_to_say(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="row 2 of .*ts stands still.*--group-by symbol --order-by ts"):
+    with pytest.raises(SourceError, match=r"row 2 of .*ts stands still.*--group-by symbol --order-by ts"):
         source(table(tmp_path / "a.csv", LONG)).scan()
     assert source(tmp_path / "a.csv", order_by="none").scan().rows == 6
 
