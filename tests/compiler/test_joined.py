@@ -379,8 +379,8 @@ def test_the_command_line_says_splits_and_what_repeats(raw: Path, tmp_path: Path
         (["raw/train", "raw/train/ant", "out"], "its images would be taken twice; give one of them"),
         (["raw/train", "raw/val", "raw/test"], "raw/test: holds what is not ours"),
         (
-            ["raw", "out", "--source", "tar", "--columns", "x"],
-            "error: --columns does not go with --source tar: leave it out, or give another --source (",
+            ["raw", "out", "--source", "folder", "--columns", "x"],
+            "error: --columns does not go with --source folder: leave it out, or give another --source (",
         ),
     ],
 )
