@@ -18,7 +18,7 @@ import xxhash
 
 from mmcompile.compiler.sources import STAT_DTYPE
 from mmcompile.compiler.sources.keys import Keys
-from mmcompile.compiler.sources.parquet import ParquetTable, batches
+from mmcompile.compiler.sources.parquet import ParquetTable, batches, reading
 from mmcompile.compiler.sources.walk import stat_columns
 from mmcompile.errors import SourceError
 
@@ -44,8 +44,9 @@ def list_packed(root: str, tables: Sequence[ParquetTable], progress: Callable[[i
     places, stats, empty, n = [], [], 0, 0
     for table in tables:
         name = os.path.relpath(table.path, root)
-        found = os.stat(table.path)
-        lengths, rows, paths = _lengths(table)
+        with reading(table.path):
+            found = os.stat(table.path)
+            lengths, rows, paths = _lengths(table)
         place = np.empty((len(lengths), 3), np.int64)
         place[:, 0], place[:, 1], place[:, 2] = _mark(name, found), rows, lengths.clip(0)
         stat = np.empty(len(lengths), STAT_DTYPE)
@@ -119,7 +120,7 @@ class Packed:
                 del _opened[next(iter(_opened))]
         try:
             data = opened.read(place[1] >> _ROW_BITS, place[1] & ((1 << _ROW_BITS) - 1))
-        except (SourceError, ValueError, IndexError) as error:
+        except (SourceError, LookupError) as error:
             raise OSError(errno.EIO, "a row group that cannot be read", opened.path) from error
         if self._stat(opened.path)[0] != place[0]:
             raise OSError(errno.EAGAIN, "changed while read", opened.path)
