@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import sys
 import tracemalloc
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +19,9 @@ from PIL import Image
 import mmcompile
 from mmcompile.cli import program
 from mmcompile.compiler.preprocess import Preprocess
-from mmcompile.compiler.sources import Scan
+from mmcompile.compiler.sources import Scan, delimited
+from mmcompile.compiler.sources import cells as cells_module
+from mmcompile.compiler.sources import keys as keys_module
 from mmcompile.compiler.sources.choose import SourceOptions, open_source
 from mmcompile.compiler.sources.manifest import ManifestSource, Wishes
 from mmcompile.errors import DecodeError, OptionError, OutputExistsError, SourceError
@@ -217,9 +220,9 @@ def test_wrong_json_is_one_line(tmp_path: Path, text: str, named: str) -> None:
 # ---------------------------------------------------------------- columns
 
 
-def column(tmp_path: Path, cells: list[str], **options: Any) -> tuple[Any, Scan]:
+def column(tmp_path: Path, texts: list[str], **options: Any) -> tuple[Any, Scan]:
     """What becomes of a column `x` of four cells: its Field (None where there is none), and the scan."""
-    found = scan(make(tmp_path, "path,x\n" + "".join(f"{i}.png,{cell}\n" for i, cell in enumerate(cells))), **options)
+    found = scan(make(tmp_path, "path,x\n" + "".join(f"{i}.png,{cell}\n" for i, cell in enumerate(texts))), **options)
     return next((f for f in found.fields if f.name == "x"), None), found
 
 
@@ -319,6 +322,23 @@ def test_labels(tmp_path: Path, cells: str, labels: list[int], classes: tuple[st
     assert any("without a label" in line for line in found.warnings) == (-1 in labels)
 
 
+def test_class_numbers_of_few_rows_stay_what_they_are(tmp_path: Path) -> None:
+    found = scan(make(tmp_path, "path,label\n0.png,3\n1.png,999\n"))
+    assert values(found, "label") == [3, 999]
+    assert found.classes == tuple(map(str, range(1000)))
+    found = scan(make(tmp_path, "path,label\n0.png,70000\n1.png,123456789\n"))
+    assert (values(found, "label"), found.classes) == ([0, 1], ("70000", "123456789"))
+    assert any("new numbers in their order" in line for line in found.counts)
+
+
+def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make(tmp_path, "PAR1", "x.parquet")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    for raw in (path, tmp_path):
+        with pytest.raises(OptionError, match=r"pip install 'mmcompile\[parquet\]'"):
+            scan(raw)
+
+
 def test_classes_that_differ_in_case_or_spaces_are_said(tmp_path: Path) -> None:
     found = scan(make(tmp_path, "path,label\n0.png,cat\n1.png,Cat \n2.png,dog\n"))
     assert found.classes == ("Cat ", "cat", "dog")
@@ -332,8 +352,11 @@ def test_out_may_lie_beside_a_list_but_not_in_a_folder_that_is_looked_into(tmp_p
         run(open_source([str(tmp_path)], SourceOptions()), tmp_path / "other")
 
 
-def test_a_long_list_is_held_in_columns(tmp_path: Path) -> None:
-    rows = 40_000
+def test_a_long_list_is_held_in_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delimited, "_ROWS", 256)
+    monkeypatch.setattr(cells_module, "_CHUNK", 256)
+    monkeypatch.setattr(keys_module, "_CHUNK", 256)
+    rows = 8_000
     text = "".join(f"{i:08d}.png,class {i % 97},{i},{i / 7},some words of row {i}\n" for i in range(rows))
     path = make(tmp_path, "path,label,n,x,text\n" + text, images=1)
     tracemalloc.start()

@@ -41,8 +41,8 @@ SPLIT_NAMES = ("split",)
 _TAKEN = frozenset({"table", "samples", "keys", "hashes", "rejects", "classes", "rows", "image"})
 #: Whole numbers up to here are floats without a loss.
 _EXACT = 2**53
-#: Numbers of classes beyond those that occur are believed up to here, or up to twice as many.
-_FEW = 256
+#: Whole numbers below this are class numbers as they stand, however few of them occur; others where at least half of them do.
+_FEW = 1 << 16
 
 
 def named_alike(names: Iterable[str], words: Sequence[str]) -> str | None:
@@ -106,7 +106,7 @@ def as_label(column: Column, names: Sequence[str] | None = None) -> tuple[npt.ND
     if not len(known) or (known[0] >= 0 and known[-1] < max(_FEW, 2 * len(known))):
         count = int(known[-1]) + 1 if len(known) else 0
         return numbers, tuple(map(str, range(count))), "class numbers as they stand"
-    return np.where(numbers == -1, -1, np.searchsorted(known, numbers)), tuple(map(str, known.tolist())), "classes in the order of their numbers"
+    return np.where(numbers == -1, -1, np.searchsorted(known, numbers)), tuple(map(str, known.tolist())), "new numbers in their order"
 
 
 def as_numbered(labels: npt.NDArray[np.int64], classes: Sequence[str], fixed: Sequence[str], where: Callable[[int], str]) -> npt.NDArray[np.int64]:
