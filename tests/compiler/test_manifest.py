@@ -18,6 +18,7 @@ from PIL import Image
 
 import mmcompile
 from mmcompile.cli import program
+from mmcompile.compiler.options import as_config
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.sources import Scan, delimited
 from mmcompile.compiler.sources import cells as cells_module
@@ -410,6 +411,11 @@ def test_wrong_wishes_are_named(tmp_path: Path, options: Mapping[str, Any], name
         scan(make(tmp_path, "path,label,age,Age!\n0.png,1,2,3\n"), **options)
 
 
+def test_a_column_called_label_that_is_not_the_label_is_kept(tmp_path: Path) -> None:
+    found = scan(make(tmp_path, "path,label,name\n0.png,7,b\n1.png,8,a\n"), label_column="name")
+    assert (found.classes, values(found, "label"), values(found, "column_label")) == (("a", "b"), [1, 0], [7, 8])
+
+
 def test_names_of_fields_are_cleaned(tmp_path: Path) -> None:
     found = scan(make(tmp_path, "path,Größe (cm),2nd,classes,Image\n0.png,1,2,3,4\n"), image_column="path")
     assert [f.name for f in found.fields] == ["gr_e_cm", "column_2nd", "column_classes", "column_image"]
@@ -466,11 +472,15 @@ def test_several_lists_are_splits(tmp_path: Path) -> None:
     assert named.scan().splits == (Split("train", 0, 3), Split("test", 3, 4))
     assert named.identity()["splits"] == [["test", "sub/extra.csv"], ["train", "val_list.csv"]]
     for options, why in (
-        ({"split": ("x=nowhere.csv",)}, r"--split x=.*: expected one of the lists"),
+        ({"split": ("x=nowhere.csv",)}, r"--split …=nowhere.csv: expected one of the lists"),
         ({"split": ("x",)}, r"--split x: expected NAME=LIST"),
     ):
         with pytest.raises(OptionError, match=why):
             open_source(raw, SourceOptions(**options))
+    config = as_config({"source": named.identity(), "preprocess": SMALL.settings(), "shard_bytes": 1 << 28})
+    assert config["split"] == ["test=sub/extra.csv", "train=val_list.csv"]
+    again = open_source(raw, SourceOptions(split=tuple(config["split"])))
+    assert again.identity() == named.identity()
     val.write_text("path,label\n0.png,a\n")
     with pytest.raises(SourceError, match=r"train.csv row 1: 0.png stands in val_list.csv row 1 already"):
         found.scan()

@@ -62,7 +62,7 @@ def find_column(name: str, names: Sequence[str], option: str, where: str) -> str
 
 
 def field_names(columns: Iterable[str], label: str | None) -> dict[str, str]:
-    """The names of the fields that columns become: lower case, `_` for what is no letter or digit, `column_` before what is no name then.
+    """The names of the fields that columns become: lower case, `_` for what is no letter or digit, `column_` before what is no name then, or taken.
 
     Raises OptionError where two become one.
     """
@@ -70,7 +70,7 @@ def field_names(columns: Iterable[str], label: str | None) -> dict[str, str]:
     taken = {} if label is None else {LABEL.name: label}
     for column in columns:
         name = re.sub(r"[^a-z0-9]+", "_", column.strip().lower()).strip("_")
-        if not re.match("[a-z]", name) or name in _TAKEN:
+        if not re.match("[a-z]", name) or name in _TAKEN or (name in taken and taken[name] == label):
             name = f"column_{name}".rstrip("_")
         name = name[:64]
         if name in taken:
