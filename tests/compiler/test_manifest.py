@@ -611,6 +611,36 @@ def test_a_parquet_file_that_was_replaced_is_never_read_from(tmp_path: Path) -> 
             act(found.keys[3])
 
 
+def test_files_that_hugging_face_datasets_writes(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features(
+        {
+            "image": datasets.Image(),
+            "fine": datasets.ClassLabel(names=["x", "y", "z"]),
+            "flag": datasets.Value("bool"),
+            "text": datasets.Value("string"),
+        }
+    )
+    pictures = [Image.open(io.BytesIO(picture(i))) for i in range(5)]
+    made = datasets.Dataset.from_dict(
+        {"image": pictures, "fine": [0, 1, 2, 1, -1], "flag": [True, False] * 2 + [True], "text": list("abcde")}, features=features
+    )
+    made.to_parquet(str(tmp_path / "train-00000-of-00001.parquet"))
+    found = scan(tmp_path)
+    assert found.classes == ("x", "y", "z")
+    assert values(found, "label") == [0, 1, 2, 1, -1]
+    assert values(found, "flag") == [True, False, True, False, True]
+    source = ManifestSource(str(tmp_path))
+    for key, image in zip(source.scan().keys, pictures, strict=True):
+        assert np.array_equal(np.asarray(Image.open(io.BytesIO(source.read(key)))), np.asarray(image))
+
+
+def test_images_elsewhere_and_in_the_list_clash(tmp_path: Path) -> None:
+    packed(tmp_path / "raw")
+    with pytest.raises(OptionError, match="--images: the images lie in column image"):
+        scan(tmp_path / "raw", images=str(tmp_path))
+
+
 def test_keys_of_images_without_a_path_of_their_own_say_file_and_row(tmp_path: Path) -> None:
     data = [{"bytes": picture(i), "path": path} for i, path in enumerate(["a", None, "b", "a", ""])]
     parquet(tmp_path / "x.parquet", {"img": data})
