@@ -23,6 +23,8 @@ from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.sources import Scan, delimited
 from mmcompile.compiler.sources import cells as cells_module
 from mmcompile.compiler.sources import keys as keys_module
+from mmcompile.compiler.sources import packed as packed_module
+from mmcompile.compiler.sources import parquet as parquet_module
 from mmcompile.compiler.sources.choose import SourceOptions, open_source
 from mmcompile.compiler.sources.manifest import ManifestSource, Wishes
 from mmcompile.errors import DecodeError, OptionError, OutputExistsError, SourceError
@@ -609,6 +611,26 @@ def test_a_parquet_file_that_was_replaced_is_never_read_from(tmp_path: Path) -> 
     for act in (source.read, source.stat):
         with pytest.raises(OSError, match=r"changed while read|not the one that was listed"):
             act(found.keys[3])
+
+
+def test_rows_are_read_in_any_order_and_two_that_are_near_each_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed(tmp_path / "raw")
+    monkeypatch.setattr(parquet_module, "_BATCH_ROWS", 2)
+    source = ManifestSource(str(tmp_path / "raw"))
+    items = source.scan().keys
+    asked = packed_module._images
+    begun: list[int] = []
+
+    def images(table: Any, file: Any, group: int) -> Any:
+        begun.append(group)
+        return asked(table, file, group)
+
+    monkeypatch.setattr(packed_module, "_images", images)
+    for i in (1, 0, 2, 1, 4, 3, 6, 5, 7, 9, 8, 13, 12, 14):
+        assert source.read(items[i]) == picture(i)
+    assert begun == [0, 1, 2]
+    for i in np.random.default_rng(0).permutation(23).tolist():
+        assert source.read(items[i]) == picture(i)
 
 
 def test_files_that_hugging_face_datasets_writes(tmp_path: Path) -> None:
