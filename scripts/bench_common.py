@@ -29,7 +29,7 @@ def machine() -> str:
 
 
 def save_dataset(root: Path, shards: Iterable[np.ndarray], classes: int = 0, normalize: bool = False, repeat: int = 1) -> int:
-    """A dataset of uint8 images, chw, a shard for each array (rows, C, H, W); returns its bytes of rows.
+    """A dataset of uint8 images, chw: a shard for each array (rows, C, H, W), or of values of another dtype (rows, *shape); returns its bytes.
 
     Holds what reading needs and no sources.  Labels are row % classes (none: no labels).  Each shard comes `repeat` times, as one file.
     """
@@ -39,9 +39,13 @@ def save_dataset(root: Path, shards: Iterable[np.ndarray], classes: int = 0, nor
     table, first = [], 0
     for images in shards:
         if not fields:
-            fields.append(Field("image", "uint8", images.shape[1:], "image", "chw", 255.0, IMAGENET if normalize else None))
+            fields.append(
+                Field("image", "uint8", images.shape[1:], "image", "chw", 255.0, IMAGENET if normalize else None)
+                if images.dtype == np.uint8
+                else Field("x", images.dtype.name, images.shape[1:], "value")
+            )
             fields += [Field("label", "int64", (), "class")] if classes else []
-        hashes = [hash_pair(save_array(folder, "image", images, folder))]
+        hashes = [hash_pair(save_array(folder, fields[0].name, images, folder))]
         if classes:
             hashes.append(hash_pair(save_array(folder, "label", np.arange(first, first + len(images)) % classes, folder)))
         table.append((len(images), *hashes, (0, 0), (0, 0)))

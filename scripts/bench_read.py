@@ -3,7 +3,8 @@
 usage: python scripts/bench_read.py [--only gather,float,augment,rows,order,open,train] [--rounds 7] [--batch 256] [--dir DIR]
 
 The datasets are random bytes, written to a temporary folder (in DIR): 8,192 images of 224x224x3 uint8 and 2,048 of 256x256x3 in shards of 1,024,
-10^6 rows of 20 bytes, and a table of 560,000 shards of 1,786 images, 10^9 in all, which are one file.  `train` makes JPEG and PNG files too.
+10^6 rows of 20 bytes, a table of as many rows of 8 float32 columns, and a table of 560,000 shards of 1,786 images, 10^9 in all, which are one file.
+`train` makes JPEG and PNG files too.
 
 Method: in each round all runs of a section follow one another in random order; a speed is the median of the rounds, a ratio the
 median of the ratios within a round.  All is warm: a first round that is not counted has read every page.  Each run copies every byte of every row it
@@ -104,6 +105,12 @@ class Bench:
     @functools.cached_property
     def small(self) -> Path:
         return self._dataset("20", 1_000_000, (1, 4, 5), 0, 250_000)
+
+    @functools.cached_property
+    def bars(self) -> Path:
+        root, rng = self.folder / "bars", np.random.default_rng(0)
+        save_dataset(root, (rng.normal(size=(250_000, 8)).astype(np.float32) for _ in range(4)))
+        return root
 
     def _dataset(self, name: str, rows: int, shape: tuple[int, ...], classes: int, shard: int = SHARD) -> Path:
         root = self.folder / name
@@ -261,25 +268,31 @@ class Bench:
         self.table.line("random resized crop / per-sample interpolate", ratio(rates, *both))
 
     def rows(self) -> None:
-        ds, small, table = MMapShardDataset(self.images, dtype=torch.uint8), MMapShardDataset(self.small), self.table
-        whole = small[:].numpy()
+        ds = MMapShardDataset(self.images, dtype=torch.uint8)
+        self._rows(MMapShardDataset(self.small), "image", "10^6 of 20 bytes", ds)
+        bars = MMapShardDataset(self.bars)
+        self._rows(bars, "x", "10^6 of 8 float32 columns", bars)
+        self._windows(bars)
+
+    def _rows(self, small: MMapShardDataset, field: str, said: str, ds: MMapShardDataset) -> None:
+        table, whole = self.table, small[:].numpy()
         rng = np.random.default_rng(0)
 
         def views() -> int:
-            for i in rng.permutation(len(ds)).tolist():
+            for i in rng.permutation(len(ds))[:8192].tolist():
                 ds[i]
-            return len(ds)
+            return min(len(ds), 8192)
 
         def taken(count: int) -> int:
-            out = np.empty((count, 1, 4, 5), np.uint8)
+            out = np.empty((count, *whole.shape[1:]), whole.dtype)
             for keys in rng.integers(0, len(whole), (200, count)):
                 np.take(whole, keys, axis=0, out=out, mode="clip")
             return 200 * count
 
         def gathered(count: int) -> int:
-            out = np.empty((count, 1, 4, 5), np.uint8)
+            out = np.empty((count, *whole.shape[1:]), whole.dtype)
             for keys in rng.integers(0, len(whole), (200, count)):
-                small._reader.gather("image", keys, out=out)
+                small._reader.gather(field, keys, out=out)
             return 200 * count
 
         def keyed(count: int) -> int:
@@ -299,7 +312,7 @@ class Bench:
             runs[f"ds[array] of {count:,}"] = functools.partial(keyed, count)
         runs["ShardLoader, batches of 4,096, 1 thread"] = self.loader(small, 1, batch=4096)
         rates = interleaved(runs, self.rounds)
-        table.title("rows: 10^6 of 20 bytes by index (ds[i]: of 150 KB, with its label)")
+        table.title(f"rows: {said} by index" + ("" if ds is small else " (ds[i]: of 150 KB, with its label)"))
         for name, values in rates.items():
             if name != "ds[i], zero-copy":
                 table.line(name, 1e9 / statistics.median(values), unit="ns a row")
@@ -308,6 +321,42 @@ class Bench:
             base, least = f"np.take(out=) of {count:,}", None if count == 256 else 0.7
             table.line(f"gather(out=) / np.take(out=), {count:,}", ratio(rates, f"gather(out=) of {count:,}", base), least=least)
             table.line(f"ds[array] / np.take(out=), {count:,}", ratio(rates, f"ds[array] of {count:,}", base))
+
+    def _windows(self, bars: MMapShardDataset) -> None:
+        whole, windows, rng = bars[:].numpy(), bars.windows(64), np.random.default_rng(0)
+        apart = whole[: len(whole) // 64 * 64].reshape(-1, 64, *whole.shape[1:])
+        within = np.arange(64)
+
+        def views() -> int:
+            for i in rng.integers(0, len(windows), 8192).tolist():
+                windows[i]
+            return 8192
+
+        def taken(rows: np.ndarray, keys_of: Callable[[np.ndarray], np.ndarray]) -> int:
+            out = np.empty((self.batch * 64 * 8 // rows[0].size, *rows.shape[1:]), np.float32)
+            for keys in rng.integers(0, len(apart), (200, self.batch)):
+                np.take(rows, keys_of(keys), axis=0, out=out, mode="clip")
+            return 200 * self.batch
+
+        def asked() -> int:
+            for keys in rng.integers(0, len(windows), (200, self.batch)):
+                windows[keys]
+            return 200 * self.batch
+
+        runs: dict[str, Run] = {
+            "windows[i], zero-copy": views,
+            "windows[array]": asked,
+            "np.take(out=) of their rows": lambda: taken(whole, lambda keys: (keys[:, None] * 64 + within).reshape(-1)),
+            "np.take(out=) of windows that lie apart": lambda: taken(apart, lambda keys: keys),
+            "ShardLoader over windows, 1 thread": self.loader(windows.subset(range(0, len(windows), 8)), 1),
+        }
+        rates = interleaved(runs, self.rounds)
+        self.table.title(f"windows: 64 rows of 8 float32 columns, {len(windows):,} of them, batches of {self.batch}")
+        for name, values in rates.items():
+            self.table.line(name, 1e9 / statistics.median(values), unit="ns a window")
+        self.table.line("windows[array] / np.take of their rows", ratio(rates, "windows[array]", "np.take(out=) of their rows"))
+        both = "windows[array]", "np.take(out=) of windows that lie apart"
+        self.table.line("windows[array] / np.take of windows that lie apart", ratio(rates, *both))
 
     def order(self) -> None:
         positions = np.arange(4096)

@@ -1,5 +1,7 @@
 """Reads the first batch of a dataset with numpy and the standard library alone, as FORMAT.md describes it: nothing of this package is needed.
 
+What lies beside the fields is not needed for that: samples and keys, or, where rows have none of their own (arrays, tables), hashes and groups.
+
 usage: python read_with_numpy.py OUT [ROWS]
 """
 
@@ -33,14 +35,16 @@ def first_rows(out, table, field, count):
 
 
 def numbers(rows, field):
-    """Stored rows as training sees them: images (N, C, H, W), normalised in float32 where the index says so."""
+    """Stored rows as training sees them: images (N, C, H, W), values (N, *shape), normalised where the index says so."""
     if field["dtype"] == "bfloat16":  # numpy has no such type: the upper half of a float32
         rows = (rows.astype("<u4") << 16).view("<f4")
     if field["layout"] == "hwc":
         rows = rows.transpose(0, 3, 1, 2)
     if field["normalize"] is not None:
-        mean, std = (np.array(field["normalize"][key], np.float32)[:, None, None] for key in ("mean", "std"))
-        rows = (rows.astype(np.float32) / np.float32(field["scale"]) - mean) / std
+        work = np.float64 if field["dtype"] == "float64" else np.float32
+        axes = (-1, 1, 1) if field["meaning"] == "image" else (-1,)
+        mean, std = (np.array(field["normalize"][key], work).reshape(axes) for key in ("mean", "std"))
+        rows = (rows.astype(work) / work(field["scale"]) - mean) / std
     return rows
 
 

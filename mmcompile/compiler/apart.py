@@ -61,7 +61,7 @@ class PartBuild(Build):
         if self.runner.failures:
             raise unsettled_part(self.out, str(self.options.part), self.runner.failures)
         counts = self.runner.counts
-        return self._unpublished(part=self.options.part, sealed=len(self.sealed), decoded=counts.decoded, copied=counts.copied)
+        return self._unpublished(part=self.options.part, splits={}, sealed=len(self.sealed), decoded=counts.decoded, copied=counts.copied)
 
     def _foresee(self) -> BuildReport:
         if self.options.part is None:

@@ -24,7 +24,7 @@ from mmcompile.compiler.broker import BrokerExecutor, connect
 from mmcompile.compiler.cluster import Cluster
 from mmcompile.compiler.engines import LocalExecutor, make_executor
 from mmcompile.compiler.options import BuildOptions, allowed_rejects, typed
-from mmcompile.compiler.outcome import BuildReport, Progress
+from mmcompile.compiler.outcome import BuildReport, Progress, sizes_of
 from mmcompile.compiler.output import (
     Contents,
     Part,
@@ -43,14 +43,14 @@ from mmcompile.compiler.parts import plan_exists, refuse_other, remove_plan
 from mmcompile.compiler.plan import shuffled
 from mmcompile.compiler.planning import Listed, Planned, Wanted
 from mmcompile.compiler.preprocess import Preprocess
-from mmcompile.compiler.previous import Whole
 from mmcompile.compiler.rowstore import RowPreprocess
 from mmcompile.compiler.run import Counts, Runner, ShardWork
 from mmcompile.compiler.seals import Seal
 from mmcompile.compiler.shardcall import versions_here
 from mmcompile.compiler.sources import Scan, Source, roots_of
 from mmcompile.compiler.sources.choose import SourceOptions, open_source
-from mmcompile.compiler.sources.rows import RowSource, is_row_source
+from mmcompile.compiler.sources.dataset import wrap
+from mmcompile.compiler.sources.rows import is_row_source
 from mmcompile.compiler.staging import Staging
 from mmcompile.compiler.statcache import StatCache
 from mmcompile.compiler.task import Job, warm_up
@@ -73,7 +73,7 @@ _SAVE_S, _SAVE_SHARE = 30.0, 100
 
 
 def build(
-    source: str | Path | Source | RowSource,
+    source: Any,
     out: str | Path,
     *,
     preprocess: Preprocess | RowPreprocess | None = None,
@@ -100,6 +100,8 @@ def build(
     out = on_disk(out)
     if isinstance(source, str | Path):
         source = open_source([os.fspath(source)], SourceOptions(compat=None if isinstance(preprocess, RowPreprocess | None) else preprocess.compat))
+    elif not hasattr(source, "scan"):
+        source, preprocess = wrap(source, preprocess)
     if is_row_source(source):
         from mmcompile.compiler.rowbuild import RowBuild
 
@@ -239,6 +241,7 @@ class Build:
             samples=sum(len(task) for task in self.planned.tasks) - len(rejects),
             rejects=len(rejects),
             reject_reasons=dict(Counter(line["code"] for line in rejects)),
+            splits={} if contents is None else sizes_of(contents.splits),
             shards=len(self.planned.tasks),
             bytes=total,
             decoded=foreseen.decoded,
@@ -386,7 +389,7 @@ class Build:
         if not stored or len(rejects) > self.allowed:
             raise too_many(self.out, rejects, len(self.scan.keys), self.allowed)
         refuse_removed(self.out, lock.still_held)
-        done = publish_shards(self.out, scratch, self._contents(parts, rejects, self._rows()))
+        done = publish_shards(self.out, scratch, self._contents(parts, rejects, [part.rows for part in parts]))
         gone = clean_up(self.out, self.planned.previous.seals.values(), self.sealed.values())
         remove_plan(self.out)
         listed.unlink(missing_ok=True)  # the generation has them now
@@ -411,10 +414,18 @@ class Build:
         assert generation is not None
         return self._finished(describe_published(self.out, index, generation, parts), self._rejects())
 
+    def _rejects(self) -> dict[int, dict[str, Any]]:
+        """The line of each rejected item by its number, in order, of all shards that stand or were sealed."""
+        out = {}
+        for task in self.planned.tasks:
+            if (found := self.planned.whole.get(task.number) or self.sealed.get(task.number)) is not None:
+                out.update({task.start + i: found.rejects[i] for i in sorted(found.rejects)})
+        return out
+
     def _finished(self, done: Published, rejects: dict[int, dict[str, Any]]) -> BuildReport:
         return replace(
             self._described(),
-            splits={split.name: split.stop - split.start for split in self.planned.stored_splits(self._rows())},
+            splits=sizes_of(done.splits),
             repeats=self.planned.repeats(list(rejects)),
             samples=len(self.scan.keys) - len(rejects),
             rejects=len(rejects),
@@ -430,19 +441,6 @@ class Build:
 
     # ------------------------------------------------------------------ small things
 
-    def _settled(self) -> list[Whole | Seal | None]:
-        """What became of each shard; None where all of its items failed."""
-        return [self.planned.whole.get(task.number) or self.sealed.get(task.number) for task in self.planned.tasks]
-
-    def _rows(self) -> list[int]:
-        """How many rows are stored of each task."""
-        return [0 if part is None else part.rows for part in self._settled()]
-
-    def _rejects(self) -> dict[int, dict[str, Any]]:
-        """The line of each rejected item by its number, in order."""
-        settled = zip(self.planned.tasks, self._settled(), strict=True)
-        return {task.start + i: part.rejects[i] for task, part in settled if part is not None for i in sorted(part.rejects)}
-
     def _described(self) -> BuildReport:
         warnings = [*self.scan.warnings, *self.wanted.preprocess.notes()]
         warnings += self.planned.previous.warnings(len(self.scan.keys), self.scan.labels is not None)
@@ -451,7 +449,7 @@ class Build:
         return replace(
             self.report,
             classes=self.scan.classes,
-            splits={split.name: split.stop - split.start for split in self.scan.ranges},
+            splits=sizes_of(self.scan.ranges),
             shape=self.wanted.preprocess.sample_shape(),
             dtype=self.wanted.preprocess.dtype,
             geometry=self.wanted.why or typed(self.wanted.preprocess),

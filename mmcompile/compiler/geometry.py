@@ -19,7 +19,7 @@ from mmcompile.compiler.run import CRASHES
 from mmcompile.compiler.task import Job, probe
 from mmcompile.errors import EngineError, OptionError
 
-__all__ = ["LOOKED_AT", "choose", "looked_at", "refuse_other"]
+__all__ = ["LOOKED_AT", "choose", "decide", "looked_at", "refuse_other"]
 
 #: Headers looked at: those with the smallest key hash, so that the choice is even over the folder and depends on the keys alone.
 LOOKED_AT = 1000
@@ -35,8 +35,11 @@ def looked_at(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
 
 def choose(job: Job, executor: Executor, keys: Sequence[bytes], hashes: npt.NDArray[np.uint64]) -> tuple[Preprocess, str]:
     """The preprocess with its size (and with mode "keep" its mode) fixed as if typed, and a sentence that says what was chosen and why."""
-    preprocess = job.preprocess
-    found = [f for f in _probe_all(job, executor, [keys[i] for i in looked_at(hashes).tolist()]) if f is not None]
+    return decide(job.preprocess, [f for f in _probe_all(job, executor, [keys[i] for i in looked_at(hashes).tolist()]) if f is not None])
+
+
+def decide(preprocess: Preprocess, found: Sequence[tuple[int, int, str]]) -> tuple[Preprocess, str]:
+    """As `choose`, by the (width, height, mode) of the images that were looked at."""
     said = []
     if preprocess.mode == "keep" and preprocess.kept_mode is None:
         modes = Counter(mode for _, _, mode in found)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mmcompile.format.fields import Split
     from mmcompile.format.leakage import Repeats
 
-__all__ = ["BuildReport", "Progress"]
+__all__ = ["BuildReport", "Progress", "sizes_of"]
 
 
 @dataclass(frozen=True)
@@ -78,3 +80,8 @@ class BuildReport:
 
     def to_json(self) -> dict[str, Any]:
         return {"command": "build", **asdict(self), "images_per_s": self.images_per_s}
+
+
+def sizes_of(splits: Iterable[Split]) -> dict[str, int]:
+    """Split -> its samples."""
+    return {split.name: split.stop - split.start for split in splits}

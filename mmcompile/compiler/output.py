@@ -111,6 +111,7 @@ class Published:
     bytes: int
     flags: dict[str, int]
     rejects_file: str | None
+    splits: tuple[Split, ...]
 
 
 def is_inside(out: str | Path, raw: str | Path) -> bool:
@@ -387,7 +388,7 @@ def describe_published(out: Path, index: Index, generation: str, parts: list[Par
     named = [out / "index.json", out / "generations" / f"{generation}.json", *(shards / file for file in files)]
     total = sum(os.path.getsize(path) for path in named)
     rejects_path = None if index.rejects_file is None else str(shards / file_name("rejects", index.rejects_file, ".jsonl"))
-    return Published(generation, len(parts), total, dict(flags), rejects_path)
+    return Published(generation, len(parts), total, dict(flags), rejects_path, index.splits)
 
 
 def clean_up(out: Path, before: Iterable[Sealed], now: Iterable[Sealed]) -> set[str] | None:

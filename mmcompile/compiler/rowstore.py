@@ -23,9 +23,12 @@ __all__ = ["RowPreprocess", "StoredField", "merge_sums", "stored_fields"]
 
 Array = npt.NDArray[Any]
 
-_FLOATS = ("float16", "bfloat16", "float32", "float64")
 _DEPTHS = {"uint8": 8, "uint16": 16}
+#: Binary digits that a float holds, and which floats are the same in it.
+_DIGITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 53}
+_WITHIN = {"float16": ("float16",), "bfloat16": ("bfloat16",), "float32": ("float16", "bfloat16", "float32"), "float64": tuple(_DIGITS)}
 #: What an image may be stored as: those that a Preprocess knows.
+_FLOATS = tuple(_DIGITS)
 _IMAGE_DTYPES = ("uint8", "uint16", "int16", "int32", *_FLOATS)
 #: Numbers summed at a time, as float64: 2 MiB, which a core's cache holds.
 _CHUNK = 1 << 18
@@ -35,10 +38,9 @@ _FOLD = 512
 
 @dataclass(frozen=True, kw_only=True)
 class RowPreprocess:
-    """What is done to rows of numbers before they are stored; None keeps them as they are.
+    """What is done to the images among rows, or where there are none to all values that are no times, categories or classes; None keeps them.
 
-    `dtype`: of all values that are no times, categories or classes, and of images.  `normalize`: "auto", a Normalize, or "imagenet" for images; of
-    the images where there are any, else of all values that a mean means something for.  `scale` "unit": an image's floats go from 0 to 1.
+    `normalize`: "auto", a Normalize, or "imagenet" for images.  `scale` "unit": an image's floats go from 0 to 1.
     """
 
     dtype: str | None = None
@@ -252,10 +254,10 @@ def _wide(values: Array, dtype: str) -> Array:
 
 
 def _holds(source: str, target: str) -> bool:
-    """Can every value of one dtype be told from its cast to the other?"""
-    if "bfloat16" in (source, target):
-        return source == target or (source == "bfloat16" and target in ("float32", "float64"))
-    return np.can_cast(DTYPES[source], DTYPES[target], "safe")
+    """Is every value of one dtype the same in this float dtype?"""
+    if source in _DIGITS:
+        return source in _WITHIN[target]
+    return source == "bool" or DTYPES[source].itemsize * 8 <= _DIGITS[target]
 
 
 def stored_fields(fields: tuple[Field, ...], asked: RowPreprocess) -> tuple[StoredField, ...]:
@@ -277,7 +279,8 @@ def stored_fields(fields: tuple[Field, ...], asked: RowPreprocess) -> tuple[Stor
                     f"mean and std have {len(normalize.mean)} values, field {spec.name} has {spec.channels}: give one of each for every number",
                     options=["normalize"],
                 )
-    return tuple(_stored(spec, asked, normalize if spec in counted else None) for spec in fields)
+    cast = images or [f for f in fields if _is_plain(f)]
+    return tuple(_stored(f, asked.dtype if f in cast else None, asked.scale, normalize if f in counted else None) for f in fields)
 
 
 def _is_plain(spec: Field) -> bool:
@@ -285,18 +288,16 @@ def _is_plain(spec: Field) -> bool:
     return spec.meaning == "value" and spec.unit is None and spec.categories is None
 
 
-def _stored(spec: Field, asked: RowPreprocess, normalize: str | Normalize | None) -> StoredField:
+def _stored(spec: Field, dtype: str | None, scale: str, normalize: str | Normalize | None) -> StoredField:
+    dtype = dtype or spec.dtype
     if spec.meaning == "image":
-        dtype = asked.dtype or spec.dtype
         if dtype not in _IMAGE_DTYPES:
             raise OptionError(f"--dtype {dtype}: pictures are stored as one of {', '.join(_IMAGE_DTYPES)}", options=["dtype"])
-        made = Preprocess(mode="keep", dtype=dtype, layout=str(spec.layout), normalize=normalize, scale=asked.scale)
+        made = Preprocess(mode="keep", dtype=dtype, layout=str(spec.layout), normalize=normalize, scale=scale)
         read = made.read_normalize()
         stored = replace(spec, dtype=dtype, scale=made.read_scale(), normalize=None if read is None else (read.mean, read.std))
         return StoredField(spec, stored, made.baked_normalize(), made, normalize == "auto")
-    if not _is_plain(spec):
-        return StoredField(spec, spec)
-    stored = replace(spec, dtype=asked.dtype or spec.dtype)
+    stored = replace(spec, dtype=dtype)
     if not isinstance(normalize, Normalize):
         return StoredField(spec, stored, auto=normalize == "auto")
     if stored.dtype in _FLOATS:

@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from mmcompile.compiler.previous import array_hash
 from mmcompile.compiler.rowstore import StoredField, merge_sums
-from mmcompile.compiler.sealing import begin_writing, install_rows, write_all
+from mmcompile.compiler.sealing import begin_writing, install_rows, stands, write_all
 from mmcompile.compiler.seals import UNREADABLE, files_by_kind, read_sealed, write_sealed
 from mmcompile.compiler.sources.rows import RowSource
 from mmcompile.errors import SourceError
@@ -174,7 +175,9 @@ def seal_rows(job: RowJob, name: str, seal: RowSeal, hashes: npt.NDArray[np.uint
         note = path.with_suffix(".hash")
         gone = note.exists() and not path.exists()  # a worker died between here and the seal
         files[spec.stored.name] = note.read_text("ascii") if gone else install_rows(path, job.shards, spec.stored, seal.rows, note)
-    files["hashes"] = save_array(job.shards, "hashes", hashes.astype("<u8"), job.scratch)
+    files["hashes"] = array_hash(hashes)
+    if not stands(job.shards / file_name("hashes", files["hashes"]), files["hashes"]):
+        save_array(job.shards, "hashes", hashes, job.scratch)
     done = replace(seal, files=files)
     job.seals.mkdir(exist_ok=True)
     write_sealed(job.seals / f"{seal.task}.json", done.to_json())

@@ -24,7 +24,7 @@ from mmcompile.format.samples import shard_sums
 if TYPE_CHECKING:
     from mmcompile.compiler.task import Job
 
-__all__ = ["Rows", "begin_writing", "install_rows", "rows_path", "seal_shard", "write_all"]
+__all__ = ["Rows", "begin_writing", "install_rows", "rows_path", "seal_shard", "stands", "write_all"]
 
 _COPY = 8 << 20
 _SYNC_FILE_RANGE_WRITE = 2
@@ -114,14 +114,14 @@ def install_rows(path: Path, shards: Path, spec: Field, count: int, note: Path) 
         os.close(fd)
     note.write_text(digest, "ascii")
     final = shards / file_name(spec.name, digest)
-    if _stands(final, digest):  # a published shard of the same rows, whose other fields or keys are others now
+    if stands(final, digest):  # a published shard of the same rows, whose other fields or keys are others now
         path.unlink()
     else:
         install(path, final)
     return digest
 
 
-def _stands(path: Path, digest: str) -> bool:
+def stands(path: Path, digest: str) -> bool:
     """Is this file there already, whole?"""
     try:
         return digest_file(path) == digest

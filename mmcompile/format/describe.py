@@ -40,7 +40,7 @@ def describe(root: str | Path, generation: str | None = None) -> dict[str, Any]:
     Reads (of a URL: fetches) the index, the table, names, groups, labels and rejects, no other rows.  `bytes.folder` is the size of everything in the
     folder, older generations and unfinished builds included; `missing` counts the files of shards that are not there.  `generations` are newest
     first, `modified` in seconds since 1970.  `repeats` says which samples have the same source, from their provenance; None behind a URL, from where
-    that would have to be fetched.  Raises FormatError.
+    that would have to be fetched, and where files are missing.  Raises FormatError.
     """
     root = on_disk(root)
     if is_url(root):
@@ -89,7 +89,7 @@ def _describe(root: Path, generation: str | None, *, repeats: bool = False) -> d
             "file": None if index.rejects_file is None else f"shards/{file_name('rejects', index.rejects_file, '.jsonl')}",
             "reasons": dict(sorted(Counter(r.code for r in rejects).items())),
         },
-        "repeats": _repeats(root, loaded, field).to_json() if repeats and index.keyed else None,
+        "repeats": _repeats(root, loaded, field).to_json() if repeats and index.keyed and not missing else None,
         "generations": [{"name": n, "modified": ages[n], "current": n == current} for n in newest],
     }
 

@@ -259,7 +259,7 @@ class _IndexCheck(Check):
             for name, entry in self.mapping(entries, f"statistics.{split}", None).items():
                 where = f"statistics.{split}.{name}"[:120]
                 if name not in channels:
-                    self.fail(where, "of an image field of this dataset", name)
+                    self.fail(where, "of an image, or of numbers of at most one axis, of this dataset", name)
                 if entry is None:
                     continue
                 self.count(self.mapping(entry, where, ["pixels", "mean", "std", "sums"])["pixels"], f"{where}.pixels", least=1, most=1 << 100)

@@ -33,7 +33,7 @@ Rows = npt.NDArray[np.int64]
 
 #: Bytes read at a time to warm the page cache: far above what a disk wants at once, and little enough to answer `stop` at once.
 _PIECE = 4 << 20
-#: Spans of rows up to this are copied many at a time, by way of the cache; larger ones one by one.
+#: Spans of rows are copied so many bytes at a time, by way of the cache; larger ones one by one.
 _SPAN = 1 << 16
 
 
@@ -84,6 +84,10 @@ class Reader:
         """(shard, row in it) of a row in [0, n)."""
         shard = bisect_right(self._bounds, row) - 1
         return shard, row - self._bounds[shard]
+
+    def holds(self, shard: int, local: int) -> bool:
+        """Has a shard so many rows that this is one of them?"""
+        return bool(self._bounds[shard] + local < self._bounds[shard + 1])
 
     def path(self, name: str, shard: int) -> Path:
         """The file of a field (or of "samples", "keys", "hashes") of a shard."""
@@ -172,10 +176,12 @@ class Reader:
         target = out.reshape(-1).view(np.uint8).view(kind)
         apart = self.shards_of(rows) != self.shards_of(ends)
         if apart.any():
-            target[~apart] = spans[at[~apart]]
-            self._spans_apart(field, rows, np.flatnonzero(apart), out)
-        else:
-            target[...] = spans[at]
+            at = np.where(apart, at[np.argmin(apart)], at)  # any other one that can be touched
+        if not apart.all():
+            step = max(1, _SPAN // nbytes)  # what comes between stays in the cache, and in memory that was used before
+            for i in range(0, len(at), step):
+                target[i : i + step] = spans[at[i : i + step]]
+        self._spans_apart(field, rows, np.flatnonzero(apart), out)
 
     def _spans_apart(self, field: str, rows: Rows, which: Rows, out: Array) -> None:
         """Those of the spans one by one, of as many shards as each lies in."""

@@ -24,7 +24,7 @@ from mmcompile.runtime.numbers import FLOATS, Numbers, as_array, scratch
 if TYPE_CHECKING:
     from mmcompile.runtime.cut import Cut
 
-__all__ = ["ClassColumn", "Column", "ImageColumn", "column_of"]
+__all__ = ["ClassColumn", "Column", "ImageColumn", "check_classes", "column_of"]
 
 Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
@@ -85,7 +85,7 @@ class Column:
         rows = self._held.get(shard)
         if rows is None:
             rows = self._hold(shard)
-        return rows[self._at(local)]
+        return rows[local]
 
     def own(self, row: int) -> Any:
         """The value of a row as the file holds it, in memory of its own."""
@@ -160,10 +160,6 @@ class Column:
     def numbers(self, raw: Tensor) -> Tensor:
         """The settings' values of stored ones (N, *shape), on the device where they are: the same bits on each."""
         return self._numbers.of(raw)
-
-    def _at(self, local: int) -> Any:
-        """Where in the rows of a shard a sample lies."""
-        return local
 
     def _stored(self, shard: int, local: int) -> Array:
         """A batch of one sample as it lies on disk: a view of the copy-on-write map."""
@@ -307,3 +303,19 @@ def _centre(crop: Any, height: int, width: int, name: str) -> tuple[slice, slice
         )
     top, left = (round((n - part) / 2) for n, part in zip((height, width), map(int, size), strict=True))
     return slice(top, top + int(size[0])), slice(left, left + int(size[1]))
+
+
+def check_classes(root: object, found: Sequence[str] | None, wanted: Sequence[str]) -> None:
+    """Are these the classes that were asked for, each with its number?  Raises TypeError or ValueError, naming the first that differs."""
+    if isinstance(wanted, str) or not all(isinstance(name, str) for name in wanted):
+        raise TypeError(f"classes is a sequence of names, as another dataset's .classes, not {wanted!r:.80}")
+    if found is None:
+        raise ValueError(f"{root}: has no classes, {len(wanted):,} were asked for")
+    if list(found) == list(wanted):
+        return
+    number = next((i for i, (mine, its) in enumerate(zip(found, wanted, strict=False)) if mine != its), min(len(found), len(wanted)))
+    mine, its = (repr(names[number]) if number < len(names) else "none" for names in (found, wanted))
+    raise ValueError(
+        f"{root}: class {number} is {mine}, expected {its} ({len(found):,} classes, expected {len(wanted):,}); "
+        "build both with the class map of one of them: `mmcompile build RAW OUT --classes-from THE-OTHER`"
+    )

@@ -22,7 +22,7 @@ from mmcompile.format.reader import Reader
 from mmcompile.format.samples import pooled_statistics
 from mmcompile.runtime.arguments import columns_of, field_names, files_of, split_range
 from mmcompile.runtime.buffers import Pool
-from mmcompile.runtime.column import ClassColumn, ImageColumn
+from mmcompile.runtime.column import ClassColumn, ImageColumn, check_classes
 from mmcompile.runtime.gathered import gathered, in_worker, shared_memory
 from mmcompile.runtime.hooks import Hooks, warn_of_normalizing_twice, warn_of_one_epoch, with_valid
 from mmcompile.runtime.seeding import SampleIndex, stream_keys
@@ -83,6 +83,7 @@ class MMapShardDataset(Dataset[Any]):
     output: "tuple" or "dict" (field name -> value).
     engine: "mmap", "pread" (bad media and files cut by others are exceptions, not signals), or "auto": mmap on local file systems.
     generation: open this one, not the current one.
+    classes: the names that the classes must have, in the order of their numbers, as in `classes=train.classes`; others are an error.
     cache: a Cache, for a dataset behind a URL (`root` may be one then) or in a slow folder: shards come to a local disk when they are wanted, and a
         little before, each checked against its hash.  `shuffle=True` of ShardLoader and ShardSampler means "block" then.
 
@@ -104,6 +105,7 @@ class MMapShardDataset(Dataset[Any]):
         output: str = "tuple",
         engine: str = "auto",
         generation: str | None = None,
+        classes: Sequence[str] | None = None,
         cache: Cache | None = None,
     ) -> None:
         if output not in ("tuple", "dict"):
@@ -112,6 +114,8 @@ class MMapShardDataset(Dataset[Any]):
             raise TypeError(f"root is the path of a folder that `mmcompile build` made, not {root!r}")
         self._hooks = Hooks(transform, target_transform, transforms)
         self._reader = Reader(files_of(root, cache), generation=generation, engine=engine)
+        if classes is not None:
+            check_classes(self.root, self._reader.classes, classes)
         self._split = split
         self._fields = fields if fields is None else field_names(fields)
         self._dtype, self._crop = dtype, crop

@@ -464,20 +464,6 @@ def test_progress_is_told(one: Path, world: Path) -> None:
     assert any(p.message.startswith("repaired shards/image-") for p in seen)
 
 
-@pytest.mark.parametrize("how", [Path.unlink, flip])
-@pytest.mark.parametrize("kind", ["rejects", "table"])
-def test_what_cannot_be_read_names_the_command_that_mends_it(world: Path, one: Path, kind: str, how: Callable[[Path], object]) -> None:
-    before = describe(one)
-    how(files(one, kind)[0])
-    for call in (lambda: describe(one), lambda: make(world / "raw", one)):
-        with pytest.raises(FormatError, match=rf"{kind}-.*; run `mmcompile verify( {one} --repair RAW`|`, then `--repair RAW`)"):
-            call()
-    assert repair(one, world / "raw", workers=1).repaired == (f"shards/{files(one, kind)[0].name}",)
-    after = describe(one)
-    assert {**after, "bytes": None} == {**before, "bytes": None}
-    make(world / "raw", one)
-
-
 @pytest.fixture(scope="module")
 def parted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """raw/ with splits, one of them flat; out/ of it, named/ with two splits called otherwise and a class map, and joined/ of two roots."""
@@ -525,3 +511,17 @@ def test_a_dataset_of_several_folders_is_left_alone_and_says_so(parted: Path, tm
         "how it was built cannot be repeated (it was built from 2 folders, and sources are looked for in one)"
     ]
     assert state(tmp_path / "joined") == before
+
+
+@pytest.mark.parametrize("how", [Path.unlink, flip])
+@pytest.mark.parametrize("kind", ["rejects", "table"])
+def test_what_cannot_be_read_names_the_command_that_mends_it(world: Path, one: Path, kind: str, how: Callable[[Path], object]) -> None:
+    before = describe(one)
+    how(files(one, kind)[0])
+    for call in (lambda: describe(one), lambda: make(world / "raw", one)):
+        with pytest.raises(FormatError, match=rf"{kind}-.*; run `mmcompile verify( {one} --repair RAW`|`, then `--repair RAW`)"):
+            call()
+    assert repair(one, world / "raw", workers=1).repaired == (f"shards/{files(one, kind)[0].name}",)
+    after = describe(one)
+    assert {**after, "bytes": None} == {**before, "bytes": None}
+    make(world / "raw", one)

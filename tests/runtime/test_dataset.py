@@ -437,3 +437,26 @@ assert not bad, bad
 """
     subprocess.run([sys.executable, "-c", code], check=True)
     assert sorted(root.rglob("*")) == before
+
+
+def test_classes_that_are_not_those_asked_for_are_an_error(tmp_path: Path) -> None:
+    images, labels = np.zeros((3, 3, 2, 2), np.uint8), np.array([0, 1, 1])
+    for name, classes in {"train": ("a", "b", "c"), "val": ("a", "c")}.items():
+        make_dataset(tmp_path / name, images, labels, classes=classes)
+    make_dataset(tmp_path / "flat", images)
+    train, val = MMapShardDataset(tmp_path / "train"), tmp_path / "val"
+    assert train.classes is not None
+    assert MMapShardDataset(train.root, classes=train.classes).classes == train.classes
+    assert MMapShardDataset(train.root, classes=("a", "b", "c"), fields=["image"]).classes == train.classes
+    with pytest.raises(ValueError, match=r"val.*: class 1 is 'c', expected 'b' \(2 classes, expected 3\); build both with the class map of one"):
+        MMapShardDataset(val, classes=train.classes)
+    with pytest.raises(ValueError, match="class 2 is 'c', expected none"):
+        MMapShardDataset(train.root, classes=["a", "b"])
+    with pytest.raises(ValueError, match="class 2 is none, expected 'z'"):
+        MMapShardDataset(val, classes=["a", "c", "z"])
+    for wrong in ("abc", [1, 2]):
+        with pytest.raises(TypeError, match="classes is a sequence of names"):
+            MMapShardDataset(val, classes=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="has no classes, 1 were asked for"):
+        MMapShardDataset(tmp_path / "flat", classes=["a"])
+    assert pickle.loads(pickle.dumps(MMapShardDataset(val, classes=["a", "c"]))).classes == ["a", "c"]

@@ -36,6 +36,8 @@ __all__ = [
     "Decoded",
     "decode",
     "initialise",
+    "picture",
+    "picture_size",
     "pillow_warning",
     "probe",
     "sniff",
@@ -112,6 +114,37 @@ def probe(data: bytes, name: str, preprocess: Preprocess) -> tuple[int, int, str
         image = opening.open_image(data, name, options)
         may_turn = image.format != "PNG" or any(word in data for word in opening.PNG_ORIENTATION)
         width, height = opening.size_turned(image, options.orientation == "apply" and may_turn, log)
+        return width, height, convert.mode_to_keep(image, options)
+
+
+def picture(image: Image.Image, preprocess: Preprocess) -> tuple[_Pixels, int]:
+    """(pixels (H, W, C), depth) of a picture that somebody has opened: those of the file that it came from, up to what Pillow had made of it.
+
+    Raises DecodeError as `decode` does.
+    """
+    options = _resolved(preprocess)
+    options.sample_shape()
+    with opening.pillow(options) as log:
+        with opening.stage("load", "picture"):
+            image.load()
+        opening.check_size(image, options, "load")
+        orientation, _ = opening.orientation(image, log)
+        with opening.stage("convert", "picture"):
+            if options.orientation == "apply" and orientation in opening.TRANSPOSE and image.format != "TIFF":
+                image = image.transpose(opening.TRANSPOSE[orientation])
+            convert.check_kept(image, options)
+            wide = convert.wide(image, options)
+        with opening.stage("geometry", "resized picture"):
+            if wide is not None:
+                return _fit_values(wide[0], options), wide[1]
+            return _fit_bytes(image, image.size, options, set()), 8
+
+
+def picture_size(image: Image.Image, preprocess: Preprocess) -> tuple[int, int, str]:
+    """(width, height, mode) as `probe` says them of a file."""
+    options = _resolved(preprocess)
+    with opening.pillow(options) as log:
+        width, height = opening.size_turned(image, options.orientation == "apply", log)
         return width, height, convert.mode_to_keep(image, options)
 
 

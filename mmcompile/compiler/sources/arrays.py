@@ -24,10 +24,10 @@ from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.fields import DTYPES, UNITS, Field, Split, field_name
 from mmcompile.format.store import is_url, on_disk
 
-__all__ = ["ArraySource", "Meanings", "array_source", "as_field", "as_stored", "as_words", "recognised"]
+__all__ = ["CLASSES", "ArraySource", "Meanings", "array_source", "as_field", "as_stored", "as_words", "count_classes", "recognised"]
 
 #: Names that say what an array is.
-_IMAGES, _CLASSES = ("image", "images", "img", "x"), ("label", "labels", "y", "target", "targets")
+_IMAGES, CLASSES = ("image", "images", "img", "x"), ("label", "labels", "y", "target", "targets")
 _CHANNELS = (1, 3, 4)
 #: Class numbers beyond this are no classes.
 _MOST_CLASSES = 65_536
@@ -106,7 +106,9 @@ class ArraySource:
         classes = None
         for spec in fields:
             if spec.meaning == "class":
-                classes = tuple(str(i) for i in range(max(self._classes(columns[spec.name]) for _, _, columns in splits)))
+                found = [(n, columns[spec.name]) for _, n, columns in splits]
+                most = max(count_classes(c.read, n, c.lies.named, f"add --as {spec.name}=value") for n, c in found)
+                classes = tuple(str(i) for i in range(most))
         stamps = tuple(fresh_stamp({column.lies.path: column.lies.stat for column in columns.values()}) for _, _, columns in splits)
         named = len(splits) > 1 or bool(splits[0][0])
         starts = [0, *stops.tolist()]
@@ -205,20 +207,21 @@ class ArraySource:
             out.append(_Column(as_field(part, dtype, (*lies.shape[1:], *shape), f"{lies.named}, {part}", self._meanings, False), lies, part))
         return out
 
-    def _classes(self, column: _Column) -> int:
-        """How many classes there are in this column.  Raises SourceError for a number that is none."""
-        most, n = -1, column.lies.shape[0]
-        for start in range(0, n, _LOOK_ROWS):
-            values = column.read(start, min(n, start + _LOOK_ROWS))
-            bad = np.flatnonzero((values < 0) | (values >= _MOST_CLASSES))
-            if len(bad):
-                raise SourceError(
-                    f"{column.lies.named}: row {start + int(bad[0]):,} is {int(values[bad[0]])}, expected class numbers from 0 to "
-                    f"{_MOST_CLASSES - 1:,}; if they are values, add --as {column.field.name}=value",
-                    path=column.lies.path,
-                )
-            most = max(most, int(values.max()))
-        return most + 1
+
+def count_classes(read: Callable[[int, int], Array], n: int, named: str, remedy: str) -> int:
+    """How many classes there are among n numbers that `read` gives ranges of.  Raises SourceError for a number that is none."""
+    most = -1
+    for start in range(0, n, _LOOK_ROWS):
+        values = read(start, min(n, start + _LOOK_ROWS))
+        bad = np.flatnonzero((values < 0) | (values >= _MOST_CLASSES))
+        if len(bad):
+            raise SourceError(
+                f"{named}: row {start + int(bad[0]):,} is {int(values[bad[0]])}, expected class numbers from 0 to {_MOST_CLASSES - 1:,}; if they are "
+                f"values, {remedy}",
+                row=start + int(bad[0]),
+            )
+        most = max(most, int(values.max()))
+    return most + 1
 
 
 def _split_order(name: str) -> tuple[int, str]:
@@ -272,7 +275,7 @@ def as_field(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], named: str
     if asked == "image" or (asked is None and word == "uint8" and picture is not None and (alone or field in _IMAGES)):
         assert picture is not None
         return Field(field, word, picture[0], "image", picture[1])
-    if asked == "class" or (asked is None and not shape and dtype.kind in "iu" and unit is None and field in _CLASSES):
+    if asked == "class" or (asked is None and not shape and dtype.kind in "iu" and unit is None and field in CLASSES):
         return Field(field, "int64", (), "class")
     return Field(field, word, shape, "value", unit=unit)
 

@@ -103,28 +103,6 @@ def _folder(raw: Sequence[str], options: SourceOptions) -> Source:
     return JoinedSource(tuple(made), layout)
 
 
-def _is_archive(form: str, raw: Sequence[str]) -> bool:
-    from mmcompile.compiler.sources.archive import is_archive
-
-    return all(is_archive(on_disk(place), form) for place in raw)
-
-
-def _archive(form: str, raw: Sequence[str], options: SourceOptions) -> Source:
-    from mmcompile.compiler.sources.archive import ArchiveSource, names_below
-    from mmcompile.compiler.sources.scanning import Wishes
-
-    raw = [on_disk(place) for place in raw]
-    if url := next((place for place in raw if is_url(place)), None):
-        raise OptionError(f"{url}: archives are read in place, from a disk: bring them to one, or mount the store")
-    splits = parse_splits(raw, options.split)
-    if len(raw) > 1:  # as a folder of these archives would have it
-        names = names_below(raw)[1]
-        splits = tuple((split, names[int(number)] + slash + rest) for split, (number, slash, rest) in ((s, f.partition("/")) for s, f in splits))
-    layout = Layout(splits, _classes(options))
-    wishes = Wishes(options.image_column, options.label_column, options.columns)
-    return ArchiveSource(tuple(raw), form, options.include, options.exclude, options.takes_hidden, options.extensions, layout, wishes)
-
-
 def _is_arrays(form: str) -> Callable[[Sequence[str]], bool]:
     """Does RAW hold arrays of this form?"""
 
@@ -154,12 +132,51 @@ def _is_manifest(raw: Sequence[str]) -> bool:
 def _manifest(raw: Sequence[str], options: SourceOptions) -> Source:
     from mmcompile.compiler.sources.manifest import ManifestSource, Wishes
 
-    if len(raw) > 1:
-        raise OptionError("expected one list of images: put them together in one file, with a column split where they are splits")
-    if is_url(on_disk(raw[0])):
-        raise OptionError(f"{raw[0]}: a list of images is read from a disk: bring it, and the images, to one")
     wishes = Wishes(options.image_column, options.label_column, options.columns, options.include, options.exclude)
-    return ManifestSource(on_disk(raw[0]), wishes, options.images)
+    return ManifestSource(_one_on_disk(raw, "one list of images (a column split makes splits)"), wishes, options.images)
+
+
+def _is_coco(raw: Sequence[str]) -> bool:
+    from mmcompile.compiler.sources.coco import is_coco
+
+    return len(raw) == 1 and is_coco(on_disk(raw[0]))
+
+
+def _coco(raw: Sequence[str], options: SourceOptions) -> Source:
+    from mmcompile.compiler.sources.coco import CocoSource
+
+    return CocoSource(_one_on_disk(raw, "one file of annotations"), options.images, options.include, options.exclude)
+
+
+def _one_on_disk(raw: Sequence[str], expected: str) -> str:
+    """The path of a list of images.  Raises OptionError where there are several, or it is a URL."""
+    if len(raw) > 1:
+        raise OptionError(f"expected {expected}, not {len(raw)} RAW")
+    if is_url(place := on_disk(raw[0])):
+        raise OptionError(f"{place}: a list of images is read from a disk: bring it, and the images, to one")
+    return place
+
+
+def _is_archive(form: str, raw: Sequence[str]) -> bool:
+    from mmcompile.compiler.sources.archive import is_archive
+
+    return all(is_archive(on_disk(place), form) for place in raw)
+
+
+def _archive(form: str, raw: Sequence[str], options: SourceOptions) -> Source:
+    from mmcompile.compiler.sources.archive import ArchiveSource, names_below
+    from mmcompile.compiler.sources.scanning import Wishes
+
+    raw = [on_disk(place) for place in raw]
+    if url := next((place for place in raw if is_url(place)), None):
+        raise OptionError(f"{url}: archives are read in place, from a disk: bring them to one, or mount the store")
+    splits = parse_splits(raw, options.split)
+    if len(raw) > 1:  # as a folder of these archives would have it
+        names = names_below(raw)[1]
+        splits = tuple((split, names[int(number)] + slash + rest) for split, (number, slash, rest) in ((s, f.partition("/")) for s, f in splits))
+    layout = Layout(splits, _classes(options))
+    wishes = Wishes(options.image_column, options.label_column, options.columns)
+    return ArchiveSource(tuple(raw), form, options.include, options.exclude, options.takes_hidden, options.extensions, layout, wishes)
 
 
 _FILES = frozenset({"include", "exclude", "hidden", "compat", "split", "classes_from"})
@@ -168,10 +185,11 @@ _COLUMNS = frozenset({"images", "image_column", "label_column", "columns"})
 #: In the order in which they are asked; the last takes what is left, and its scan says what is wrong with it.
 KINDS: tuple[Kind, ...] = (
     Kind("manifest", _is_manifest, _manifest, frozenset({"include", "exclude", "compat"}) | _COLUMNS),
-    *(Kind(form, _is_arrays(form), _arrays(form), frozenset({"as_"})) for form in ("npy", "npz", "idx", "npy-folder")),
-    Kind("raw", lambda raw: False, _arrays("raw"), frozenset({"as_", "shape", "array_dtype"})),
+    Kind("coco", _is_coco, _coco, frozenset({"include", "exclude", "compat", "images"})),
     Kind("tar", functools.partial(_is_archive, "tar"), functools.partial(_archive, "tar"), _FILES | _COLUMNS - {"images"}),
     Kind("zip", functools.partial(_is_archive, "zip"), functools.partial(_archive, "zip"), _FILES),
+    *(Kind(form, _is_arrays(form), _arrays(form), frozenset({"as_"})) for form in ("npy", "npz", "idx", "npy-folder")),
+    Kind("raw", lambda raw: False, _arrays("raw"), frozenset({"as_", "shape", "array_dtype"})),
     Kind("folder", lambda raw: True, _folder, _FILES),
 )
 

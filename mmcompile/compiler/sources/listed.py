@@ -9,7 +9,7 @@ import itertools
 import os
 import posixpath
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +21,12 @@ from mmcompile.compiler.sources.walk import list_folders, stat_columns
 from mmcompile.errors import SourceError
 from mmcompile.format.canonical import as_text
 
-__all__ = ["Faults", "find_files", "refuse_twice", "relative_keys"]
+__all__ = ["Faults", "find_files", "folder_of", "found_in", "refuse_twice", "relative_keys"]
 
 #: Faults that an error names; all are counted.
 _NAMED = 5
+#: Folders in which images may lie that are looked into, and what Linux takes for a path at most.
+_FOLDERS, _LONGEST = 64, 4096
 #: What a path holds that is not written the one way in which a key is.
 _UNUSUAL = re.compile(rb"(?:^|/)\.{0,2}(?:/|$)|\0")
 
@@ -32,8 +34,8 @@ _UNUSUAL = re.compile(rb"(?:^|/)\.{0,2}(?:/|$)|\0")
 class Faults:
     """What is wrong with rows of a list: counted, and the first of them named, in one error."""
 
-    def __init__(self, where: Callable[[int], str], what: str) -> None:
-        self._where, self._what = where, what
+    def __init__(self, where: Callable[[int], str], what: str, one: str = "row") -> None:
+        self._where, self._what, self._one = where, what, one
         #: The rows (M,) that places in what is looked at now are; None: they are the rows.
         self.rows: npt.NDArray[np.int64] | None = None
         self._lines: list[str] = []
@@ -52,8 +54,20 @@ class Faults:
         """Raises SourceError where there is a fault."""
         if self._count:
             more = f"; and {self._count - _NAMED:,} more" if self._count > _NAMED else ""
-            count = f"{self._count:,} row{'s'[: self._count != 1]} of {self._what} cannot be built: "
+            count = f"{self._count:,} {self._one}{'s'[: self._count != 1]} of {self._what} cannot be built: "
             raise SourceError(count + "; ".join(self._lines) + more, count=self._count)
+
+
+def found_in(paths: Sequence[str], folder: str) -> int:
+    """How many of these are paths of files, relative to a folder."""
+    return sum(len(path) < _LONGEST and "\0" not in path and os.path.isfile(os.path.join(folder, path)) for path in paths)
+
+
+def folder_of(paths: Sequence[str], folder: str) -> tuple[str, int]:
+    """(the folder directly in this one in which most of these paths are files: its name, or ""; how many are)."""
+    below = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))[:_FOLDERS]
+    hits, name = max(((found_in(paths, os.path.join(folder, name)), name) for name in reversed(below)), key=lambda found: found[0], default=(0, ""))
+    return (name, hits) if hits else ("", 0)
 
 
 def relative_keys(paths: Keys, folder: bytes, faults: Faults, prefix: Callable[[int], bytes]) -> Keys:

@@ -27,7 +27,7 @@ from mmcompile.compiler.sources.columns import (
 )
 from mmcompile.compiler.sources.delimited import TextTable
 from mmcompile.compiler.sources.keys import Keys
-from mmcompile.compiler.sources.listed import Faults, find_files, refuse_twice, relative_keys
+from mmcompile.compiler.sources.listed import Faults, find_files, folder_of, found_in, refuse_twice, relative_keys
 from mmcompile.compiler.sources.names import Patterns, show
 from mmcompile.compiler.sources.packed import list_packed
 from mmcompile.compiler.sources.parquet import ArrowColumns, ParquetTable
@@ -38,8 +38,8 @@ from mmcompile.format.index import Field, Split, row_dtype
 
 __all__ = ["Part", "Scanning", "Wishes", "names_images"]
 
-#: Rows that are held against the disk to find which column names images, and folders in which they may lie.
-_LOOKED_AT, _FOLDERS = 20, 64
+#: Rows that are held against the disk to find which column names images.
+_LOOKED_AT = 20
 #: Files of a list that the summary names.
 _TOLD = 8
 
@@ -69,17 +69,13 @@ class Part:
 
 def names_images(table: TextTable | ParquetTable, folder: str) -> bool:
     """Is there a column that names images, by what it names below this folder or by what the names end with?"""
-    return any(_found(cells, folder) or _has_extensions(cells) for cells in _first_cells(table).values())
+    return any(found_in(cells, folder) or _has_extensions(cells) for cells in _first_cells(table).values())
 
 
 def _first_cells(table: TextTable | ParquetTable) -> dict[str, list[str]]:
     """Cells of the first rows, by column."""
     rows = table.first()[:_LOOKED_AT]
     return {name: [row[name] for row in rows if row.get(name)] for name in table.names}
-
-
-def _found(cells: list[str], folder: str) -> int:
-    return sum(len(cell) < 4096 and "\0" not in cell and os.path.isfile(os.path.join(folder, cell)) for cell in cells)
 
 
 def _has_extensions(cells: list[str]) -> bool:
@@ -214,12 +210,11 @@ class Scanning:
         """(the folder below the root in which most of these paths are found, how many are)."""
         root = self._root
         here = os.path.join(root, part.base)
-        hits = _found(cells, here)
+        hits = found_in(cells, here)
         if hits or self._fixed:
             return part.base, hits
-        below = sorted(entry.name for entry in os.scandir(here) if entry.is_dir() and not entry.name.startswith("."))[:_FOLDERS]
-        best = max(((_found(cells, os.path.join(here, name)), name) for name in reversed(below)), key=lambda f: f[0], default=(0, ""))
-        return (os.path.join(part.base, best[1]), best[0]) if best[0] else (part.base, 0)
+        name, hits = folder_of(cells, here)
+        return os.path.join(part.base, name) if hits else part.base, hits
 
     def _label_column(self, image: str) -> str | None:
         wish, others = self._wishes.label, [name for name in self._names if name != image]

@@ -1,0 +1,352 @@
+"""Python datasets as a source: any that has a length and items, arrays that are read in slices, and iterables, which are spooled to a disk once.
+
+An exception in a sample, IndexError and StopIteration among them, is an error that names its row, never an end of data.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mmcompile.compiler import decode
+from mmcompile.compiler.geometry import LOOKED_AT, decide
+from mmcompile.compiler.marks import versions_of
+from mmcompile.compiler.preprocess import Preprocess
+from mmcompile.compiler.rowstore import RowPreprocess
+from mmcompile.compiler.sources.arrays import as_stored, count_classes
+from mmcompile.compiler.sources.rows import RowScan
+from mmcompile.compiler.sources.samples import Declared, Hints, as_array, declare, field_of, is_array, is_picture, named_parts
+from mmcompile.errors import OptionError, SourceError
+from mmcompile.format.fields import DTYPES, Field, Split, field_name
+from mmcompile.format.npy import hash_bytes
+
+__all__ = ["ColumnSource", "DatasetSource", "SpooledSource", "wrap"]
+
+Array = npt.NDArray[Any]
+
+#: Samples looked at for a size of pictures that nobody typed: each is decoded whole for that, where a file's header would do.
+_LOOKED_AT = min(LOOKED_AT, 100)
+#: Samples of an iterable that are kept in memory before they are written.
+_SPOOL_BYTES = 8 << 20
+
+
+def wrap(dataset: Any, asked: Preprocess | RowPreprocess | None) -> tuple[Any, RowPreprocess]:
+    """(the source that reads a dataset, what is done to its numbers).  Raises OptionError for what is none, SourceError for a bad first sample."""
+    pictures = asked if isinstance(asked, Preprocess) else Preprocess()
+    columns = _columns(dataset)
+    if columns is not None:
+        return ColumnSource(columns, _names(dataset)), RowPreprocess.of(asked)
+    splits = _splits(dataset)
+    made: DatasetSource | SpooledSource
+    if splits is not None:
+        made = DatasetSource(splits, pictures)
+    elif _is_map(dataset):
+        made = DatasetSource({"": dataset}, pictures)
+    elif hasattr(dataset, "__iter__") and not isinstance(dataset, str | bytes | Mapping):
+        made = SpooledSource(dataset, pictures)
+    else:
+        raise OptionError(
+            f"{type(dataset).__name__}: expected a path, a dataset with a length and items, arrays, or an iterable of samples"
+            + (
+                "; it has items but no length: give it __len__, or __iter__"
+                if hasattr(dataset, "__getitem__") and not hasattr(dataset, "keys")
+                else ""
+            )
+        )
+    if made.declared is None or made.declared.pictures is None:
+        return made, RowPreprocess.of(asked)
+    if isinstance(asked, RowPreprocess):
+        return made, asked
+    dtype = None if pictures.dtype == Preprocess().dtype else pictures.dtype
+    return made, RowPreprocess(dtype=dtype, normalize=pictures.normalize, scale=pictures.scale)
+
+
+def _is_map(dataset: Any) -> bool:
+    """Has it a length and items?  An IterableDataset of torch's says so, and has none."""
+    names = {kind.__name__ for kind in type(dataset).__mro__}
+    return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not hasattr(dataset, "keys") and "IterableDataset" not in names
+
+
+def _columns(dataset: Any) -> dict[str, Any] | None:
+    """Arrays by name, where that is what a dataset is: one, a dict or group of them, or a TensorDataset."""
+    if is_array(dataset):
+        return {"x": dataset}
+    tensors = getattr(dataset, "tensors", None)
+    if isinstance(tensors, tuple) and tensors and all(map(is_array, tensors)) and type(dataset).__name__ == "TensorDataset":
+        return named_parts(tensors, None)
+    if hasattr(dataset, "keys") and hasattr(dataset, "__getitem__") and not _is_map(dataset):
+        found = {str(name): dataset[name] for name in dataset.keys()}  # noqa: SIM118 (a group of HDF5 or Zarr is no dict)
+        if any(map(is_array, found.values())) or all(isinstance(column, list) for column in found.values()):
+            found = {name: as_array(column, name) if isinstance(column, list) else column for name, column in found.items()}
+        if found and all(map(is_array, found.values())):
+            return found
+    return None
+
+
+def _splits(dataset: Any) -> dict[str, Any] | None:
+    """Datasets by split, where that is what a dict is."""
+    if isinstance(dataset, Mapping) and dataset and all(_is_map(d) and not isinstance(d, str | bytes | list | tuple) for d in dataset.values()):
+        return {str(name): d for name, d in dataset.items()}
+    return None
+
+
+def _names(dataset: Any) -> dict[str, tuple[str, ...]]:
+    """The names of classes that a dataset knows, by field; "" for the one that is a class by its name.  Looks behind a Subset."""
+    out: dict[str, tuple[str, ...]] = {}
+    features = getattr(dataset, "features", None)
+    if isinstance(features, Mapping):
+        for name, feature in features.items():
+            names = getattr(feature, "names", None)
+            if isinstance(names, list) and type(feature).__name__ == "ClassLabel":
+                out[str(name)] = tuple(map(str, names))
+    at = dataset
+    while at is not None and not out:
+        classes = getattr(at, "classes", None)
+        if isinstance(classes, list | tuple) and classes and all(isinstance(c, str) for c in classes):
+            out[""] = tuple(classes)
+        at = getattr(at, "dataset", None)
+    return out
+
+
+def _dtypes(dataset: Any) -> dict[str, str]:
+    """The dtypes of what Hugging Face's datasets give as Python numbers and lists of them, by field."""
+    out: dict[str, str] = {}
+    features = getattr(dataset, "features", None)
+    for name, feature in features.items() if isinstance(features, Mapping) else ():
+        while not isinstance(getattr(feature, "dtype", None), str) and hasattr(feature, "feature"):
+            feature = feature.feature
+        dtype = getattr(feature, "dtype", None)
+        if dtype in DTYPES:
+            out[str(name)] = dtype
+    return out
+
+
+def _class_names(fields: Sequence[Field], names: Mapping[str, tuple[str, ...]]) -> tuple[str, ...] | None:
+    """The names of the numbers in the field that means a class; None where nobody knows them."""
+    labels = [f.name for f in fields if f.meaning == "class"]
+    known = {field_name(name): classes for name, classes in names.items() if name}
+    return next((known[name] for name in labels if name in known), names.get("") if labels else None)
+
+
+def _stamp(dataset: Any) -> str:
+    """What changes when a dataset does, where it knows: the fingerprint of Hugging Face's; a text `mmcompile_version` that its author gives."""
+    found = getattr(dataset, "_fingerprint", None) or getattr(dataset, "mmcompile_version", None)
+    return hash_bytes(f"{type(dataset).__name__} {found} {len(dataset)}".encode()) if isinstance(found, str) and found else ""
+
+
+class DatasetSource:
+    """Datasets that have a length and items, by split ("": there are none); pictures in their samples are made as `preprocess` says."""
+
+    root = ""
+
+    def __init__(self, datasets: Mapping[str, Any], preprocess: Preprocess, names: Sequence[str] | None = None) -> None:
+        self._datasets = dict(datasets)
+        self._stops = np.cumsum([len(d) for d in self._datasets.values()]).astype(np.int64)
+        self._asked = preprocess.settings()
+        self._why = ""
+        self.declared: Declared | None = None
+        self._classes: tuple[str, ...] | None = None
+        first = next((i for i, d in enumerate(self._datasets.values()) if len(d)), None)
+        if first is not None:
+            known = _names(list(self._datasets.values())[first])
+            sample = self._sample(0)
+            preprocess = self._sized(sample, preprocess, names)
+            try:
+                self.declared = declare(sample, names, preprocess, Hints(known, _dtypes(list(self._datasets.values())[first])))
+            except SourceError as error:
+                raise SourceError(f"row 0: {error}", row=0) from error
+            self._classes = _class_names(self.declared.fields, known)
+
+    def identity(self) -> dict[str, object]:
+        """The settings that decide which rows there are and what they hold."""
+        return _identity(self.declared)
+
+    def scan(self, progress: Callable[[int], None] | None = None) -> RowScan:
+        """What the first sample declares, for as many rows as the lengths say."""
+        fields = () if self.declared is None else self.declared.fields
+        n, splits, start = int(self._stops[-1]), [], 0
+        for name, stop in zip(self._datasets, self._stops.tolist(), strict=True):
+            splits.append(Split(name, start, stop))
+            start = stop
+        stamps = tuple(_stamp(d) for d in self._datasets.values())
+        named = tuple(splits) if set(self._datasets) != {""} else ()
+        said = (self._why,) if self._why else ()
+        return RowScan(n, fields, tuple("" for _ in splits), self._stops, stamps, named, self._classes, said)
+
+    def read(self, start: int, stop: int) -> dict[str, Array]:
+        """The rows [start, stop), sample by sample.  Raises SourceError, naming the row."""
+        assert self.declared is not None
+        out = {f.name: np.empty((stop - start, *f.shape), f.stored) for f in self.declared.fields}
+        for row in range(start, stop):
+            self.declared.store(self._sample(row), row, out, row - start)
+        return out
+
+    def _sample(self, row: int) -> Any:
+        at = int(np.searchsorted(self._stops, row, side="right"))
+        first = int(self._stops[at - 1]) if at else 0
+        try:
+            return list(self._datasets.values())[at][row - first]
+        except Exception as error:  # whatever a stranger's dataset raises says something of this row
+            raise _raised(row, error) from error
+
+    def _sized(self, sample: Any, preprocess: Preprocess, names: Sequence[str] | None) -> Preprocess:
+        """The settings of pictures with their size chosen, where nobody typed one."""
+        keeps = preprocess.mode == "keep" and preprocess.kept_mode is None
+        if not (preprocess.needs_size() or keeps) or not any(map(is_picture, named_parts(sample, names).values())):
+            return preprocess
+        rows = np.unique(np.linspace(0, int(self._stops[-1]) - 1, _LOOKED_AT).astype(np.int64)).tolist()
+        found = [
+            decode.picture_size(value, preprocess)
+            for row in rows
+            for value in named_parts(self._sample(row) if row else sample, names).values()
+            if is_picture(value)
+        ]
+        chosen, self._why = decide(preprocess, found)
+        return chosen
+
+
+def _raised(row: int, error: Exception) -> SourceError:
+    said = (str(error).splitlines() or [""])[0][:200]
+    return SourceError(f"row {row:,}: the dataset raised {type(error).__name__}" + (f": {said}" if said else ""), row=row)
+
+
+def _identity(declared: Declared | None) -> dict[str, object]:
+    pictures = None if declared is None else declared.pictures
+    if pictures is None:
+        return {"kind": "dataset"}
+    return {"kind": "dataset", "pictures": pictures.pixel_settings(), "versions": versions_of(pictures)}
+
+
+class ColumnSource:
+    """Arrays of one length, each a field: numpy's, tensors, those of HDF5 or Zarr.  Read in slices."""
+
+    root = ""
+
+    def __init__(self, columns: Mapping[str, Any], names: Mapping[str, tuple[str, ...]]) -> None:
+        self._columns = dict(columns)
+        lengths = {name: int(column.shape[0]) for name, column in self._columns.items()}
+        if len(set(lengths.values())) > 1:
+            raise SourceError(f"arrays of different lengths: {', '.join(f'{name} {n:,}' for name, n in lengths.items())}; expected one row of each")
+        self._n = next(iter(lengths.values()))
+        self._fields: dict[str, Field] = {}
+        for name, column in self._columns.items():
+            empty = as_array(column[:0], name)
+            picture = np.empty(empty.shape[1:], empty.dtype)
+            spec = field_of(name, picture, str(column.dtype) == "torch.bfloat16", names)
+            if spec.name in {f.name for f in self._fields.values()}:
+                raise SourceError(f"{name}: a second field {spec.name}; rename one")
+            self._fields[name] = spec
+        self._classes = _class_names(list(self._fields.values()), names)
+
+    def identity(self) -> dict[str, object]:
+        return {"kind": "dataset"}
+
+    def scan(self, progress: Callable[[int], None] | None = None) -> RowScan:
+        """What the arrays say of themselves; class numbers without names are looked at."""
+        classes = self._classes
+        for name, spec in self._fields.items():
+            if spec.meaning == "class" and classes is None and self._n:
+                most = count_classes(self._reader(name), self._n, name, "give them another name")
+                classes = tuple(str(i) for i in range(most))
+        return RowScan(self._n, tuple(self._fields.values()), ("",), np.array([self._n], np.int64), ("",), classes=classes)
+
+    def _reader(self, name: str) -> Callable[[int, int], Array]:
+        return lambda start, stop: as_array(self._columns[name][start:stop], name)
+
+    def read(self, start: int, stop: int) -> dict[str, Array]:
+        """The rows [start, stop), a slice of each array."""
+        return {spec.name: as_stored(as_array(self._columns[name][start:stop], name), spec) for name, spec in self._fields.items()}
+
+
+class SpooledSource:
+    """An iterable of samples, read once, in this process, into files in a temporary folder (TMPDIR), which then are read as rows."""
+
+    root = ""
+
+    def __init__(self, samples: Iterable[Any], preprocess: Preprocess, names: Sequence[str] | None = None) -> None:
+        self.declared: Declared | None = None
+        self._left: Iterator[Any] | None = _guarded(samples)
+        self._n, self._why = 0, ""
+        self._folder = Path(tempfile.mkdtemp(prefix="mmcompile-spool-"))
+        self._gone = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        self._first: list[Any] = []
+        known = _names(samples)
+        for sample in self._left:
+            self._first = [sample]
+            pictures = [value for value in named_parts(sample, names).values() if is_picture(value)]
+            if pictures and (preprocess.needs_size() or (preprocess.mode == "keep" and preprocess.kept_mode is None)):
+                preprocess, why = decide(preprocess, [decode.picture_size(p, preprocess) for p in pictures])
+                self._why = f"{why}; an iterable is read once, so its first sample decided"
+            self.declared = declare(sample, names, preprocess, Hints(known, _dtypes(samples)))
+            break
+        self._classes = None if self.declared is None else _class_names(self.declared.fields, known)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_left": None, "_first": [], "_gone": None}
+
+    def identity(self) -> dict[str, object]:
+        return _identity(self.declared)
+
+    def scan(self, progress: Callable[[int], None] | None = None) -> RowScan:
+        """Read all samples and write them down; `progress` gets the number of samples so far."""
+        if self.declared is None:
+            return RowScan(0, (), ("",), np.zeros(1, np.int64), ("",))
+        if self._left is not None:
+            self._spool(self.declared, progress or (lambda _: None))
+        said = (self._why,) if self._why else ()
+        return RowScan(self._n, self.declared.fields, ("",), np.array([self._n], np.int64), ("",), (), self._classes, said)
+
+    def _spool(self, declared: Declared, progress: Callable[[int], None]) -> None:
+        row_bytes = sum(f.row_bytes for f in declared.fields)
+        size = max(1, _SPOOL_BYTES // row_bytes)
+        out = {f.name: np.empty((size, *f.shape), f.stored) for f in declared.fields}
+        files = {name: (self._folder / name).open("wb") for name in out}
+        at = 0
+
+        def flush() -> None:
+            for name, file in files.items():
+                out[name][:at].tofile(file)
+            progress(self._n)
+
+        assert self._left is not None
+        try:
+            for sample in itertools.chain(self._first, self._left):
+                declared.store(sample, self._n, out, at)
+                self._n, at = self._n + 1, at + 1
+                if at == size:
+                    flush()
+                    at = 0
+            flush()
+        finally:
+            for file in files.values():
+                file.close()
+            self._first, self._left = [], None
+
+    def read(self, start: int, stop: int) -> dict[str, Array]:
+        """The rows [start, stop)."""
+        assert self.declared is not None
+        found = {}
+        for spec in self.declared.fields:
+            with (self._folder / spec.name).open("rb") as file:
+                file.seek(start * spec.row_bytes)
+                found[spec.name] = np.fromfile(file, spec.stored, (stop - start) * int(np.prod(spec.shape, dtype=np.int64))).reshape(-1, *spec.shape)
+        return found
+
+
+def _guarded(samples: Iterable[Any]) -> Iterator[Any]:
+    """The samples; what the iterable raises is an error with its row."""
+    row = 0
+    try:
+        for sample in samples:
+            yield sample
+            row += 1
+    except Exception as error:
+        raise _raised(row, error) from error

@@ -1,0 +1,119 @@
+"""Hides how a JSON file that is too large to be held is read: the members of its lists one by one, each let go before the next is read."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Collection, Iterator
+from typing import IO, Any
+
+__all__ = ["list_members"]
+
+#: Characters that are read at a time; a member may be longer, up to the limit.
+_CHUNK, _LIMIT = 1 << 20, 1 << 28
+_IN_NUMBERS = frozenset("0123456789.eE+-")
+_SPACE = re.compile(r"[ \t\r\n]*")
+
+
+def list_members(file: IO[bytes], wanted: Collection[str]) -> Iterator[tuple[str, int, Any]]:
+    """(name, number, member) of each member of the lists of these names, in the object that the file is.
+
+    Raises ValueError, saying what was expected and about where, when the file is no such object; its other members are read, and dropped.
+    """
+    text = _Text(file)
+    text.take("{", "an object")
+    if text.peek() == "}":
+        return
+    while True:
+        name = text.value()
+        if not isinstance(name, str):
+            raise text.wrong("a name")
+        text.take(":", "a colon")
+        if name in wanted and text.peek() != "[":
+            raise text.wrong(f"a list of {name}")
+        if name in wanted:
+            for number, member in enumerate(text.members()):
+                yield name, number, member
+        else:
+            text.skip()
+        if text.peek() == "}":
+            return
+        text.take(",", "a comma")
+
+
+class _Text:
+    """The text of a file, from where it was read up to."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
+        self._scan = json.JSONDecoder().raw_decode
+        self._buffer, self._at, self._before = "", 0, 0
+        self._ended = False
+
+    def wrong(self, expected: str) -> ValueError:
+        return ValueError(f"expected {expected} at about character {self._before + self._at:,}")
+
+    def peek(self) -> str:
+        """The next character that is no space."""
+        while True:
+            self._at = _SPACE.match(self._buffer, self._at).end()  # type: ignore[union-attr]
+            if self._at < len(self._buffer):
+                return self._buffer[self._at]
+            if not self._more(_CHUNK):
+                raise self.wrong("more of it: it ends")
+
+    def take(self, mark: str, expected: str) -> None:
+        if self.peek() != mark:
+            raise self.wrong(expected)
+        self._at += 1
+
+    def value(self) -> Any:
+        """The next value."""
+        self.peek()
+        size = _CHUNK
+        while True:
+            try:
+                value, end = self._scan(self._buffer, self._at)
+            except RecursionError:
+                raise self.wrong("a value that is nested less deeply") from None
+            except ValueError:
+                end = len(self._buffer)
+            if end < len(self._buffer) and self._buffer[end] not in _IN_NUMBERS:  # else it is cut, or a number that may go on
+                self._at = end
+                return value
+            if len(self._buffer) - self._at > _LIMIT or not self._more(size):
+                raise self.wrong("a value that is whole")
+            size *= 2
+
+    def members(self) -> Iterator[Any]:
+        """The members of the list that comes next."""
+        self.take("[", "a list")
+        if self.peek() == "]":
+            self._at += 1
+            return
+        while True:
+            yield self.value()
+            if self.peek() == "]":
+                self._at += 1
+                return
+            self.take(",", "a comma")
+
+    def skip(self) -> None:
+        """Pass the next value by; of a list member by member."""
+        if self.peek() == "[":
+            for _ in self.members():
+                pass
+        else:
+            self.value()
+
+    def _more(self, size: int) -> bool:
+        """Read on; False at the end."""
+        if self._ended:
+            return False
+        data = self._file.read(size)
+        self._ended = not data
+        self._before += self._at
+        self._buffer, self._at = self._buffer[self._at :] + self._decoder.decode(data, self._ended), 0
+        return True

@@ -1,0 +1,260 @@
+"""Python datasets as sources: what a sample may be, what is an error and where, and that pictures are those of a folder."""
+
+from __future__ import annotations
+
+import io
+from collections import namedtuple
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+
+import mmcompile
+from mmcompile.compiler import decode
+from mmcompile.compiler.options import BuildOptions
+from mmcompile.compiler.preprocess import Preprocess
+from mmcompile.compiler.sources.dataset import DatasetSource, wrap
+from mmcompile.errors import OptionError, SourceError
+from mmcompile.format.reader import Reader
+from tests.compiler.builds import dataset, picture, write
+
+Pair = namedtuple("Pair", ["a", "b"])
+
+
+class Pictures(Dataset[Any]):
+    """Pictures with labels, as torchvision has them; `strange` says what another row holds, or raises."""
+
+    classes = ("cat", "dog")
+
+    def __init__(self, n: int = 9, strange: dict[int, Any] | None = None, length: int | None = None) -> None:
+        self.n, self.strange, self.length = n, strange or {}, length
+
+    def __len__(self) -> int:
+        return self.n if self.length is None else self.length
+
+    def __getitem__(self, i: int) -> Any:
+        if i >= self.n:
+            raise IndexError(i)
+        found = self.strange.get(i)
+        if isinstance(found, Exception):
+            raise found
+        return found or (Image.open(io.BytesIO(picture(i, ("PNG", "JPEG")[i % 2], (12, 10)))), i % 2)
+
+
+class Stream(IterableDataset[Any]):
+    """Dicts of arrays, one after the other."""
+
+    def __init__(self, n: int, fault: Exception | None = None) -> None:
+        self.n, self.fault = n, fault
+
+    def __iter__(self) -> Iterator[Any]:
+        for i in range(self.n):
+            yield {"x": np.full(3, i, "f4"), "label": i % 4}
+        if self.fault is not None:
+            raise self.fault
+
+
+def rows(source: Any, asked: Any = None) -> tuple[Any, dict[str, Any]]:
+    made, _ = wrap(source, asked)
+    scan = made.scan()
+    return scan, made.read(0, scan.rows)
+
+
+def fields(scan: Any) -> list[tuple[str, str, tuple[int, ...], str]]:
+    return [(f.name, f.dtype, f.shape, f.meaning) for f in scan.fields]
+
+
+def test_pictures_are_those_of_the_same_files_in_a_folder(tmp_path: Path) -> None:
+    preprocess = Preprocess(resize=9, crop=8)
+    write(tmp_path / "raw", {f"{i}.{('png', 'jpg')[i % 2]}": picture(i, ("PNG", "JPEG")[i % 2], (12, 10)) for i in range(9)})
+    mmcompile.build(tmp_path / "raw", tmp_path / "files", preprocess=preprocess, workers=1)
+    report = mmcompile.build(Pictures(), tmp_path / "out", preprocess=preprocess, workers=2)
+    assert (report.workers, report.fields, report.classes) == (2, ("image", "label"), ("cat", "dog"))
+    ours, theirs = Reader(tmp_path / "out"), Reader(tmp_path / "files")
+    assert np.array_equal(ours.gather("image", np.arange(9)), theirs.gather("image", np.arange(9)))
+    assert ours.index.statistics["all"]["image"] == theirs.index.statistics["all"]["image"]
+    assert ours.gather("label", np.arange(9)).tolist() == [i % 2 for i in range(9)]
+
+
+def test_floats_of_pictures_are_those_of_a_folder(tmp_path: Path) -> None:
+    preprocess = Preprocess(crop=8, dtype="float32", normalize="imagenet", layout="hwc")
+    write(tmp_path / "raw", {f"{i}.png": picture(2 * i, "PNG", (12, 10)) for i in range(3)})
+    mmcompile.build(tmp_path / "raw", tmp_path / "files", preprocess=preprocess, workers=1)
+    mmcompile.build(Subset(Pictures(), [0, 2, 4]), tmp_path / "out", preprocess=preprocess, workers=1)
+    ours, theirs = Reader(tmp_path / "out"), Reader(tmp_path / "files")
+    assert np.array_equal(ours.gather("image", np.arange(3)), theirs.gather("image", np.arange(3)))
+    assert ours.index.fields[0] == theirs.index.fields[0]
+
+
+def test_the_bytes_are_the_same_from_one_process_and_from_two(tmp_path: Path) -> None:
+    options = BuildOptions(shard_bytes=2 * 3 * 120)
+    mmcompile.build(Pictures(), tmp_path / "two", workers=2, options=options)
+    unpicklable = Pictures()
+    unpicklable.strange = {99: lambda: None}
+    report = mmcompile.build(unpicklable, tmp_path / "one", workers=2, options=options)
+    assert report.workers == 1
+    assert any("cannot be sent to worker processes" in line for line in report.warnings)
+    assert dataset(tmp_path / "two") == dataset(tmp_path / "one")
+
+
+@pytest.mark.parametrize(
+    ("sample", "wanted"),
+    [
+        ((np.zeros(3), 1), [("x", "float64", (3,), "value"), ("y", "int64", (), "class")]),
+        ({"Mask": torch.zeros(2, 2, dtype=torch.bool), "id": 7}, [("mask", "bool", (2, 2), "value"), ("id", "int64", (), "value")]),
+        (torch.zeros(2, dtype=torch.bfloat16), [("x", "bfloat16", (2,), "value")]),
+        ([1.5, 2.5], [("x", "float64", (2,), "value")]),
+        (Pair(1.5, True), [("a", "float64", (), "value"), ("b", "bool", (), "value")]),
+        ((1, 2, 3.0), [("x0", "int64", (), "value"), ("x1", "int64", (), "value"), ("x2", "float64", (), "value")]),
+        (np.datetime64("2020-01-01T00:00:01", "s"), [("x", "int64", (), "value")]),
+        ({"image": np.zeros((6, 5, 3), "u1"), "label": np.uint8(1)}, [("image", "uint8", (6, 5, 3), "image"), ("label", "int64", (), "class")]),
+        ({"label": 1, "img": Image.new("L", (5, 4))}, [("img", "uint8", (3, 4, 5), "image"), ("label", "int64", (), "class")]),
+    ],
+)
+def test_what_a_sample_may_be(sample: Any, wanted: Any) -> None:
+    source = DatasetSource({"": [sample] * 3}, Preprocess())
+    scan = source.scan()
+    assert fields(scan) == wanted
+    found = source.read(0, 3)
+    assert {name: array.shape for name, array in found.items()} == {name: (3, *shape) for name, _, shape, _ in wanted}
+
+
+def test_values_are_what_the_samples_hold() -> None:
+    _, found = rows([(torch.arange(3, dtype=torch.float16) + i, i) for i in range(5)])
+    assert np.array_equal(found["x"], np.arange(3, dtype="f2") + np.arange(5, dtype="f2")[:, None])
+    assert found["y"].tolist() == [0, 1, 2, 3, 4]
+    _, found = rows([torch.tensor([1.5, -2.0], dtype=torch.bfloat16)])
+    assert found["x"].tolist() == [[0x3FC0, 0xC000]]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (Pictures(strange={3: IndexError("no such file")}), "row 3: the dataset raised IndexError: no such file"),
+        (Pictures(strange={8: KeyError("k")}), "row 8: the dataset raised KeyError: 'k'"),
+        (Pictures(strange={2: StopIteration()}), "row 2: the dataset raised StopIteration"),
+        (Pictures(strange={0: RuntimeError("two\nlines")}), "row 0: the dataset raised RuntimeError: two"),
+        (Pictures(length=11), "row 9: the dataset raised IndexError: 9"),
+        (Pictures(strange={5: (np.zeros(3), 1)}), "row 5: image: expected a picture, found ndarray"),
+        (Pictures(strange={5: (Image.new("RGB", (9, 9)), 1)}), "row 5: 9x9 (width x height)"),
+        (Pictures(strange={5: {"image": 1}}), "row 5: has image; expected image, label"),
+        ([np.zeros(3), np.zeros(4)], "row 1: x: expected float64 (3,), found float64 (4,)"),
+        ([1, 2.5], "row 1: x: expected int64 (), found float64 ()"),
+        ([np.zeros(2), None], "row 1: x: NoneType; expected pictures"),
+        (["a cat"], "row 0: x: text; expected pictures, arrays, tensors or numbers"),
+        ([{"x": [[1, 2], [3]]}], "row 0: x: lists of different lengths"),
+        ([{"x": 1, "X": 2}], "row 0: X and x: both are the field x"),
+        ([{}], "row 0: a sample holds nothing"),
+    ],
+)
+def test_a_strange_sample_is_an_error_with_its_row(data: Any, message: str) -> None:
+    preprocess = Preprocess(keep_size=(10, 12)) if "width" in message else None
+    with pytest.raises(SourceError) as caught:
+        rows(data, preprocess)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_error_in_a_sample_ends_a_build_and_publishes_nothing(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="row 7: the dataset raised IndexError"):
+        mmcompile.build(Pictures(strange={7: IndexError("inside")}), tmp_path / "out", workers=2)
+    assert not (tmp_path / "out" / "index.json").exists()
+
+
+def test_a_tensor_dataset_is_read_in_slices() -> None:
+    data = TensorDataset(torch.rand(50, 3), torch.arange(50) % 5)
+    scan, found = rows(data)
+    assert fields(scan) == [("x", "float32", (3,), "value"), ("y", "int64", (), "class")]
+    assert scan.classes == ("0", "1", "2", "3", "4")
+    assert np.array_equal(found["x"], data.tensors[0].numpy())
+
+
+def test_arrays_by_name_and_lists_are_columns_and_have_to_be_of_one_length() -> None:
+    scan, found = rows({"a": np.arange(6).reshape(3, 2), "b": [1.0, 2.0, 3.0]})
+    assert fields(scan) == [("a", "int64", (2,), "value"), ("b", "float64", (), "value")]
+    assert found["b"].tolist() == [1, 2, 3]
+    with pytest.raises(SourceError, match="arrays of different lengths: a 3, b 2"):
+        rows({"a": np.arange(3), "b": np.arange(2)})
+
+
+def test_an_iterable_is_read_once_and_what_it_raises_has_its_row(tmp_path: Path) -> None:
+    report = mmcompile.build(Stream(1000), tmp_path / "out", workers=2)
+    assert (report.samples, report.workers) == (1000, 2)
+    assert np.array_equal(Reader(tmp_path / "out").gather("x", np.arange(1000)), np.repeat(np.arange(1000, dtype="f4"), 3).reshape(-1, 3))
+    with pytest.raises(SourceError, match="row 5: the dataset raised IndexError: late"):
+        rows(Stream(5, IndexError("late")))
+    with pytest.raises(SourceError, match="row 1: x: expected int64"):
+        rows(x for x in (1, 2.5))
+
+
+def test_datasets_by_name_are_splits() -> None:
+    scan, found = rows({"train": TensorRows(3), "test": TensorRows(1)})
+    assert [(s.name, s.start, s.stop) for s in scan.splits] == [("train", 0, 3), ("test", 3, 4)]
+    assert found["x"].tolist() == [0, 1, 2, 0]
+
+
+class TensorRows:
+    """Whole numbers as a dataset."""
+
+    mmcompile_version = "1"
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, i: int) -> Any:
+        return torch.tensor(i)
+
+
+def test_a_dataset_that_knows_its_version_is_not_read_again(tmp_path: Path) -> None:
+    mmcompile.build(TensorRows(5), tmp_path / "out", workers=1)
+    assert mmcompile.build(TensorRows(5), tmp_path / "out", workers=1).kept == 5
+    assert mmcompile.build(TensorRows(6), tmp_path / "out", workers=1).decoded == 6
+
+
+@pytest.mark.parametrize(
+    ("data", "message"), [(None, "NoneType: expected a path"), (5, "int: expected"), (object(), "object: expected"), ({"a": 1}, "dict: expected")]
+)
+def test_what_is_no_dataset_is_refused(data: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        wrap(data, None)
+
+
+def test_no_samples_are_an_error(tmp_path: Path) -> None:
+    for data in ([], np.zeros((0, 3)), iter(())):
+        with pytest.raises(SourceError, match="there are no rows"):
+            mmcompile.build(data, tmp_path / "out")
+
+
+def test_options_for_pictures_are_refused_where_there_are_none(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="--resize, --crop: for pictures"):
+        mmcompile.build(TensorRows(3), tmp_path / "out", preprocess=Preprocess(resize=8, crop=8))
+
+
+def test_without_a_size_it_is_that_of_the_pictures_or_256() -> None:
+    made, _ = wrap(Pictures(), None)
+    assert made.scan().fields[0].shape == (3, 10, 12)
+    made, _ = wrap(Pictures(strange={5: (Image.new("RGB", (9, 9)), 1)}), None)
+    assert made.scan().fields[0].shape == (3, 256, 256)
+    assert "2 sizes from 9x9 to 10x12" in made.scan().warnings[0]
+
+
+def test_a_picture_that_was_opened_gives_the_pixels_of_its_file(tmp_path: Path) -> None:
+    preprocess = Preprocess(resize=7, crop=6)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    for mode in ("RGB", "L", "P", "RGBA", "LA", "1", "CMYK"):
+        image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (11, 13, 3), dtype=np.uint8)).convert(mode)
+        data = io.BytesIO()
+        image.save(data, "TIFF" if mode == "CMYK" else "PNG", **({} if mode == "CMYK" else {"exif": exif}))
+        pixels, depth = decode.picture(Image.open(io.BytesIO(data.getvalue())), preprocess)
+        wanted = decode.decode(data.getvalue(), "a.tif" if mode == "CMYK" else "a.png", preprocess)
+        assert np.array_equal(pixels, wanted.pixels), mode
+        assert depth == wanted.depth
