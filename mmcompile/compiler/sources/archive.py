@@ -14,13 +14,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-import numpy as np
-
 from mmcompile.compiler.sources import Scan
 from mmcompile.compiler.sources.arrange import arrange
 from mmcompile.compiler.sources.keys import Keys, place_of
 from mmcompile.compiler.sources.manifest import typed_columns
-from mmcompile.compiler.sources.members import TOO_LARGE, ArchiveFile, Descriptors, FolderRules, Place, TreeMembers, first_twice, member_stats
+from mmcompile.compiler.sources.members import TOO_LARGE, ArchiveFile, Descriptors, FolderRules, Place, TreeMembers, first_twice, member_stat
 from mmcompile.compiler.sources.names import Choice, show
 from mmcompile.compiler.sources.pairing import Pairing
 from mmcompile.compiler.sources.scanning import Wishes
@@ -282,9 +280,7 @@ class ArchiveSource:
     def stat(self, key: bytes) -> tuple[int, int, int, int]:
         """(bytes, the archive's mtime_ns and ctime_ns, its inode mixed with the place) of one member now.  Raises OSError."""
         place = place_of(key)
-        found = member_stats(np.array([place]), os.stat(self._path(Place.of(place).archive)))
-        size, mtime, ctime, inode = found[0].tolist()
-        return size, mtime, ctime, inode
+        return member_stat(place, os.stat(self._path(Place.of(place).archive)))
 
     def _path(self, number: int) -> str:
         return os.path.join(self.folder, self.names[number])
