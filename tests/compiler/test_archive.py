@@ -366,6 +366,24 @@ def test_what_raw_is_decides(tmp_path: Path) -> None:
         apart.scan()
 
 
+def test_rows_in_a_random_order_are_the_same_rows(tmp_path: Path) -> None:
+    for raw in (tar(tmp_path / "a.tar", pairs(8)), zip_of(tmp_path / "b.zip", [(f"c/{i}.png", picture(i)) for i in range(8)])):
+        run(source(raw), tmp_path / f"plain-{raw.name}")
+        run(source(raw), tmp_path / f"mixed-{raw.name}", options={"order": "shuffled:3"})
+        plain, mixed = keys(tmp_path / f"plain-{raw.name}"), keys(tmp_path / f"mixed-{raw.name}")
+        assert sorted(plain) == sorted(mixed)
+        assert plain != mixed
+        assert np.array_equal(images(tmp_path / f"mixed-{raw.name}"), images(tmp_path / f"plain-{raw.name}")[[plain.index(key) for key in mixed]])
+
+
+def test_a_zip_builds_in_processes_as_the_folder_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    raw = make_raw(tmp_path / "raw")
+    run(raw, tmp_path / "one")
+    run(source(zipped(tmp_path / "a.zip", raw)), tmp_path / "two", workers=2)
+    assert dataset_but_settings(tmp_path / "one") == dataset_but_settings(tmp_path / "two")
+
+
 def test_parts_of_a_plan_take_its_settings(tmp_path: Path) -> None:
     raw = tar(tmp_path / "a.tar", pairs(6))
     more = {"exclude": ("000003.png",)}
@@ -682,6 +700,25 @@ def test_zip64_and_names_of_old_and_other_systems(tmp_path: Path) -> None:
     assert list(scan.keys) == [b"c/a.png", "c/ü.png".encode(), b"d/b.png"]
     assert [source(path).read(key) for key in scan.keys] == [picture(i) for i in range(3)]
     assert scan.left_out == {"hidden": 1, "link": 1, "name that leads out of the archive": 1}
+
+
+def test_the_end_of_a_large_zip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zipfile, "ZIP_FILECOUNT_LIMIT", 1)  # its end is then that of zip64
+    path = zip_of(tmp_path / "a.zip", [(f"c/{i}.png", picture(i)) for i in range(3)])
+    whole = path.read_bytes()
+    assert b"PK\6\6" in whole
+    for data in (whole, b"x" * 1000 + whole):
+        path.write_bytes(data)
+        scan = source(path).scan()
+        assert [source(path).read(key) for key in scan.keys] == [picture(i) for i in range(3)]
+    for mark, why in ((b"PK\6\6", "expected the zip64 record"), (b"PK\1\2", "expected an entry of its directory")):
+        path.write_bytes(whole.replace(mark, b"PKxx", 1))
+        with pytest.raises(SourceError, match=why):
+            source(path).scan()
+    at = whole.index(b"PK\6\6") + 32
+    path.write_bytes(whole[:at] + (7).to_bytes(8, "little") + whole[at + 8 :])
+    with pytest.raises(SourceError, match="its directory holds 3 members, and its end says 7"):
+        source(path).scan()
 
 
 def test_random_damage_is_an_error_or_the_same_pictures(tmp_path: Path) -> None:

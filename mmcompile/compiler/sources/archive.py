@@ -9,7 +9,7 @@ import os
 import re
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -50,19 +50,26 @@ def is_archive(path: str, form: str, *, inner: bool = False) -> bool:
     """
     if not os.path.isdir(path):
         return path.lower().endswith(_ENDINGS[form])
+    try:
+        with os.scandir(path) as entries:
+            return _holds_archives(entries, form, inner=inner)
+    except OSError:  # who lists the folder says what is wrong with it
+        return False
+
+
+def _holds_archives(entries: Iterable[os.DirEntry[str]], form: str, *, inner: bool) -> bool:
     found = False
     choice = Choice((), (), False, None)
-    with os.scandir(path) as entries:
-        for entry in entries:
-            if choice.is_hidden(os.fsencode(entry.name)):
-                continue
-            if entry.is_dir():
-                if inner or not is_archive(entry.path, form, inner=True):
-                    return False
-                found = True
-            elif not choice.why_not(os.fsencode(entry.name), ""):
+    for entry in entries:
+        if choice.is_hidden(os.fsencode(entry.name)):
+            continue
+        if entry.is_dir():
+            if inner or not is_archive(entry.path, form, inner=True):
                 return False
-            found |= entry.name.lower().endswith(_ENDINGS[form])
+            found = True
+        elif not choice.why_not(os.fsencode(entry.name), ""):
+            return False
+        found |= entry.name.lower().endswith(_ENDINGS[form])
     return found
 
 
