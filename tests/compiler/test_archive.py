@@ -803,3 +803,21 @@ def test_headers_that_lie_are_errors(tmp_path: Path) -> None:
     (tmp_path / "a.tar").write_bytes(long.replace(b"path=kkk", b"path=../"))
     with pytest.raises(SourceError, match="1 name that leads out of the archive"):
         source(tmp_path / "a.tar").scan()
+
+
+def test_no_object_is_held_for_a_sample_while_archives_are_listed(tmp_path: Path) -> None:
+    for i in range(6):
+        tar(tmp_path / f"raw/{i}.tar", tiny(500, 500 * i))
+
+    def long_lists() -> int:
+        return sum(isinstance(thing, list) and len(thing) >= 500 for thing in gc.get_objects())
+
+    before = long_lists()
+    held: list[int] = []
+    scan = source(tmp_path / "raw").scan(lambda _: held.append(long_lists() - before))
+    assert len(scan.keys) == 3000
+    assert held[-1] <= 2  # those of the last archive
+
+
+def tiny(count: int, start: int) -> list[tuple[str, bytes]]:
+    return [f for i in range(start, start + count) for f in ((f"{i}.png", b"x"), (f"{i}.cls", b"%d" % (i % 7)), (f"{i}.json", b'{"a": %d}' % i))]

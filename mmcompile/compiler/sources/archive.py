@@ -205,8 +205,7 @@ class ArchiveSource:
             options = [name for name, wish in given.items() if wish is not None]
             raise OptionError(f"--{options[0]}: in {show(self.root)} no image has a class or a record beside it (.cls, .json)", options=options)
         else:
-            trees = trees or [members.tree() for members in pairing.members]
-            scan = self._arranged(trees, choice)
+            scan = self._arranged(trees or pairing.trees, choice)
         return replace(scan, warnings=(*warnings, *scan.warnings, *_alike(scan.keys), *([] if scan.splits else self._split_hint())))
 
     def _arranged(self, trees: list[TreeMembers], choice: Choice) -> Scan:
