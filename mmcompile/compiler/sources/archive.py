@@ -84,7 +84,7 @@ def _archives_in(raw: Sequence[str], form: str) -> tuple[str, tuple[str, ...]]:
     """(the folder that all archives lie in, their paths below it in order as text) of archives, or of a folder of them.  Raises SourceError."""
     if len(raw) == 1 and os.path.isdir(raw[0]):
         try:
-            names = sorted(_listed(raw[0], form))
+            names = sorted(name for name in _files(raw[0]) if name.lower().endswith(_ENDINGS[form]))
         except OSError as error:
             raise SourceError(f"cannot list folder {show(raw[0])}: {error.strerror}", path=raw[0]) from error
         if not names:
@@ -100,15 +100,15 @@ def _archives_in(raw: Sequence[str], form: str) -> tuple[str, tuple[str, ...]]:
     return folder, tuple(names)
 
 
-def _listed(folder: str, form: str) -> Iterator[str]:
-    """The archives in a folder, and in the folders in it.  Raises OSError."""
+def _files(folder: str) -> Iterator[str]:
+    """The files in a folder, and in the folders in it, hidden ones excepted, by their paths in it.  Raises OSError."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):
                 continue
             if entry.is_dir():
-                yield from (f"{entry.name}/{name}" for name in os.listdir(entry.path) if name[:1] != "." and name.lower().endswith(_ENDINGS[form]))
-            elif entry.name.lower().endswith(_ENDINGS[form]):
+                yield from (f"{entry.name}/{name}" for name in os.listdir(entry.path) if name[:1] != ".")
+            else:
                 yield entry.name
 
 
@@ -206,6 +206,8 @@ class ArchiveSource:
             raise OptionError(f"--{options[0]}: in {show(self.root)} no image has a class or a record beside it (.cls, .json)", options=options)
         else:
             scan = self._arranged(trees or pairing.trees, choice)
+        if beside := self._beside():
+            scan = replace(scan, left_out=dict(sorted({**scan.left_out, "beside archives": beside}.items())))
         return replace(scan, warnings=(*warnings, *scan.warnings, *_alike(scan.keys), *([] if scan.splits else self._split_hint())))
 
     def _arranged(self, trees: list[TreeMembers], choice: Choice) -> Scan:
@@ -235,6 +237,13 @@ class ArchiveSource:
                     raise SourceError(f"--split: {show(self.names[i])} would be in the splits {show(out[i])} and {show(split)}", path=self.names[i])
                 out[i] = split
         return out
+
+    def _beside(self) -> int:
+        """How many files in a folder of archives are none.  Raises SourceError."""
+        try:
+            return sum(not name.lower().endswith(_ENDINGS[self.form]) for name in _files(self.folder)) if self.raw == (self.folder,) else 0
+        except OSError as error:
+            raise SourceError(f"cannot list folder {show(self.folder)}: {error.strerror}", path=self.folder) from error
 
     def _split_hint(self) -> list[str]:
         """A line where archives are called like splits and are taken together."""
