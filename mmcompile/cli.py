@@ -321,18 +321,12 @@ def build(ctx: click.Context, /, raw: tuple[str, ...], out: str, dry_run: bool, 
     from mmcompile.compiler.sources.choose import SourceOptions, open_source
     from mmcompile.compiler.sources.rows import is_row_source
 
+    wishes = ["source", "include", "hidden", "split", "classes_from", "shape", "array_dtype", "images", "image_column", "label_column", "columns"]
     chosen = SourceOptions(
-        source=given.pop("source"),
-        include=given.pop("include"),
         exclude=(*ctx.meta.get("mmcompile.exclude", ()), *given.pop("exclude")),
-        hidden=given.pop("hidden"),
         compat=given["compat"],
-        split=given.pop("split"),
-        classes_from=given.pop("classes_from"),
-        as_=given.pop("as_", given.pop("as", ())),
-        shape=given.pop("shape"),
-        array_dtype=given.pop("array_dtype"),
-        **{name: given.pop(name) for name in ("images", "image_column", "label_column", "columns")},
+        as_=given.pop("as"),
+        **{name: given.pop(name) for name in wishes},
     )
     source = open_source(raw, chosen)
     run_names = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import os
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -185,7 +186,7 @@ def _class_map(parts: list[_Part], layout: Layout) -> tuple[tuple[str, ...] | No
     if layout.classes is None:
         names = tuple(sorted({name for part in parts for name in part.classes}))
         filled = {name for part in parts for name in part.filled}
-        return (names, _class_warnings(names, filled)) if parts else (None, [])
+        return (names, _class_warnings(names, filled) + _alike(parts)) if parts else (None, [])
     if not parts:
         raise SourceError("--classes-from: RAW has no class folders; leave it out, or give RAW that has", options=["classes-from"])
     known = frozenset(layout.classes)
@@ -328,6 +329,20 @@ def _class_warnings(names: tuple[str, ...], filled: set[str]) -> list[str]:
         pair = next((a, b) for a, b in itertools.pairwise(names) if int(a) > int(b))
         warnings.append(f"class folders are numbers and are sorted as text, as torchvision does: {pair[0]} stands before {pair[1]}")
     return warnings
+
+
+def _alike(parts: list[_Part]) -> list[str]:
+    """A line for each two classes whose names look the same but for case, or how accents are written, with a place of each."""
+    places: dict[str, dict[str, str]] = {}
+    for part in parts:
+        for name in part.filled:
+            places.setdefault(unicodedata.normalize("NFC", name).casefold(), {}).setdefault(name, part.where)
+    alike = [sorted(found.items()) for _, found in sorted(places.items()) if len(found) > 1]
+    out = []
+    for (one, here), (other, there), *_ in alike[:_SHOWN]:
+        differ = "only in case" if one.casefold() == other.casefold() else "only in how their letters are written"
+        out.append(f"two classes differ {differ}: {show(one)} in {here} and {show(other)} in {there}; if they are one, give their folders one name")
+    return out + [f"{len(alike) - _SHOWN:,} more pairs of classes differ only so"] * (len(alike) > _SHOWN)
 
 
 def lacking(names: tuple[str, ...], labels: npt.NDArray[np.int64], splits: tuple[Split, ...]) -> list[str]:

@@ -126,14 +126,21 @@ def _arrays(form: str) -> Callable[[Sequence[str], SourceOptions], RowSource]:
 def _is_manifest(raw: Sequence[str]) -> bool:
     from mmcompile.compiler.sources.manifest import is_manifest
 
-    return len(raw) == 1 and is_manifest(on_disk(raw[0]))
+    return all(is_manifest(str(on_disk(place))) for place in raw)
 
 
 def _manifest(raw: Sequence[str], options: SourceOptions) -> Source:
     from mmcompile.compiler.sources.manifest import ManifestSource, Wishes
 
-    wishes = Wishes(options.image_column, options.label_column, options.columns, options.include, options.exclude)
-    return ManifestSource(_one_on_disk(raw, "one list of images (a column split makes splits)"), wishes, options.images)
+    lists = tuple(_on_this_disk(place) for place in raw)
+    wishes = Wishes(options.image_column, options.label_column, options.columns, options.include, options.exclude, _classes(options))
+    splits = []
+    for text in options.split:
+        name, sign, file = text.partition("=")
+        if not (name and sign and file) or len(lists) < 2:
+            raise OptionError(f"--split {text}: expected NAME=LIST for one of several lists, as in train=a.csv", options=["split"])
+        splits.append((file, name))
+    return ManifestSource(lists[0] if len(lists) == 1 else lists, wishes, options.images, tuple(splits))
 
 
 def _is_coco(raw: Sequence[str]) -> bool:
@@ -145,16 +152,17 @@ def _is_coco(raw: Sequence[str]) -> bool:
 def _coco(raw: Sequence[str], options: SourceOptions) -> Source:
     from mmcompile.compiler.sources.coco import CocoSource
 
-    return CocoSource(_one_on_disk(raw, "one file of annotations"), options.images, options.include, options.exclude)
-
-
-def _one_on_disk(raw: Sequence[str], expected: str) -> str:
-    """The path of a list of images.  Raises OptionError where there are several, or it is a URL."""
     if len(raw) > 1:
-        raise OptionError(f"expected {expected}, not {len(raw)} RAW")
-    if is_url(place := on_disk(raw[0])):
-        raise OptionError(f"{place}: a list of images is read from a disk: bring it, and the images, to one")
-    return place
+        raise OptionError(f"expected one file of annotations, not {len(raw)}")
+    return CocoSource(_on_this_disk(raw[0]), options.images, options.include, options.exclude)
+
+
+def _on_this_disk(place: str) -> str:
+    """The path of a list of images.  Raises OptionError for a URL."""
+    found = on_disk(place)
+    if is_url(found):
+        raise OptionError(f"{found}: a list of images is read from a disk: bring it, and the images, to one")
+    return found
 
 
 def _is_archive(form: str, raw: Sequence[str]) -> bool:
@@ -181,7 +189,7 @@ _COLUMNS = frozenset({"images", "image_column", "label_column", "columns"})
 
 #: In the order in which they are asked; the last takes what is left, and its scan says what is wrong with it.
 KINDS: tuple[Kind, ...] = (
-    Kind("manifest", _is_manifest, _manifest, frozenset({"include", "exclude", "compat"}) | _COLUMNS),
+    Kind("manifest", _is_manifest, _manifest, frozenset({"include", "exclude", "compat", "split", "classes_from"}) | _COLUMNS),
     Kind("coco", _is_coco, _coco, frozenset({"include", "exclude", "compat", "images"})),
     *(Kind(form, functools.partial(_is_archive, form), functools.partial(_archive, form), _FILES) for form in ("tar", "zip")),
     *(Kind(form, _is_arrays(form), _arrays(form), frozenset({"as_"})) for form in ("npy", "npz", "idx", "npy-folder")),

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmcompile.compiler.formats import EXTENSIONS
+from mmcompile.compiler.sources.jsonparts import is_unicode
 from mmcompile.compiler.sources.names import show
 from mmcompile.errors import SourceError
 
@@ -193,8 +194,11 @@ class TextTable:
                     continue
                 if str in kinds:
                     quoted.add(name)
-                    if any(isinstance(cell, str) and "\0" in cell for cell in cells):
+                    texts = [cell for cell in cells if isinstance(cell, str)]
+                    if any("\0" in text for text in texts):
                         raise self.wrong(f"column {show(name)} holds a NUL")
+                    if not all(map(is_unicode, texts)):
+                        raise self.wrong(f"column {show(name)} holds half a surrogate pair")
                 columns[name] = [_as_text(cell) for cell in cells]
             yield Block(len(rows), columns, frozenset(quoted), frozenset(nested))
 
