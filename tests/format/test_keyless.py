@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 import xxhash
@@ -241,7 +242,6 @@ def test_a_hashes_file_of_another_length_is_refused(root: Path) -> None:
 
 
 def test_reports_of_datasets_without_keys_are_valid(root: Path) -> None:
-    jsonschema = pytest.importorskip("jsonschema")
     schema = jsonschema.Draft202012Validator(json.loads((REPOSITORY / "schemas" / "report.schema.json").read_bytes()))
     schema.validate(describe(root))
     path = file_of(root, "x")
@@ -336,3 +336,24 @@ def test_any_bytes_of_a_file_of_a_table_may_be_any(few: Path, kind: str, edits: 
         changed = path.read_bytes() != (few / "shards" / path.name).read_bytes()
         attack(root)
         assert verify(root).ok != changed
+
+
+#: What words say and a schema cannot.
+ONLY_WORDS = {
+    "columns that are too few",
+    "columns in a file that is missing",
+    "categories in a file that is missing",
+    "a mean for three columns",
+    "more groups than rows",
+    "groups in a file that is missing",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_schema_refuses_what_a_schema_can_of_values(few: Path, fault: str) -> None:
+    value = json.loads((few / "index.json").read_bytes())
+    if fault == "columns of a class":
+        value["fields"].append(_label())
+    FAULTS[fault][0](value)
+    schema = json.loads((REPOSITORY / "schemas" / "index.schema.json").read_bytes())
+    assert jsonschema.Draft202012Validator(schema).is_valid(value) == (fault in ONLY_WORDS)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from mmcompile.errors import FormatError
 from mmcompile.format import index as index_module
 from mmcompile.format.canonical import canonical
+from mmcompile.format.fields import RESERVED
 from mmcompile.format.index import DTYPES, Field, Index, Names, Split
 from mmcompile.format.samples import KEY_LIMIT
 from tests.format.builders import GOLDEN, REPOSITORY, pixels
@@ -138,8 +139,8 @@ def test_every_key_of_the_schema_stands_in_the_prose() -> None:
 def test_schema_prose_and_code_have_one_list_of_dtypes_and_reserved_words() -> None:
     field = SCHEMA["$defs"]["field"]["properties"]
     assert field["dtype"]["enum"] == sorted(DTYPES)
-    assert set(field["name"]["not"]["anyOf"][0]["enum"]) == index_module._RESERVED
-    for word in [*DTYPES, *index_module._RESERVED]:
+    assert set(field["name"]["not"]["anyOf"][0]["enum"]) == RESERVED
+    for word in [*DTYPES, *RESERVED]:
         assert f"`{word}`" in PROSE, word
 
 
