@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from mmcompile import Augment, Cache, MMapShardDataset, ShardLoader, ShardSampler
+from mmcompile.errors import CorruptShardError
 from mmcompile.runtime.device import Resident
 from mmcompile.runtime.windows import Windows, WindowSelection
 from tests.support import make_dataset
@@ -226,6 +227,8 @@ def test_a_dataset_with_keys_and_images_has_windows_within_its_splits(tmp_path: 
         assert raw.find(raw.source(2)) == 2
         with pytest.raises(KeyError):
             raw.find(plain.source(1))
+        with pytest.raises(ValueError, match="augment is for single images, not for windows of them"):
+            ShardLoader(raw, augment=Augment(hflip=0.5))
         clip = MMapShardDataset(root, "all", transform=lambda window: window.float().mean((0, 2, 3)), target_transform=lambda label: -label)
         mean, label = clip.windows(3, stride=2, horizon=0, target="label")[:]
         assert mean.allclose(wanted_mean(MMapShardDataset(root, "all"), first))
@@ -316,6 +319,15 @@ def test_a_hundred_million_windows_take_no_memory(tmp_path: Path) -> None:
     assert found.find(int(rows[7])) == picked[7]
     assert tracemalloc.get_traced_memory()[1] < 4 << 20
     tracemalloc.stop()
+
+
+def test_groups_that_are_missing_are_an_error_that_names_the_file(tmp_path: Path) -> None:
+    make_dataset(tmp_path, values={"x": np.arange(20)}, groups=[("a", 9), ("b", 20)], keyed=False)
+    ds = MMapShardDataset(tmp_path)
+    next((tmp_path / "shards").glob("groups-*")).unlink()
+    for use in (lambda: ds.windows(3), lambda: ds.source(0)):
+        with pytest.raises(CorruptShardError, match=r"groups-.*missing"):
+            use()
 
 
 def test_groups_that_cross_a_split_are_cut_there(tmp_path: Path) -> None:
