@@ -148,13 +148,13 @@ def test_targets_are_fields_or_columns_at_a_distance(made: Any) -> None:
     at = np.array(first) + 5
     windows = ds.windows(4, horizon=2, target="close")
     sample, batch = windows[0], windows[:]
-    assert list(sample) == list(batch) == ["x", "n", "label", "r", "target"]
-    assert same(batch["target"], of["x"][at, 1])
-    assert same(sample["target"], of["x"][at[0], 1])
+    assert list(sample) == list(batch) == ["x", "n", "label", "r", "x_target"]
+    assert same(batch["x_target"], of["x"][at, 1])
+    assert same(sample["x_target"], of["x"][at[0], 1])
     assert same(batch["label"], np.stack([of["label"][r : r + 4] for r in first]))
-    two = ds.windows(4, horizon=2, target=["volume", "open"])[:]["target"]
+    two = ds.windows(4, horizon=2, target=["volume", "open"])[:]["x_target"]
     assert same(two, of["x"][at][:, [2, 0]])
-    assert same(next(iter(DataLoader(ds.windows(4, horizon=2, target=["volume", "open"]), 99)))["target"], of["x"][at][:, [2, 0]])
+    assert same(next(iter(DataLoader(ds.windows(4, horizon=2, target=["volume", "open"]), 99)))["x_target"], of["x"][at][:, [2, 0]])
     fields = MMapShardDataset(root, "val", fields=["x", "label", "r"]).windows(4, horizon=2, target=["r", "label", "close"])
     x, r, r_ahead, label, close = fields[:]
     assert same(x, np.stack([of["x"][k : k + 4] for k in first]))
@@ -162,6 +162,11 @@ def test_targets_are_fields_or_columns_at_a_distance(made: Any) -> None:
     assert same(r_ahead, of["r"][at])
     assert same(label, of["label"][at])
     assert same(close, of["x"][at][:, [1]])
+    named = MMapShardDataset(root, "val", fields=["label", "r"], output="dict").windows(4, horizon=2, target=["label", "r"])
+    assert list(named[0]) == ["r", "label", "r_target"]
+    assert same(named[:]["r_target"], of["r"][at])
+    with pytest.raises(ValueError, match=r"two values of a sample would have one name: .*'x_target', 'x_target'"):
+        ds.windows(4, horizon=2, target=["x", "open"])
     beside = MMapShardDataset(root, "val", fields=["x", "r"]).windows(4, horizon=0, target="r")
     x, r = beside[:]
     assert same(r, of["r"][np.array(begins(4, 1, 0, 20)) + 3])
