@@ -388,4 +388,5 @@ def _describe(left_out: dict[str, int], folders: int) -> str:
         return f"{folders:,} folder{'s'[: folders - 1]} in it, and no file" if folders else "the folder is empty"
     largest = sorted(left_out, key=lambda reason: (-left_out[reason], reason))
     text = ", ".join(f"{left_out[reason]:,} {reason}" for reason in largest[:5])
-    return f"left out were {text}" + (", …" if len(largest) > 5 else "")
+    hint = next((f"; --source {kind} reads archives that lie beside other things" for kind in ("tar", "zip") if f"extension .{kind}" in left_out), "")
+    return f"left out were {text}" + (", …" if len(largest) > 5 else "") + hint

@@ -29,7 +29,7 @@ from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.canonical import name_to_json
 from mmcompile.format.store import is_url
 
-__all__ = ["ManifestSource", "Wishes", "is_manifest"]
+__all__ = ["ManifestSource", "Wishes", "is_manifest", "typed_columns"]
 
 #: A list of this name says something of the images beside it (Hugging Face's ImageFolder).
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
@@ -83,7 +83,7 @@ class ManifestSource:
             "kind": "manifest",
             "image_column": None if wishes.image is None else name_to_json(wishes.image),
             "label_column": None if wishes.label is None else name_to_json(wishes.label),
-            "columns": None if wishes.columns is None else name_to_json(_typed(wishes.columns)),
+            "columns": None if wishes.columns is None else name_to_json(typed_columns(wishes.columns)),
             "include": [name_to_json(glob) for glob in sorted(wishes.include)],
             "exclude": [name_to_json(glob) for glob in sorted(wishes.exclude)],
             **Layout(tuple((name, self._key_of(file)) for file, name in self.splits), wishes.classes).identity(),
@@ -115,7 +115,7 @@ class ManifestSource:
         return Scanning(str(self.raw), self.root, self._parts, self.wishes, fixed=self.images is not None).scan(progress)
 
 
-def _typed(columns: Sequence[str]) -> str:
+def typed_columns(columns: Sequence[str]) -> str:
     """Names of columns as one would type them; a comma alone for none."""
     text = io.StringIO()
     csv.writer(text, lineterminator="").writerow(columns)
