@@ -26,8 +26,6 @@ from mmcompile.errors import EngineError, MMCompileError, SourceError
 
 __all__ = ["Here", "RowRunner", "Shard", "start_readers"]
 
-#: Bytes of stored rows in a piece, about: enough that a call costs nothing beside them, and little memory.
-PIECE_BYTES = 8 << 20
 #: A pickled source of more bytes than this holds its data: it is read in this process, not sent to workers.
 _PICKLE_BYTES = 64 << 20
 #: Seconds between two looks at calls that take long.
@@ -151,7 +149,7 @@ class RowRunner:
         self._failures: list[str] = []
         self._done = 0
         block = block_rows(job.row_bytes)
-        self._rows, self._blocks = block * max(1, PIECE_BYTES // (block * job.row_bytes)), block
+        self._rows, self._blocks = block * job.blocks, block
 
     def run(self, tasks: Iterable[tuple[Any, RowSeal]]) -> Iterator[tuple[Any, RowSeal]]:
         """Make and seal all shards, each given as soon as it is durable.

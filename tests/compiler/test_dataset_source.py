@@ -202,6 +202,7 @@ class TensorRows:
     """Whole numbers as a dataset."""
 
     mmcompile_version = "1"
+    keys = ()  # an attribute of that name makes it no dict
 
     def __init__(self, n: int) -> None:
         self.n = n

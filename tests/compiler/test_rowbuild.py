@@ -360,3 +360,9 @@ def test_pictures_are_cast_as_those_of_files_are(tmp_path: Path) -> None:
     statistics = Reader(tmp_path / "out").index.statistics["all"]["image"]
     assert statistics == Reader(tmp_path / "bytes").index.statistics["all"]["image"]
     assert np.allclose(statistics["mean"], (pixels / 255).mean((0, 2, 3)))
+
+
+def test_what_an_index_cannot_say_is_told_before_a_row_is_read(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"fields\[0\]\.name must be lower-case letters"):
+        run(Rows({"Bad Name": np.zeros(3)}, (Field("Bad Name", "float64", (), "value"),)), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
