@@ -215,7 +215,8 @@ _DTYPES = _one_of("uint8|uint16|int16|int32|float16|bfloat16|float32|float64|boo
 #: How the options of `build` stand in its help: the eight that most people need, then by what they are about.
 _HELP_GROUPS = {
     "Options that most people need": "resize crop normalize dtype workers max-rejects config dry-run",
-    "What RAW is, and what of it": "source include exclude hidden split classes-from images image-column label-column columns as shape array-dtype",
+    "What RAW is, and what of it": "source include exclude hidden split classes-from images image-column label-column columns "
+    "group-by order-by split-by as shape array-dtype",
     "Size": "pad keep-size filter resampler jpeg-scaling",
     "Pixels": "mode mean std scale orientation alpha depth16 range icc frames truncated max-pixels max-aspect compat transform transform-version "
     "transform-shape",
@@ -283,7 +284,12 @@ class _Grouped(click.Command):
 @_option("--images", _Typed(PLACE), "Folder that the paths in a list are relative to.  Default: that of the list, or one in it.", metavar="DIR")
 @_option("--image-column", str, "Column of a list that names (or holds) the images.  Default: by its name and what is in it.", metavar="NAME")
 @_option("--label-column", str, "Column that is the label.  Default: the one called label, class, target, category or alike.", metavar="NAME")
-@_option("--columns", _Typed(COLUMNS), "Other columns that become fields.  Default: those of numbers, of true and false, and of times.")
+@_option("--columns", _Typed(COLUMNS), "Columns that become fields, in a table also NAME=A+B side by side.  Default: those of numbers, and of times.")
+@_option("--group-by", str, "Of a table: the column (or KEY of folders KEY=VALUE) that says which series a row is of.", metavar="COLUMN")
+@_option("--order-by", str, "Of a table: the column that the rows of a group rise in; none: they stand as they are.", metavar="COLUMN|none")
+@_option(
+    "--split-by", str, "Of a table: where train ends and test (or val, then test) begins, as in ts=2023-01-01,2024-01-01.", metavar="COLUMN=CUT,..."
+)
 @_option("--workers", _Typed(COUNT), "Processes.  Default: the CPUs that this process may use.")
 @_option("--engine", _one_of("local|dask|ray"), "Who builds the shards: processes here, or a cluster.  Default: local.")
 @_option("--address", str, "Of that cluster's scheduler: tcp://HOST:PORT (dask), HOST:PORT (ray; default: one on this machine).", metavar="ADDRESS")
@@ -322,6 +328,7 @@ def build(ctx: click.Context, /, raw: tuple[str, ...], out: str, dry_run: bool, 
     from mmcompile.compiler.sources.rows import is_row_source
 
     wishes = ["source", "include", "hidden", "split", "classes_from", "shape", "array_dtype", "images", "image_column", "label_column", "columns"]
+    wishes += ["group_by", "order_by", "split_by"]
     chosen = SourceOptions(
         exclude=(*ctx.meta.get("mmcompile.exclude", ()), *given.pop("exclude")),
         compat=given["compat"],

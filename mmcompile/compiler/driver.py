@@ -85,10 +85,10 @@ def build(
 ) -> BuildReport:
     """Compile `source` into the dataset `out`, and publish it.
 
-    `source` is a path or URL of anything that the command reads; a dataset with a length and items, or a dict of such by split; arrays (numpy's,
-    tensors, of HDF5 or Zarr) alone or in a dict by name; an iterable of samples, which is read once; or a Source.  A sample is a tuple, a dict, or
-    one picture (of Pillow), array, tensor or number; the first one declares names, dtypes and shapes of all.  Pictures are made as `preprocess` says,
-    with the pixels that the same file in a folder has; arrays are stored as they are.  A dataset that pickles is read by all workers, any other by
+    `source` is a path or URL of anything that the command reads, or a list of some; a dataset with a length and items, or a dict of such by split;
+    arrays (numpy's, tensors, of HDF5 or Zarr) alone or in a dict by name; an iterable of samples, which is read once; or a Source.  A sample is a
+    tuple, a dict, or one picture (of Pillow), array, tensor or number; the first one declares names, dtypes and shapes of all.  Pictures are made as
+    `preprocess` says, with the pixels that the same file in a folder has; arrays are stored as they are.  A dataset that pickles is read by all workers, any other by
     this process, with a warning.  What an item raises (IndexError, too) is a SourceError with its row.
 
     The bytes of the dataset depend on the sources, `preprocess` and `shard_bytes` alone.  `workers`: processes, None: as many as this one may
@@ -104,8 +104,11 @@ def build(
         options = replace(options, workers=workers)
     progress = progress or (lambda _: None)
     out = on_disk(out)
-    if isinstance(source, str | Path):
-        source = open_source([os.fspath(source)], SourceOptions(compat=None if isinstance(preprocess, RowPreprocess | None) else preprocess.compat))
+    places = [source] if isinstance(source, str | Path) else source
+    if isinstance(places, list | tuple) and places and all(isinstance(place, str | Path) for place in places):
+        source = open_source(
+            [os.fspath(place) for place in places], SourceOptions(compat=None if isinstance(preprocess, RowPreprocess | None) else preprocess.compat)
+        )
     elif not hasattr(source, "scan"):
         source, preprocess = wrap(source, preprocess)
     if is_row_source(source):
