@@ -186,7 +186,7 @@ class RowBuild:
         self.seals = {seal.task: seal for name in names if (seal := read_row_seal(build / "seals" / name)) is not None}
         self.whole: dict[int, RowSeal] = {}
         for task in self.tasks:
-            if not task.known:
+            if not task.known or self.options.checksum:
                 continue
             published, sealed = self.found.get(task.id), self.seals.get(task.id)
             if published is not None and self._is_whole(published, task):
