@@ -151,7 +151,7 @@ class DatasetSource:
 
     def __init__(self, datasets: Mapping[str, Any], preprocess: Preprocess, names: Sequence[str] | None = None) -> None:
         self._datasets = dict(datasets)
-        self._stops = np.cumsum([len(d) for d in self._datasets.values()]).astype(np.int64)
+        self._stops = np.cumsum([_length(d) for d in self._datasets.values()]).astype(np.int64)
         self._asked = preprocess.settings()
         self._why = ""
         self.declared: Declared | None = None
@@ -213,6 +213,13 @@ class DatasetSource:
         ]
         chosen, self._why = decide(preprocess, found)
         return chosen
+
+
+def _length(dataset: Any) -> int:
+    try:
+        return len(dataset)
+    except Exception as error:  # negative, or whatever a stranger's class raises
+        raise SourceError(f"{type(dataset).__name__}: its length cannot be told ({error})") from error
 
 
 def _raised(row: int, error: Exception) -> SourceError:
