@@ -49,6 +49,7 @@ from mmcompile.compiler.seals import Seal
 from mmcompile.compiler.shardcall import versions_here
 from mmcompile.compiler.sources import Scan, Source, roots_of
 from mmcompile.compiler.sources.choose import SourceOptions, open_source
+from mmcompile.compiler.sources.compiled import CompiledSource
 from mmcompile.compiler.sources.dataset import wrap
 from mmcompile.compiler.sources.rows import is_row_source
 from mmcompile.compiler.staging import Staging
@@ -115,9 +116,9 @@ def build(
         from mmcompile.compiler.rowbuild import RowBuild
 
         return _outcome(RowBuild(source, out, preprocess, options, progress), dry_run)
-    preprocess = preprocess or Preprocess()
     if isinstance(preprocess, RowPreprocess):
         raise OptionError("a RowPreprocess is for rows of arrays: give a Preprocess for images")
+    preprocess = source.settle(preprocess) if isinstance(source, CompiledSource) else preprocess or Preprocess()
     given = cast(Source, source)
     if is_url(out):
         if options.part is not None or options.plan_only:
@@ -167,7 +168,8 @@ class Build:
         self.report = BuildReport(out=str(out), samples=0, rejects=0, shards=0, bytes=0, seconds=0.0)
         allowed_rejects(max_rejects, 0)
         preprocess.resolved()
-        if preprocess.transform is not None:
+        self.copies = isinstance(source, CompiledSource)
+        if preprocess.transform is not None and not self.copies:
             transform.find(preprocess.transform)
         self.executor = make_executor(options.workers)
         if not (self.out / "index.json").exists():  # else there may be nothing to do
@@ -276,7 +278,7 @@ class Build:
 
     def _prepare(self) -> None:
         """Let workers load what they need while RAW is listed, or shards are planned."""
-        if isinstance(self.executor, LocalExecutor) and self.options.engine == "local":
+        if isinstance(self.executor, LocalExecutor) and self.options.engine == "local" and not self.copies:
             self.executor.prepare(functools.partial(warm_up, self.asked))
 
     def _scan(self) -> None:
@@ -412,7 +414,7 @@ class Build:
         wanted, splits = self.wanted, self.planned.stored_splits(rows)
         auto = ("image",) if wanted.preprocess.normalize == "auto" else ()
         made = wanted.settings, wanted.versions, wanted.preprocess.scale == "unit", auto
-        return Contents(parts, rejects, wanted.fields, splits, wanted.lists, self.scan.classes, *made)
+        return Contents(parts, rejects, wanted.fields, splits, wanted.lists, self.scan.classes, *made, revision=wanted.revision)
 
     def _standing(self) -> BuildReport:
         """The report of a build that found its dataset published already."""
@@ -453,7 +455,7 @@ class Build:
     def _described(self) -> BuildReport:
         warnings = [*self.scan.warnings, *self.wanted.preprocess.notes()]
         warnings += self.planned.previous.warnings(len(self.scan.keys), self.scan.labels is not None)
-        if (warning := decode.pillow_warning()) is not None:
+        if not self.copies and (warning := decode.pillow_warning()) is not None:
             warnings.append(warning)
         return replace(
             self.report,

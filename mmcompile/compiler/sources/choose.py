@@ -29,7 +29,8 @@ class SourceOptions:
     "torchvision" for exactly the files that its ImageFolder takes.  `split`: NAME=FOLDER for each folder that is a split.  `classes_from`: a dataset
     or file that says the names and numbers of the classes.  `as_`, `shape`, `array_dtype`: what arrays mean, and what files without a header hold
     (see `array_source`).  `images`, `image_column`, `label_column`, `columns`: see ManifestSource.  `columns`,
-    `group_by`, `order_by`, `split_by`: of tables (see TableWishes).
+    `group_by`, `order_by`, `split_by`: of tables (see TableWishes).  `where`, `rows`: which rows of datasets, by a condition and by a file of their
+    numbers.
     """
 
     source: str | None = None
@@ -49,6 +50,8 @@ class SourceOptions:
     image_column: str | None = None
     label_column: str | None = None
     columns: tuple[str, ...] | None = None
+    where: str | None = None
+    rows: str | None = None
 
     @property
     def extensions(self) -> frozenset[str] | None:
@@ -143,6 +146,18 @@ def _tables(raw: Sequence[str], options: SourceOptions) -> RowSource:
     return TableSource([on_disk(place) for place in raw], TableWishes(options.columns, options.group_by, options.order_by, options.split_by))
 
 
+def _is_dataset(raw: Sequence[str]) -> bool:
+    from mmcompile.compiler.sources.compiled import holds_dataset
+
+    return any(map(holds_dataset, raw))
+
+
+def _dataset(raw: Sequence[str], options: SourceOptions) -> Source | RowSource:
+    from mmcompile.compiler.sources.compiled import dataset_source
+
+    return dataset_source(raw, options)
+
+
 def _is_arrays(form: str) -> Callable[[Sequence[str]], bool]:
     """Does RAW hold arrays of this form?"""
 
@@ -210,6 +225,7 @@ _COLUMNS = frozenset({"images", "image_column", "label_column", "columns"})
 
 #: In the order in which they are asked; the last takes what is left, and its scan says what is wrong with it.
 KINDS: tuple[Kind, ...] = (
+    Kind("dataset", _is_dataset, _dataset, (_FILES - {"hidden"}) | {"where", "rows"}),
     Kind("manifest", _is_manifest, _manifest, frozenset({"include", "exclude", "compat", "split", "classes_from"}) | _COLUMNS),
     Kind("coco", _is_coco, _coco, frozenset({"include", "exclude", "compat", "images"})),
     *(Kind(form, _is_arrays(form), _arrays(form), frozenset({"as_"})) for form in ("npy", "npz", "idx", "npy-folder")),
