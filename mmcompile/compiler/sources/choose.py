@@ -112,7 +112,7 @@ def _is_dataset(raw: Sequence[str]) -> bool:
     return any(map(holds_dataset, raw))
 
 
-def _dataset(raw: Sequence[str], options: SourceOptions) -> Source:
+def _dataset(raw: Sequence[str], options: SourceOptions) -> Source | RowSource:
     from mmcompile.compiler.sources.compiled import dataset_source
 
     return dataset_source(raw, options)
