@@ -84,7 +84,7 @@ def build(
     progress: Callable[[Progress], None] | None = None,
     dry_run: bool = False,
 ) -> BuildReport:
-    """Compile `source` (a folder of images, a dataset, or a Source) into the dataset `out`, and publish it.
+    """Compile `source` (a path or URL, a list of some, a dataset, or a Source) into the dataset `out`, and publish it.
 
     The bytes of the dataset depend on the sources, `preprocess` and `shard_bytes` alone.  `workers`: processes, None: as many as this one may
     use.  `max_rejects`: how many bad images may be left out, a number or "2%" of the items.  Safe to kill at any moment: the same call
@@ -99,8 +99,11 @@ def build(
         options = replace(options, workers=workers)
     progress = progress or (lambda _: None)
     out = on_disk(out)
-    if isinstance(source, str | Path):
-        source = open_source([os.fspath(source)], SourceOptions(compat=None if isinstance(preprocess, RowPreprocess | None) else preprocess.compat))
+    places = [source] if isinstance(source, str | Path) else source
+    if isinstance(places, list | tuple) and places and all(isinstance(place, str | Path) for place in places):
+        source = open_source(
+            [os.fspath(place) for place in places], SourceOptions(compat=None if isinstance(preprocess, RowPreprocess | None) else preprocess.compat)
+        )
     elif not hasattr(source, "scan"):
         source, preprocess = wrap(source, preprocess)
     if is_row_source(source):

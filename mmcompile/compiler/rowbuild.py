@@ -21,7 +21,7 @@ import numpy as np
 
 from mmcompile.compiler.engines import usable_cpus
 from mmcompile.compiler.options import BuildOptions
-from mmcompile.compiler.outcome import BuildReport, Progress
+from mmcompile.compiler.outcome import BuildReport, Progress, sizes_of
 from mmcompile.compiler.output import (
     Contents,
     Part,
@@ -126,6 +126,7 @@ class RowBuild:
         return replace(
             self._described(),
             samples=self.scan.rows,
+            splits=sizes_of(self.scan.ranges),
             shards=len(self.tasks),
             bytes=write + sum(os.path.getsize(self.out / "shards" / name) for name in there),
             decoded=self._rows_to_read(),
@@ -328,6 +329,7 @@ class RowBuild:
         return replace(
             self._described(),
             samples=self.scan.rows,
+            splits=sizes_of(self.scan.ranges),
             shards=done.shards,
             bytes=done.bytes,
             generation=done.generation,

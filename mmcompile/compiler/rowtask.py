@@ -17,7 +17,7 @@ import numpy.typing as npt
 import xxhash
 
 from mmcompile.compiler.previous import array_hash
-from mmcompile.compiler.rowstore import StoredField, merge_sums
+from mmcompile.compiler.rowstore import StoredField, all_finite, merge_sums
 from mmcompile.compiler.sealing import begin_writing, install_rows, stands, write_all
 from mmcompile.compiler.seals import UNREADABLE, files_by_kind, read_sealed, write_sealed
 from mmcompile.compiler.sources.rows import RowSource
@@ -129,8 +129,8 @@ def run_rows(job: RowJob, piece: RowPiece) -> RowResult:
     result = RowResult(np.empty(len(hashes), np.uint64), {}, Counter())
     for spec in job.fields:
         values = _checked(found.pop(spec.source.name, None), spec, piece)
-        made = np.ascontiguousarray(spec.make(values, piece.start, result.counts))
         sums = spec.sums(values)
+        made = np.ascontiguousarray(spec.make(values, piece.start, result.counts, finite=all_finite(sums)))
         if sums is not None:
             result.sums[spec.stored.name] = merge_sums([sums])[0]
         view: Any = memoryview(made.reshape(-1).view(np.uint8))  # type: ignore[arg-type]

@@ -117,6 +117,7 @@ def changed(**more: Any) -> dict[str, Any]:
     [
         (changed(images=[]), "no images in it"),
         (changed(images=[*document()["images"], {"id": 1}]), "images[5] has no file_name that is a text"),
+        (changed(images=[*document()["images"], {"id": 1, "file_name": "\ud83d.png"}]), "images[5] has a file_name with half a surrogate pair"),
         (changed(images=[*document()["images"], {"id": "1", "file_name": "a"}]), "images[5] has no id that is a whole number"),
         (changed(images=[*document()["images"], {"id": 2**70, "file_name": "a"}]), "images[5] has no id that is a whole number"),
         (changed(images=[*document()["images"], {"id": 100, "file_name": "a.png"}]), "images[5]: a.png: no such file"),

@@ -21,6 +21,7 @@ from mmcompile.format.index import load_index
 from mmcompile.format.reader import Reader
 from mmcompile.format.verify import verify
 from tests.compiler.builds import SMALL, dataset, inline, keys, picture, run, write
+from tests.s3 import Bucket
 from tests.support import make_dataset
 
 
@@ -283,3 +284,46 @@ def test_places_without_a_class_map_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="not a dataset"):
         read_classes(str(tmp_path))
     assert isinstance(open_source([str(tmp_path)], SourceOptions()), FolderSource)
+
+
+def test_a_list_of_paths_is_several_roots(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inline(monkeypatch)
+    run([raw / "train", str(raw / "val")], tmp_path / "listed")
+    run(joined(raw / "train", raw / "val"), tmp_path / "joined")
+    assert dataset(tmp_path / "listed") == dataset(tmp_path / "joined")
+    run((raw,), tmp_path / "one")
+    run(raw, tmp_path / "plain")
+    assert dataset(tmp_path / "one") == dataset(tmp_path / "plain")
+
+
+def test_joined_roots_are_built_in_parts(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inline(monkeypatch)
+    source = joined(raw / "train", raw / "val", split=(f"train={raw}/train", f"val={raw}/val"))
+    run(source, tmp_path / "parts", options={"plan_only": True})
+    other = joined(raw / "train", raw / "val", split=(f"a={raw}/train", f"b={raw}/val"))
+    with pytest.raises(OptionError, match="a part is built as it was planned"):
+        run(other, tmp_path / "parts", options={"part": "1/2"})
+    for part in ("1/2", "2/2"):
+        assert run(source, tmp_path / "parts", options={"part": part}).splits == {}
+    assert run(source, tmp_path / "parts").decoded == 0
+    run(source, tmp_path / "plain")
+    assert dataset(tmp_path / "parts") == dataset(tmp_path / "plain")
+
+
+def test_roots_on_a_store_are_joined_as_on_a_disk(raw: Path, s3_bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inline(monkeypatch)
+    url = s3_bucket.fill({str(path.relative_to(raw)): path.read_bytes() for path in raw.rglob("*.png")} | {"val/cow/naked": picture(77)}, "raw")
+    write(raw, {"val/cow/naked": picture(77)})
+    far = joined(raw / "train", f"{url}/val", split=(f"train={raw}/train", f"val={url}/val/"), exclude=("1/cow/0.png", "0/bee"))
+    near = joined(raw / "train", raw / "val", split=(f"train={raw}/train", f"val={raw}/val"), exclude=("1/cow/0.png", "0/bee"))
+    assert found(far.scan()) == found(near.scan())
+    assert far.scan().left_out == near.scan().left_out
+    assert far.parallel == 16
+    run(far, tmp_path / "far")
+    run(near, tmp_path / "near")
+    assert dataset(tmp_path / "far") == dataset(tmp_path / "near")
+    assert run(far, tmp_path / "far").kept == 15
+    splits = open_source([url], SourceOptions(split=("train=train", "val=val")))
+    run(splits, tmp_path / "splits")
+    run(open_source([str(raw)], SourceOptions(split=("val=val", "train=train"))), tmp_path / "same")
+    assert dataset(tmp_path / "splits") == dataset(tmp_path / "same")

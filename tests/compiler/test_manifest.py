@@ -5,20 +5,23 @@ from __future__ import annotations
 import io
 import json
 import os
+import tracemalloc
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from PIL import Image
 
 import mmcompile
+from mmcompile.cli import program
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.sources import Scan
 from mmcompile.compiler.sources.choose import SourceOptions, open_source
 from mmcompile.compiler.sources.manifest import ManifestSource, Wishes
-from mmcompile.errors import DecodeError, OptionError, SourceError
+from mmcompile.errors import DecodeError, OptionError, OutputExistsError, SourceError
 from mmcompile.format.fields import Split
 from mmcompile.format.reader import Reader
 from tests.compiler.builds import SMALL, age, dataset, expected, images, inline, keys, picture, run, write
@@ -200,6 +203,7 @@ def test_faults_beyond_the_first_are_counted(tmp_path: Path) -> None:
         ('{"file_name": "0.png"}\n{"label": 1}\n', "row 2: no path"),
         ('{"file_name": "0.png", "x": "\\u0000"}\n', "column x holds a NUL"),
         ('{"file_name": ["0.png"]}\n', "holds no paths"),
+        ('{"file_name": "0.png", "label": "\\ud83d"}\n', "column label holds half a surrogate pair"),
         ("[" * 100_000, "line 1 is no JSON object"),
         ('{"file_name": "0.png", "x": ' + "9" * 5000 + "}\n", "line 1 is no JSON object"),
     ],
@@ -315,6 +319,31 @@ def test_labels(tmp_path: Path, cells: str, labels: list[int], classes: tuple[st
     assert any("without a label" in line for line in found.warnings) == (-1 in labels)
 
 
+def test_classes_that_differ_in_case_or_spaces_are_said(tmp_path: Path) -> None:
+    found = scan(make(tmp_path, "path,label\n0.png,cat\n1.png,Cat \n2.png,dog\n"))
+    assert found.classes == ("Cat ", "cat", "dog")
+    assert "classes 'Cat ' and 'cat' differ in case or spaces only" in found.warnings
+
+
+def test_out_may_lie_beside_a_list_but_not_in_a_folder_that_is_looked_into(tmp_path: Path) -> None:
+    path = make(tmp_path, "path,label\n0.png,a\n", "metadata.csv")
+    assert run(open_source([str(path)], SourceOptions()), tmp_path / "out").samples == 1
+    with pytest.raises(OutputExistsError, match="inside RAW"):
+        run(open_source([str(tmp_path)], SourceOptions()), tmp_path / "other")
+
+
+def test_a_long_list_is_held_in_columns(tmp_path: Path) -> None:
+    rows = 40_000
+    text = "".join(f"{i:08d}.png,class {i % 97},{i},{i / 7},some words of row {i}\n" for i in range(rows))
+    path = make(tmp_path, "path,label,n,x,text\n" + text, images=1)
+    tracemalloc.start()
+    with pytest.raises(SourceError, match=f"^{rows:,} rows"):
+        scan(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak / rows < 700  # bytes; one short str alone takes 60, and a row has five
+
+
 def test_a_label_that_is_no_class_is_said_and_an_error_where_it_was_asked_for(tmp_path: Path) -> None:
     path = make(tmp_path, "path,label\n0.png,0.5\n1.png,1.25\n")
     found = scan(path)
@@ -399,6 +428,58 @@ def test_lists_of_splits_share_columns_and_classes(tmp_path: Path) -> None:
     assert any("test/metadata.csv row 2" in line for line in found.warnings)
 
 
+def test_several_lists_are_splits(tmp_path: Path) -> None:
+    train, val = make(tmp_path, "path,label\n0.png,b\n1.png,c\n", "val_list.csv"), make(tmp_path, "path,label\n2.png,a\n", "train.csv")
+    other = make(tmp_path / "sub", "path,label\n0.png,c\n", "extra.csv")
+    raw = [str(train), str(val), str(other)]
+    found = open_source(raw, SourceOptions())
+    assert isinstance(found, ManifestSource)
+    made = found.scan()
+    assert made.splits == (Split("train", 0, 1), Split("val", 1, 3), Split("extra", 3, 4))
+    assert list(made.keys) == [b"2.png", b"0.png", b"1.png", b"sub/0.png"]
+    assert (values(made, "label"), made.classes) == ([0, 1, 2, 2], ("a", "b", "c"))
+    named = open_source(raw, SourceOptions(split=(f"test={other}", f"train={train}")))
+    assert isinstance(named, ManifestSource)
+    assert named.scan().splits == (Split("train", 0, 3), Split("test", 3, 4))
+    assert named.identity()["splits"] == [["test", "sub/extra.csv"], ["train", "val_list.csv"]]
+    for options, why in (
+        ({"split": ("x=nowhere.csv",)}, r"--split x=.*: expected one of the lists"),
+        ({"split": ("x",)}, r"--split x: expected NAME=LIST"),
+    ):
+        with pytest.raises(OptionError, match=why):
+            open_source(raw, SourceOptions(**options))
+    val.write_text("path,label\n0.png,a\n")
+    with pytest.raises(SourceError, match=r"train.csv row 1: 0.png stands in val_list.csv row 1 already"):
+        found.scan()
+
+
+def test_a_class_map_may_be_fixed(tmp_path: Path) -> None:
+    names = tmp_path / "names.txt"
+    names.write_text("cat\nant\ndog\n")
+    path = make(tmp_path, "path,label\n0.png,dog\n1.png,\n2.png,cat\n")
+    found = scan(path, classes_from=str(names))
+    assert (values(found, "label"), found.classes) == ([2, -1, 0], ("cat", "ant", "dog"))
+    path.write_text("path,label\n0.png,0\n1.png,2\n")
+    found = scan(path, classes_from=str(names))
+    assert (values(found, "label"), found.classes) == ([0, 2], ("cat", "ant", "dog"))
+    path.write_text("path,label\n0.png,dog\n1.png,yak\n")
+    with pytest.raises(SourceError, match=r"row 2: class yak is not in the class map"):
+        scan(path, classes_from=str(names))
+    path.write_text("path,label\n0.png,0\n1.png,3\n")
+    with pytest.raises(OptionError, match=r"numbers that stand for no class"):
+        scan(path, classes_from=str(names), label_column="label")
+
+
+def test_metadata_that_names_no_image_leaves_class_folders_alone(tmp_path: Path) -> None:
+    write(tmp_path, {"a/0.png": picture(0), "b/0.png": picture(1), "metadata.csv": b"name,size\nx,1\n"})
+    assert not isinstance(open_source([str(tmp_path)], SourceOptions()), ManifestSource)
+
+
+def test_a_list_at_a_url_is_refused_in_one_line() -> None:
+    with pytest.raises(OptionError, match=r"^s3://bucket/labels.csv: a list of images is read from a disk"):
+        open_source(["s3://bucket/labels.csv"], SourceOptions())
+
+
 def test_a_table_of_numbers_is_no_list_of_images(tmp_path: Path) -> None:
     for text in ("a,b\n1,2\n", "file,size\n1,2\n"):
         path = make(tmp_path, text)
@@ -473,6 +554,14 @@ def test_a_changed_label_in_a_parquet_file_decodes_nothing(tmp_path: Path, monke
     assert (report.decoded, report.copied) == (0, 23)
     run(open_source([str(tmp_path / "raw")], SourceOptions()), tmp_path / "fresh")
     assert dataset(tmp_path / "out") == dataset(tmp_path / "fresh")
+
+
+def test_parts_read_images_in_parquet_files(tmp_path: Path) -> None:
+    packed(tmp_path / "raw")
+    run(open_source([str(tmp_path / "raw")], SourceOptions()), tmp_path / "whole")
+    for step in ({"plan_only": True}, {"part": "1/2"}, {"part": "2/2"}, {}):
+        run(open_source([str(tmp_path / "raw")], SourceOptions()), tmp_path / "out", options=step)
+    assert dataset(tmp_path / "out") == dataset(tmp_path / "whole")
 
 
 def test_a_parquet_file_that_was_replaced_is_never_read_from(tmp_path: Path) -> None:
@@ -580,6 +669,31 @@ def test_parquet_files_name_their_splits(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------- building
+
+
+def test_the_command_line_builds_a_list_and_says_what_it_found(tmp_path: Path) -> None:
+    path = make(tmp_path / "raw", "path;label;age;sex;what\n0.png;b;1;m;x\n1.png;a;2;f;y\n")
+    words = ["--crop", "8", "--workers", "1", "--label-column", "label", "--columns", "age,sex"]
+    result = CliRunner().invoke(program, ["build", str(path), str(tmp_path / "out"), *words])
+    assert result.exit_code == 0, result.output
+    assert "rows of list.csv (semicolon), images by column path" in result.stdout
+    again = CliRunner().invoke(program, ["info", str(tmp_path / "out"), "--config"])
+    config = tmp_path / "config.json"
+    config.write_text(again.stdout)
+    assert json.loads(again.stdout)["columns"] == "age,sex"
+    result = CliRunner().invoke(program, ["build", str(path), str(tmp_path / "again"), "--config", str(config)])
+    assert result.exit_code == 0, result.output
+    assert dataset(tmp_path / "out") == dataset(tmp_path / "again")
+    assert [f.name for f in Reader(tmp_path / "again").index.fields] == ["image", "label", "age", "sex"]
+    for words, named in ((["--columns", "agee"], "did you mean age?"), (["--hidden"], "--hidden does not go with")):
+        result = CliRunner().invoke(program, ["build", str(path), str(tmp_path / "no"), *words])
+        assert (result.exit_code, len(result.stderr.splitlines())) == (2, 1)
+        assert named in result.stderr
+
+
+def test_a_path_is_all_that_python_needs(tmp_path: Path) -> None:
+    path = make(tmp_path / "raw", "path,label\n0.png,b\n1.png,a\n")
+    assert mmcompile.build(str(path), tmp_path / "out", preprocess=SMALL, workers=1).samples == 2
 
 
 def test_a_changed_label_or_name_decodes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -525,3 +525,27 @@ def test_what_cannot_be_read_names_the_command_that_mends_it(world: Path, one: P
     after = describe(one)
     assert {**after, "bytes": None} == {**before, "bytes": None}
     make(world / "raw", one)
+
+
+def test_rows_of_arrays_are_mended_by_the_same_build_once_the_bad_files_are_gone(tmp_path: Path) -> None:
+    array, out = np.random.default_rng(0).normal(size=(3000, 8)), tmp_path / "out"
+    np.save(tmp_path / "x.npy", array)
+
+    def made() -> None:
+        build(open_source([str(tmp_path / "x.npy")], SourceOptions()), out, options=BuildOptions(workers=1, shard_bytes=64_000))
+
+    made()
+    before = {path.name: path.read_bytes() for path in (out / "shards").iterdir()}
+    bad = sorted((out / "shards").glob("x-*"))[1]
+    bad.write_bytes(bad.read_bytes()[:-1] + b"\x07")
+    sound = sorted((out / "shards").glob("hashes-*"))[0]
+    sound.unlink()
+    report = verify(out)
+    assert {problem.path for problem in report.problems} == {f"shards/{bad.name}", f"shards/{sound.name}"}
+    assert not report.keys
+    with pytest.raises(OptionError, match="delete the files that `mmcompile verify` names, and run the same build again"):
+        repair(out, tmp_path / "x.npy")
+    bad.unlink()
+    made()
+    assert {path.name: path.read_bytes() for path in (out / "shards").iterdir()} == before
+    assert verify(out).ok

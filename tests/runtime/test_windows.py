@@ -16,7 +16,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from mmcompile import Augment, MMapShardDataset, ShardLoader, ShardSampler
+from mmcompile import Augment, Cache, MMapShardDataset, ShardLoader, ShardSampler
 from mmcompile.runtime.device import Resident
 from mmcompile.runtime.windows import Windows, WindowSelection
 from tests.support import make_dataset
@@ -75,6 +75,10 @@ def test_windows_are_those_of_a_loop(made: Any, length: int, stride: int, horizo
     start, stop = {"train": (0, 20), "val": (20, N), "all": (0, N)}[split]
     first = begins(length, stride, horizon or 0, start, stop)
     ds = MMapShardDataset(root, split, engine=engine, fields=["x", "n", "label"])
+    if not first:
+        with pytest.raises(ValueError, match="fits into none of its groups"):
+            ds.windows(length, stride, horizon, None if horizon is None else ["label"])
+        return
     windows = ds.windows(length, stride, horizon, None if horizon is None else ["label"])
     assert len(windows) == len(first)
     parts = [np.stack([of[name][r : r + length] for r in first]) for name in ("x", "n")]
@@ -318,3 +322,23 @@ def test_groups_that_cross_a_split_are_cut_there(tmp_path: Path) -> None:
     make_dataset(tmp_path, values={"x": np.arange(20)}, groups=[("a", 20)], splits={"train": 11, "val": 9}, keyed=False)
     starts = MMapShardDataset(tmp_path, "all").windows(3)[:][:, 0].tolist()
     assert starts == [*range(9), *range(11, 18)]
+
+
+def test_windows_come_through_a_cache_that_holds_a_few_shards(tmp_path: Path) -> None:
+    array = np.random.default_rng(0).normal(size=(6000, 100)).astype(np.float32)
+    columns = tuple(f"column {i}" for i in range(100))
+    groups = [("a", 2500), ("b", 6000)]
+    make_dataset(tmp_path / "out", values={"x": array}, facts={"x": {"columns": columns}}, shards=(500,) * 12, keyed=False, groups=groups)
+    shard = 4096 + 500 * 400
+    far = MMapShardDataset(tmp_path / "out", cache=Cache(tmp_path / "cache", max_bytes=8 * shard))
+    here = MMapShardDataset(tmp_path / "out")
+    assert far.fields == here.fields
+    assert far.source(2501) == "b[1]"
+    some, same_here = (ds.windows(64, 7, horizon=3, target="column 5") for ds in (far, here))
+    order = np.random.default_rng(1).integers(0, len(some), 200)
+    assert all(torch.equal(a, b) for a, b in zip(some[order], same_here[order], strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(some[70], same_here[70], strict=True))
+    arguments: dict[str, Any] = {"batch_size": 16, "seed": 2, "block_shards": 2}
+    batches = zip(ShardLoader(some, shuffle=True, **arguments), ShardLoader(same_here, shuffle="block", **arguments), strict=True)
+    assert all(torch.equal(a, b) for pair in batches for a, b in zip(*pair, strict=True))
+    assert some.warm().wait(60)

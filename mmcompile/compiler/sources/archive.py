@@ -19,14 +19,16 @@ import numpy as np
 from mmcompile.compiler.sources import Scan
 from mmcompile.compiler.sources.arrange import arrange
 from mmcompile.compiler.sources.keys import Keys, place_of
+from mmcompile.compiler.sources.manifest import typed_columns
 from mmcompile.compiler.sources.members import TOO_LARGE, ArchiveFile, Descriptors, FolderRules, Place, TreeMembers, first_twice, member_stats
 from mmcompile.compiler.sources.names import Choice, show
 from mmcompile.compiler.sources.pairing import Pairing
+from mmcompile.compiler.sources.scanning import Wishes
 from mmcompile.compiler.sources.splits import Layout, rank
 from mmcompile.compiler.sources.tar import BLOCK
 from mmcompile.compiler.sources.webdataset import TarMembers, list_tar
 from mmcompile.compiler.sources.zips import list_zip, read_member
-from mmcompile.errors import SourceError
+from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.canonical import as_bytes, as_text, name_to_json
 from mmcompile.format.npy import hash_bytes
 
@@ -110,7 +112,8 @@ class ArchiveSource:
     """The images in archives: `raw` are their absolute paths, or that of one folder of them; `form` is "tar" or "zip".
 
     A key is the member's name, behind the archive's path below the folder that all lie in and "/" where there may be several.  `include`,
-    `exclude`, `hidden`, `extensions` and `layout` mean what they mean for folders.
+    `exclude`, `hidden`, `extensions` and `layout` mean what they mean for folders.  `wishes`: the field of a sample that is its image (what follows
+    the key, as `jpg`), the value in its `.json` that is its label ("cls": the member), and those that become fields.
     """
 
     raw: tuple[str, ...]
@@ -120,6 +123,7 @@ class ArchiveSource:
     hidden: bool = False
     extensions: frozenset[str] | None = None
     layout: Layout = field(default_factory=Layout)
+    wishes: Wishes = field(default_factory=Wishes)
     #: The folder of the archives, and their names in it: as they were when this was made, so that numbers in places mean the same everywhere.
     folder: str = field(init=False)
     names: tuple[str, ...] = field(init=False)
@@ -152,6 +156,12 @@ class ArchiveSource:
             "hidden": self.hidden,
             "extensions": None if self.extensions is None else sorted(self.extensions),
             **self.layout.identity(),
+            **{
+                name: name_to_json(wish)
+                for name, wish in (("image_column", self.wishes.image), ("label_column", self.wishes.label))
+                if wish is not None
+            },
+            **({} if self.wishes.columns is None else {"columns": name_to_json(typed_columns(self.wishes.columns))}),
         }
 
     def location(self) -> str:
@@ -170,7 +180,7 @@ class ArchiveSource:
         else, and in zip archives, they are a tree of folders, in the order of one.  Raises SourceError, naming archive and byte or member.
         """
         choice = Choice(self.include, self.exclude, self.hidden, self.extensions)
-        pairing = Pairing()
+        pairing = Pairing(self.wishes)
         trees: list[TreeMembers] = []
         warnings: list[str] = []
         found = 0
@@ -185,6 +195,10 @@ class ArchiveSource:
                 progress(found)
         if pairing.paired:
             scan = pairing.scan(self._splits(), self.layout.classes)
+        elif self.wishes != Wishes():
+            given = {"image-column": self.wishes.image, "label-column": self.wishes.label, "columns": self.wishes.columns}
+            options = [name for name, wish in given.items() if wish is not None]
+            raise OptionError(f"--{options[0]}: in {show(self.root)} no image has a class or a record beside it (.cls, .json)", options=options)
         else:
             trees = trees or [members.tree() for members in pairing.members]
             scan = self._arranged(trees, choice)
@@ -283,7 +297,7 @@ class ArchiveSource:
 
 def _alike(keys: Keys) -> list[str]:
     """A line where names differ only in case: unpacked on some systems one would take the other's place."""
-    pair = first_twice(Keys.of(as_bytes(as_text(key).casefold()) for key in keys).hashes())
+    pair = first_twice(Keys.of(as_bytes(as_text(key).casefold()) for key in keys.bare).hashes())
     if pair is None:
         return []
     a, b = (show(as_text(keys[i])) for i in pair)

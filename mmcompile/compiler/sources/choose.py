@@ -28,8 +28,9 @@ class SourceOptions:
     `source`: the name of a kind, None: what RAW is decides.  `include`, `exclude`, `hidden`: which files (see FolderSource).  `compat`:
     "torchvision" for exactly the files that its ImageFolder takes.  `split`: NAME=FOLDER for each folder that is a split.  `classes_from`: a dataset
     or file that says the names and numbers of the classes.  `as_`, `shape`, `array_dtype`: what arrays mean, and what files without a header hold
-    (see `array_source`).  `images`, `image_column`, `label_column`, `columns`: see ManifestSource.  `where`, `rows`: which rows of datasets, by a
-    condition and by a file of their numbers.
+    (see `array_source`).  `images`, `image_column`, `label_column`, `columns`: see ManifestSource.  `columns`,
+    `group_by`, `order_by`, `split_by`: of tables (see TableWishes).  `where`, `rows`: which rows of datasets, by a condition and by a file of their
+    numbers.
     """
 
     source: str | None = None
@@ -42,6 +43,9 @@ class SourceOptions:
     as_: tuple[str, ...] = ()
     shape: str | None = None
     array_dtype: str | None = None
+    group_by: str | None = None
+    order_by: str | None = None
+    split_by: str | None = None
     images: str | None = None
     image_column: str | None = None
     label_column: str | None = None
@@ -106,6 +110,42 @@ def _folder(raw: Sequence[str], options: SourceOptions) -> Source:
     return JoinedSource(tuple(made), layout)
 
 
+def _is_archive(form: str, raw: Sequence[str]) -> bool:
+    from mmcompile.compiler.sources.archive import is_archive
+
+    return all(is_archive(on_disk(place), form) for place in raw)
+
+
+def _archive(form: str, raw: Sequence[str], options: SourceOptions) -> Source:
+    from mmcompile.compiler.sources.archive import ArchiveSource, names_below
+    from mmcompile.compiler.sources.scanning import Wishes
+
+    raw = [on_disk(place) for place in raw]
+    if url := next((place for place in raw if is_url(place)), None):
+        raise OptionError(f"{url}: archives are read in place, from a disk: bring them to one, or mount the store")
+    splits = parse_splits(raw, options.split)
+    if len(raw) > 1:  # as a folder of these archives would have it
+        names = names_below(raw)[1]
+        splits = tuple((split, names[int(number)] + slash + rest) for split, (number, slash, rest) in ((s, f.partition("/")) for s, f in splits))
+    layout = Layout(splits, _classes(options))
+    wishes = Wishes(options.image_column, options.label_column, options.columns)
+    return ArchiveSource(tuple(raw), form, options.include, options.exclude, options.takes_hidden, options.extensions, layout, wishes)
+
+
+def _is_tables(raw: Sequence[str]) -> bool:
+    from mmcompile.compiler.sources.tablefiles import is_tables
+
+    return is_tables([on_disk(place) for place in raw])
+
+
+def _tables(raw: Sequence[str], options: SourceOptions) -> RowSource:
+    from mmcompile.compiler.sources.table import TableSource, TableWishes
+
+    if url := next((place for place in raw if is_url(on_disk(place))), None):
+        raise OptionError(f"{url}: tables are read from a disk: bring them to one")
+    return TableSource([on_disk(place) for place in raw], TableWishes(options.columns, options.group_by, options.order_by, options.split_by))
+
+
 def _is_dataset(raw: Sequence[str]) -> bool:
     from mmcompile.compiler.sources.compiled import holds_dataset
 
@@ -141,14 +181,21 @@ def _arrays(form: str) -> Callable[[Sequence[str], SourceOptions], RowSource]:
 def _is_manifest(raw: Sequence[str]) -> bool:
     from mmcompile.compiler.sources.manifest import is_manifest
 
-    return len(raw) == 1 and is_manifest(on_disk(raw[0]))
+    return all(is_manifest(str(on_disk(place))) for place in raw)
 
 
 def _manifest(raw: Sequence[str], options: SourceOptions) -> Source:
     from mmcompile.compiler.sources.manifest import ManifestSource, Wishes
 
-    wishes = Wishes(options.image_column, options.label_column, options.columns, options.include, options.exclude)
-    return ManifestSource(_one_on_disk(raw, "one list of images (a column split makes splits)"), wishes, options.images)
+    lists = tuple(_on_this_disk(place) for place in raw)
+    wishes = Wishes(options.image_column, options.label_column, options.columns, options.include, options.exclude, _classes(options))
+    splits = []
+    for text in options.split:
+        name, sign, file = text.partition("=")
+        if not (name and sign and file) or len(lists) < 2:
+            raise OptionError(f"--split {text}: expected NAME=LIST for one of several lists, as in train=a.csv", options=["split"])
+        splits.append((file, name))
+    return ManifestSource(lists[0] if len(lists) == 1 else lists, wishes, options.images, tuple(splits))
 
 
 def _is_coco(raw: Sequence[str]) -> bool:
@@ -160,35 +207,17 @@ def _is_coco(raw: Sequence[str]) -> bool:
 def _coco(raw: Sequence[str], options: SourceOptions) -> Source:
     from mmcompile.compiler.sources.coco import CocoSource
 
-    return CocoSource(_one_on_disk(raw, "one file of annotations"), options.images, options.include, options.exclude)
-
-
-def _one_on_disk(raw: Sequence[str], expected: str) -> str:
-    """The path of a list of images.  Raises OptionError where there are several, or it is a URL."""
     if len(raw) > 1:
-        raise OptionError(f"expected {expected}, not {len(raw)} RAW")
-    if is_url(place := on_disk(raw[0])):
-        raise OptionError(f"{place}: a list of images is read from a disk: bring it, and the images, to one")
-    return place
+        raise OptionError(f"expected one file of annotations, not {len(raw)}")
+    return CocoSource(_on_this_disk(raw[0]), options.images, options.include, options.exclude)
 
 
-def _is_archive(form: str, raw: Sequence[str]) -> bool:
-    from mmcompile.compiler.sources.archive import is_archive
-
-    return all(is_archive(place, form) for place in raw)
-
-
-def _archive(form: str, raw: Sequence[str], options: SourceOptions) -> Source:
-    from mmcompile.compiler.sources.archive import ArchiveSource, names_below
-
-    splits = parse_splits(raw, options.split)
-    if len(raw) > 1:  # as a folder of these archives would have it
-        names = names_below(raw)[1]
-        splits = tuple((split, names[int(number)] + slash + rest) for split, (number, slash, rest) in ((s, f.partition("/")) for s, f in splits))
-    layout = Layout(splits, _classes(options))
-    return ArchiveSource(
-        tuple(raw), form, options.include, options.exclude, hidden=options.takes_hidden, extensions=options.extensions, layout=layout
-    )
+def _on_this_disk(place: str) -> str:
+    """The path of a list of images.  Raises OptionError for a URL."""
+    found = on_disk(place)
+    if is_url(found):
+        raise OptionError(f"{found}: a list of images is read from a disk: bring it, and the images, to one")
+    return found
 
 
 _FILES = frozenset({"include", "exclude", "hidden", "compat", "split", "classes_from"})
@@ -197,11 +226,13 @@ _COLUMNS = frozenset({"images", "image_column", "label_column", "columns"})
 #: In the order in which they are asked; the last takes what is left, and its scan says what is wrong with it.
 KINDS: tuple[Kind, ...] = (
     Kind("dataset", _is_dataset, _dataset, (_FILES - {"hidden"}) | {"where", "rows"}),
-    Kind("manifest", _is_manifest, _manifest, frozenset({"include", "exclude", "compat"}) | _COLUMNS),
+    Kind("manifest", _is_manifest, _manifest, frozenset({"include", "exclude", "compat", "split", "classes_from"}) | _COLUMNS),
     Kind("coco", _is_coco, _coco, frozenset({"include", "exclude", "compat", "images"})),
-    *(Kind(form, functools.partial(_is_archive, form), functools.partial(_archive, form), _FILES) for form in ("tar", "zip")),
     *(Kind(form, _is_arrays(form), _arrays(form), frozenset({"as_"})) for form in ("npy", "npz", "idx", "npy-folder")),
+    Kind("table", _is_tables, _tables, frozenset({"columns", "group_by", "order_by", "split_by"})),
     Kind("raw", lambda raw: False, _arrays("raw"), frozenset({"as_", "shape", "array_dtype"})),
+    Kind("tar", functools.partial(_is_archive, "tar"), functools.partial(_archive, "tar"), _FILES | _COLUMNS - {"images"}),
+    Kind("zip", functools.partial(_is_archive, "zip"), functools.partial(_archive, "zip"), _FILES),
     Kind("folder", lambda raw: True, _folder, _FILES),
 )
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from mmcompile.compiler.sources import Scan
 from mmcompile.compiler.sources.folder import FolderSource
-from mmcompile.compiler.sources.jsonparts import list_members
+from mmcompile.compiler.sources.jsonparts import is_unicode, list_members
 from mmcompile.compiler.sources.keys import Keys
 from mmcompile.compiler.sources.listed import Faults, find_files, folder_of, found_in, refuse_twice, relative_keys
 from mmcompile.compiler.sources.names import Patterns, show
@@ -54,6 +54,8 @@ class CocoSource:
     exclude: tuple[str, ...] = ()
     _files: FolderSource = field(init=False, repr=False, compare=False)
     parallel: ClassVar[int] = FolderSource.parallel
+    #: What OUT must not lie in: nothing, as no folder is looked into but those in which the images lie.
+    roots: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "raw", os.path.abspath(self.raw))
@@ -225,4 +227,6 @@ def _take(path: str, what: str, member: Any, name: str, kind: type) -> Any:
     if not isinstance(value, kind) or isinstance(value, bool) or (isinstance(value, int) and not -(2**63) < value < 2**63):
         expected = "a text" if kind is str else "a whole number"
         raise SourceError(f"{show(path)}: {what} has no {name} that is {expected}", path=path)
+    if isinstance(value, str) and not is_unicode(value):
+        raise SourceError(f"{show(path)}: {what} has a {name} with half a surrogate pair", path=path)
     return value

@@ -15,15 +15,16 @@ import numpy.typing as npt
 from mmcompile.compiler.sources import LABEL
 from mmcompile.compiler.sources.cells import Column
 from mmcompile.compiler.sources.names import show
-from mmcompile.errors import OptionError
+from mmcompile.compiler.sources.splits import rank
+from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.index import Field, Names, Split
 
 __all__ = [
     "IMAGE_NAMES",
     "LABEL_NAMES",
     "SPLIT_NAMES",
-    "SPLIT_ORDER",
     "as_label",
+    "as_numbered",
     "as_splits",
     "as_value",
     "field_names",
@@ -36,8 +37,6 @@ IMAGE_NAMES = ("filename", "filepath", "path", "image", "imagepath", "imagefile"
 LABEL_NAMES = ("label", "labels", "class", "target", "category", "classid", "labelid", "categoryid", "classname", "labelname", "classlabel")
 SPLIT_NAMES = ("split",)
 
-#: What splits are called, lower case, and in which order they stand; others come behind these.
-SPLIT_ORDER = {"train": 0, "training": 0, "val": 1, "valid": 1, "validation": 1, "dev": 1, "test": 2, "testing": 2}
 #: Names that a field of a dataset cannot have, or that another field has.
 _TAKEN = frozenset({"table", "samples", "keys", "hashes", "rejects", "classes", "rows", "image"})
 #: Whole numbers up to here are floats without a loss.
@@ -110,6 +109,17 @@ def as_label(column: Column, names: Sequence[str] | None = None) -> tuple[npt.ND
     return np.where(numbers == -1, -1, np.searchsorted(known, numbers)), tuple(map(str, known.tolist())), "classes in the order of their numbers"
 
 
+def as_numbered(labels: npt.NDArray[np.int64], classes: Sequence[str], fixed: Sequence[str], where: Callable[[int], str]) -> npt.NDArray[np.int64]:
+    """Class numbers (N,) of `classes` as those of the same names in a map that is `fixed`.  Raises SourceError: a class is not in it."""
+    number = {name: i for i, name in enumerate(fixed)}
+    place = np.array([*(number.get(name, -1) for name in classes), -1], np.int64)
+    out = place[labels]
+    if len(lost := np.flatnonzero((out < 0) & (labels >= 0))):
+        row = int(lost[0])
+        raise SourceError(f"{where(row)}: class {show(classes[labels[row]])} is not in the class map that is given (--classes-from)", row=row)
+    return out
+
+
 def as_value(column: Column, field: str, where: Callable[[int], str]) -> tuple[Field, npt.NDArray[np.generic], str] | str:
     """(field, its values (N,), a line for the summary or ""), or why the column cannot be a field.
 
@@ -141,7 +151,7 @@ def as_value(column: Column, field: str, where: Callable[[int], str]) -> tuple[F
 
 def as_splits(names: Sequence[str], numbers: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], tuple[Split, ...]]:
     """(rows in the order of their splits, and else as they came (N,); the splits that have any), from the number of each row's split (N,)."""
-    order = sorted(range(len(names)), key=lambda i: (SPLIT_ORDER.get(names[i].lower(), 3), names[i]))
+    order = sorted(range(len(names)), key=lambda i: rank(names[i]))
     place = np.empty(len(names), np.int64)
     place[order] = np.arange(len(names))
     ranks = place[numbers]

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmcompile.compiler.formats import EXTENSIONS
+from mmcompile.compiler.sources.jsonparts import is_unicode
 from mmcompile.compiler.sources.names import show
 from mmcompile.errors import SourceError
 
@@ -32,6 +33,10 @@ _ROWS = 1 << 14
 #: Between cells, by what it is called; where two explain a file as well, the first does.
 _BETWEEN = {",": "comma", "\t": "tab", ";": "semicolon", "|": "bar"}
 _MARKS = ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"))
+#: What no column is called: a number, or a time.
+_VALUE = re.compile(
+    r"\s*(?:[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|nan|[0-9]{4}-[0-9]{2}-[0-9]{2}(?:[ T][0-9:.,Z+-]*)?)\s*\Z", re.IGNORECASE
+)
 #: A cell that is longer comes of a quote that is never closed.
 _CELL_LIMIT = 1 << 24
 
@@ -59,18 +64,21 @@ class TextTable:
                 head = file.read(_HEAD_BYTES)
         except OSError as error:
             raise SourceError(f"cannot read {show(path)}: {error.strerror}", path=path) from error
-        self._encoding = next((name for mark, name in _MARKS if head.startswith(mark)), "utf-8")
+        self.encoding = next((name for mark, name in _MARKS if head.startswith(mark)), "utf-8")
         try:
-            text = head.decode(self._encoding, "ignore" if self._encoding == "utf-16" else "surrogateescape")
+            text = head.decode(self.encoding, "ignore" if self.encoding == "utf-16" else "surrogateescape")
         except UnicodeError:
             raise self.wrong("it is no text") from None
         if not text.strip():
-            raise self.wrong("it is empty: expected a row for each image")
+            raise self.wrong("it is empty: expected rows")
         if "\0" in text:
             raise self.wrong(f"line {text[: text.index(chr(0))].count(chr(10)) + 1} holds a NUL: it is no table of text")
         self._between, self._spaced = ",", False
         lines = list(io.StringIO(text, newline=""))  # as a file that is opened so gives them
         self._lines = lines[:-1] if len(head) == _HEAD_BYTES and len(lines) > 1 else lines
+        #: Lines before the first row that are remarks.
+        self.remarks = 0 if self._json else next((i for i, line in enumerate(self._lines) if not line.startswith("#")), 0)
+        self._lines = self._lines[self.remarks :]
         if self._json:
             self.form = "JSON lines"
             self.names = tuple(dict.fromkeys(name for _, record in itertools.islice(self._records(iter(self._lines)), _HEAD_ROWS) for name in record))
@@ -90,10 +98,10 @@ class TextTable:
     def blocks(self) -> Iterator[Block]:
         """All rows.  Raises SourceError, naming the line: rows of other lengths, a quote that is never closed, NUL, no JSON object."""
         try:
-            with open(self.path, encoding=self._encoding, errors="strict" if self._encoding == "utf-16" else "surrogateescape", newline="") as file:
+            with open(self.path, encoding=self.encoding, errors="strict" if self.encoding == "utf-16" else "surrogateescape", newline="") as file:
                 yield from self._json_blocks(file) if self._json else self._cell_blocks(file)
         except UnicodeError as error:
-            raise self.wrong(f"it ends in the middle of its encoding ({self._encoding})") from error
+            raise self.wrong(f"it ends in the middle of its encoding ({self.encoding})") from error
         except OSError as error:
             if isinstance(error, SourceError):
                 raise
@@ -118,25 +126,27 @@ class TextTable:
         self._spaced = len(rows[0]) > 1 and all(cell.startswith(" ") for row in rows for cell in row[1:])
         if self._spaced:
             rows = self._parse(between)
-        self.header = not any(os.path.splitext(cell)[1].lower() in EXTENSIONS for cell in rows[0])
+        named = [cell for cell in rows[0] if cell]
+        self.header = not (any(os.path.splitext(c)[1].lower() in EXTENSIONS for c in named) or (named and all(map(_VALUE.match, named))))
         names = [name.strip() for name in rows[0]] if self.header else [str(i + 1) for i in range(len(rows[0]))]
         if twice := [name for name, count in Counter(names).items() if count > 1 and name]:
             places = [str(i + 1) for i, name in enumerate(names) if name == twice[0]]
             raise self.wrong(f"columns {' and '.join(places)} are both called {show(twice[0])}: give them different names", column=twice[0])
         self.names = tuple(name or f"column {i + 1}" for i, name in enumerate(names))
         words = [_BETWEEN[between]] if len(names) > 1 else []
-        words += ["no header"] * (not self.header) + [self._encoding] * (self._encoding == "utf-16")
+        words += ["no header"] * (not self.header) + [self.encoding] * (self.encoding == "utf-16")
         self.form = ", ".join(words)
 
-    def _reader(self, lines: Iterator[str], between: str, *, strict: bool = True) -> Any:
+    def reader(self, lines: Iterator[str], between: str | None = None) -> Any:
+        """Rows of cells of these lines, in the dialect of the file."""
         csv.field_size_limit(_CELL_LIMIT)
-        return csv.reader(lines, delimiter=between, strict=strict, skipinitialspace=self._spaced)
+        return csv.reader(lines, delimiter=between or self._between, strict=True, skipinitialspace=self._spaced)
 
     def _parse(self, between: str) -> list[list[str]]:
         """The first rows; a last one that is cut is none."""
         rows = []
         try:
-            for row in self._reader(iter(self._lines), between):
+            for row in self.reader(iter(self._lines), between):
                 if row:
                     rows.append(row)
                 if len(rows) == _HEAD_ROWS:
@@ -146,7 +156,9 @@ class TextTable:
         return rows
 
     def _cell_blocks(self, file: io.TextIOBase) -> Iterator[Block]:
-        reader = self._reader(_without_nul(self, file), self._between)
+        for _ in range(self.remarks):
+            file.readline()
+        reader = self.reader(_without_nul(self, file, self.remarks + 1))
         at, width = 0, len(self.names)
         try:
             if self.header:
@@ -162,7 +174,7 @@ class TextTable:
                     yield Block(len(rows), dict(zip(self.names, zip(*rows, strict=True), strict=True)))
         except csv.Error as error:
             why = "a quote that is never closed" if re.search("limit|unexpected end", str(error)) else str(error)
-            raise self.wrong(f"line {reader.line_num}: {why}", line=reader.line_num) from None
+            raise self.wrong(f"line {self.remarks + reader.line_num}: {why}", line=self.remarks + reader.line_num) from None
 
     # ------------------------------------------------------------------ JSON
 
@@ -193,14 +205,17 @@ class TextTable:
                     continue
                 if str in kinds:
                     quoted.add(name)
-                    if any(isinstance(cell, str) and "\0" in cell for cell in cells):
+                    texts = [cell for cell in cells if isinstance(cell, str)]
+                    if any("\0" in text for text in texts):
                         raise self.wrong(f"column {show(name)} holds a NUL")
+                    if not all(map(is_unicode, texts)):
+                        raise self.wrong(f"column {show(name)} holds half a surrogate pair")
                 columns[name] = [_as_text(cell) for cell in cells]
             yield Block(len(rows), columns, frozenset(quoted), frozenset(nested))
 
 
-def _without_nul(table: TextTable, lines: Iterator[str] | io.TextIOBase) -> Iterator[str]:
-    for number, line in enumerate(lines, 1):
+def _without_nul(table: TextTable, lines: Iterator[str] | io.TextIOBase, first: int = 1) -> Iterator[str]:
+    for number, line in enumerate(lines, first):
         if "\0" in line:
             raise table.wrong(f"line {number} holds a NUL: it is no table of text", line=number)
         yield line

@@ -8,12 +8,18 @@ import re
 from collections.abc import Collection, Iterator
 from typing import IO, Any
 
-__all__ = ["list_members"]
+__all__ = ["is_unicode", "list_members"]
 
 #: Characters that are read at a time; a member may be longer, up to the limit.
 _CHUNK, _LIMIT = 1 << 20, 1 << 28
+_HALVES = re.compile(r"[\ud800-\udfff]")
 _IN_NUMBERS = frozenset("0123456789.eE+-")
 _SPACE = re.compile(r"[ \t\r\n]*")
+
+
+def is_unicode(text: str) -> bool:
+    """Can this be written as UTF-8?  JSON may hold half of a surrogate pair, which cannot."""
+    return text.isascii() or not _HALVES.search(text)
 
 
 def list_members(file: IO[bytes], wanted: Collection[str]) -> Iterator[tuple[str, int, Any]]:

@@ -12,12 +12,11 @@ import io
 import itertools
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from mmcompile.compiler.sources import Scan
-from mmcompile.compiler.sources.columns import SPLIT_ORDER
 from mmcompile.compiler.sources.delimited import JSON_SUFFIXES, TEXT_SUFFIXES, TextTable
 from mmcompile.compiler.sources.folder import FolderSource
 from mmcompile.compiler.sources.keys import Placed
@@ -25,10 +24,12 @@ from mmcompile.compiler.sources.names import show
 from mmcompile.compiler.sources.packed import Packed
 from mmcompile.compiler.sources.parquet import ParquetTable
 from mmcompile.compiler.sources.scanning import Part, Scanning, Wishes, names_images
+from mmcompile.compiler.sources.splits import SPLITS, Layout
 from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.canonical import name_to_json
+from mmcompile.format.store import is_url
 
-__all__ = ["ManifestSource", "Wishes", "is_manifest"]
+__all__ = ["ManifestSource", "Wishes", "is_manifest", "typed_columns"]
 
 #: A list of this name says something of the images beside it (Hugging Face's ImageFolder).
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
@@ -43,22 +44,29 @@ _NUMBERED = re.compile(r"^(.+?)-[0-9]{5}-of-[0-9]{5}(?:-[0-9a-f]+)?$")
 class ManifestSource:
     """The images that the list `raw` names or holds: a file, a folder with metadata files, or one of Parquet files.
 
-    Paths are relative to the list's folder, or to a folder in it where the first of them are found, or to `images`.
+    Several lists are the splits of one dataset, each by a name in `splits` (the list -> the name) or by its own.  Paths are relative to the list's
+    folder, or to a folder in it where the first of them are found, or to `images`.
     """
 
-    raw: str
+    raw: str | tuple[str, ...]
     wishes: Wishes = field(default_factory=Wishes)
     images: str | None = None
+    splits: tuple[tuple[str, str], ...] = ()
+    #: What OUT must not lie in: of lists nothing, as no folder is looked into but those that rows name.
+    roots: tuple[str, ...] = field(init=False, repr=False, compare=False)
     _files: FolderSource = field(init=False, repr=False, compare=False)
     _parts: tuple[Part, ...] = field(init=False, repr=False, compare=False)
     _packed: Packed = field(init=False, repr=False, compare=False)
     parallel: ClassVar[int] = FolderSource.parallel
 
     def __post_init__(self) -> None:
-        raw = os.path.abspath(self.raw)
-        root = raw if os.path.isdir(raw) else os.path.dirname(raw)
-        parts = _parts(raw)
-        object.__setattr__(self, "raw", raw)
+        places = tuple(map(os.path.abspath, (self.raw,) if isinstance(self.raw, str) else self.raw))
+        folders = [place if os.path.isdir(place) else os.path.dirname(place) for place in places]
+        root = os.path.commonpath(folders)
+        named = {os.path.abspath(file): name for file, name in self.splits}
+        parts = _parts(places[0]) if len(places) == 1 else _lists(places, root, named, within=self.images is None)
+        object.__setattr__(self, "raw", places[0] if len(places) == 1 else root)
+        object.__setattr__(self, "roots", tuple(place for place in places if os.path.isdir(place)))
         object.__setattr__(self, "_files", FolderSource(root if self.images is None else self.images))
         object.__setattr__(self, "_parts", parts)
         object.__setattr__(self, "_packed", Packed(root, [part.file for part in parts], self.wishes.image))
@@ -75,10 +83,15 @@ class ManifestSource:
             "kind": "manifest",
             "image_column": None if wishes.image is None else name_to_json(wishes.image),
             "label_column": None if wishes.label is None else name_to_json(wishes.label),
-            "columns": None if wishes.columns is None else name_to_json(_typed(wishes.columns)),
+            "columns": None if wishes.columns is None else name_to_json(typed_columns(wishes.columns)),
             "include": [name_to_json(glob) for glob in sorted(wishes.include)],
             "exclude": [name_to_json(glob) for glob in sorted(wishes.exclude)],
+            **Layout(tuple((name, self._key_of(file)) for file, name in self.splits), wishes.classes).identity(),
         }
+
+    def _key_of(self, file: str) -> str:
+        """A list, relative to where all of them lie."""
+        return os.path.relpath(os.path.abspath(file), str(self.raw))
 
     def location(self) -> str:
         """Device and inode of the root.  Raises SourceError where it is missing or no folder."""
@@ -99,10 +112,10 @@ class ManifestSource:
         first named); OptionError: a column that is not there, or two that would be one field.
         """
         self.location()
-        return Scanning(self.raw, self.root, self._parts, self.wishes, fixed=self.images is not None).scan(progress)
+        return Scanning(str(self.raw), self.root, self._parts, self.wishes, fixed=self.images is not None).scan(progress)
 
 
-def _typed(columns: Sequence[str]) -> str:
+def typed_columns(columns: Sequence[str]) -> str:
     """Names of columns as one would type them; a comma alone for none."""
     text = io.StringIO()
     csv.writer(text, lineterminator="").writerow(columns)
@@ -110,13 +123,35 @@ def _typed(columns: Sequence[str]) -> str:
 
 
 def is_manifest(raw: str) -> bool:
-    """Is this a list of images, or a folder that holds one?  Reads the first rows of a table."""
+    """Is this a list of images, or a folder that holds one?  Reads the first rows of a table; of a URL its name alone."""
+    if is_url(raw):
+        return raw.lower().endswith((*TEXT_SUFFIXES, *JSON_SUFFIXES))
     if os.path.isdir(raw):
-        if any(_metadata(folder) for folder in (raw, *_split_folders(raw))):
-            return True
+        for folder in (raw, *_split_folders(raw)):
+            if found := _metadata(folder):
+                return any(_lists_images(os.path.join(folder, name)) for name in found)
         files = _parquet_files(raw)
         return bool(files) and _lists_images(files[0])
     return os.path.isfile(raw) and raw.lower().endswith((*TEXT_SUFFIXES, *JSON_SUFFIXES, _PARQUET)) and _lists_images(raw)
+
+
+def _lists(places: Sequence[str], root: str, named: Mapping[str, str], *, within: bool) -> tuple[Part, ...]:
+    """Lists that are splits.  Raises SourceError where one is no file; OptionError where a name is that of none of them."""
+    if other := next((place for place in places if not os.path.isfile(place)), None):
+        raise SourceError(f"{show(other)}: expected a list of images, as the other RAW are", path=other)
+    if strange := next((file for file in named if file not in places), None):
+        raise OptionError(f"--split {show(named[strange])}={show(strange)}: expected one of the lists that are given", options=["split"])
+    bases = [os.path.relpath(os.path.dirname(place), root) if within else "." for place in places]
+    parts = [Part(place, "" if base == "." else base, named.get(place) or _word_of(place)) for place, base in zip(places, bases, strict=True)]
+    if len({os.path.splitext(place)[1].lower() == _PARQUET for place in places}) > 1:
+        raise SourceError(f"{show(root)}: lists of text and Parquet files do not go together", path=root)
+    return tuple(parts)
+
+
+def _word_of(file: str) -> str:
+    """The split that a list is by its name: the word in it that says so, or all of it."""
+    stem = os.path.splitext(os.path.basename(file))[0]
+    return _split_of(file) or next((word for word in re.split(r"[\W_]+", stem) if word.lower() in SPLITS), stem)
 
 
 def _lists_images(path: str) -> bool:
@@ -151,7 +186,7 @@ def _parts(raw: str) -> tuple[Part, ...]:
 
 def _split_folders(raw: str) -> list[str]:
     """Folders in RAW that are called like splits."""
-    names = itertools.chain.from_iterable((name, name.capitalize()) for name in SPLIT_ORDER)
+    names = itertools.chain.from_iterable((name, name.capitalize()) for name in sorted(SPLITS))
     return [os.path.join(raw, name) for name in names if os.path.isdir(os.path.join(raw, name))]
 
 
@@ -186,4 +221,4 @@ def _split_of(file: str) -> str:
     stem, folder = os.path.basename(file).removesuffix(_PARQUET), os.path.basename(os.path.dirname(file))
     if numbered := _NUMBERED.match(stem):
         return numbered[1]
-    return next((name for name in (stem, folder) if name.lower() in SPLIT_ORDER), "")
+    return next((name for name in (stem, folder) if name.lower() in SPLITS), "")

@@ -139,7 +139,7 @@ class TreeMembers:
             if not rules.of(folder)[1]:
                 items[folder] = array("q")
         bases = Blob()
-        for i, key in enumerate(self.keys):
+        for i, key in enumerate(self.keys.bare):
             slash = key.rfind(b"/")
             bases.add(key[slash + 1 :])
             folder = key[: max(slash, 0)]

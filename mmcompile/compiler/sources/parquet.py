@@ -173,7 +173,7 @@ class ArrowColumns:
         pa, kind = self._arrow, str(array.type)
         missing = array.is_null().to_numpy(zero_copy_only=False)
         if text or "string" in kind:
-            return _numbered(name, array, pa)
+            return _numbered(name, array)
         if reason := next((why for word, why in _REFUSED.items() if word in kind), None):
             return reason
         if kind.startswith(("timestamp", "date", "time")):
@@ -191,12 +191,12 @@ class ArrowColumns:
     def _whole(self, name: str) -> Any:
         """All cells of a column as one Arrow array, or why there is none."""
         parts = list(self._parts(name))
-        kinds = {part.type for part in parts}
-        try:
-            kind = parts[0].type if len(kinds) == 1 else next(iter(kinds - {self._arrow.null()}))
-            return self._arrow.concat_arrays([part.cast(kind) for part in parts])
-        except ValueError:
+        kinds = {part.type for part in parts} - {self._arrow.null()}
+        if kinds and all("string" in str(kind) for kind in kinds):
+            kinds = {self._arrow.large_string()}  # the others end at 2 GiB
+        if len(kinds) > 1:
             return f"other kinds of values in other files ({', '.join(sorted(map(str, kinds)))})"
+        return self._arrow.concat_arrays([part.cast(kind) for part in parts for kind in kinds or {part.type}])
 
     def _parts(self, name: str) -> Iterator[Any]:
         """The cells of a column, in pieces; a table without it has none there."""
@@ -213,7 +213,7 @@ def _texts(array: Any) -> Iterator[bytes]:
     return (b"" if cell is None else str(cell).encode("utf-8", "surrogateescape") for cell in array.to_pylist())
 
 
-def _numbered(name: str, array: Any, pa: Any) -> Column:
+def _numbered(name: str, array: Any) -> Column:
     """Texts as numbers, from 0 on in their order as text; an empty one is missing."""
     coded = (array if "string" in str(array.type) else array.cast("string")).dictionary_encode()
     numbers = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)

@@ -19,6 +19,7 @@ from mmcompile.compiler.sources.columns import (
     LABEL_NAMES,
     SPLIT_NAMES,
     as_label,
+    as_numbered,
     as_splits,
     as_value,
     field_names,
@@ -49,6 +50,7 @@ class Wishes:
     """Which columns of a list are what, where that cannot be told from it; None: by their names, and by what is in them.
 
     `columns`: the other ones that become fields, None: all of numbers, of yes and no, and of times.  `include` and `exclude` are patterns on keys.
+    `classes`: the whole class map.
     """
 
     image: str | None = None
@@ -56,6 +58,7 @@ class Wishes:
     columns: tuple[str, ...] | None = None
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    classes: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,8 @@ class Scanning:
     def __init__(self, raw: str, root: str, parts: Sequence[Part], wishes: Wishes, *, fixed: bool) -> None:
         self._root, self._parts, self._wishes, self._fixed = root, parts, wishes, fixed
         self._path, self._what = raw, show(raw)
-        self._shown = [os.path.relpath(part.file, raw if os.path.isdir(raw) else os.path.dirname(raw)) for part in parts]
+        folder = raw if os.path.isdir(raw) else os.path.dirname(raw)
+        self._shown = [os.path.relpath(part.file, folder) for part in parts]
         self._tables: Sequence[TextTable] | Sequence[ParquetTable]
         #: The column with the bytes of images, where they are in the list.
         self._holds: str | None = None
@@ -253,7 +257,8 @@ class Scanning:
         if label is None:
             return None, None
         column = "values of several parts" if label in columns.nested else columns.column(label, self.where)
-        found = None if isinstance(column, str) else as_label(column, self._known.get(label))
+        known, fixed = self._known.get(label), self._wishes.classes
+        found = None if isinstance(column, str) else as_label(column, known or fixed)
         if found is None or isinstance(column, str):
             why = column if isinstance(column, str) else "numbers that stand for no class, or times"
             if self._wishes.label is not None:
@@ -261,7 +266,12 @@ class Scanning:
             self._warnings.append(f"column {show(label)} is no label: it holds {why}; --columns {show(label)} takes it as a value")
             return None, None
         labels, classes, how = found
+        if fixed is not None and classes != fixed:
+            labels, classes = as_numbered(labels, classes, fixed, self.where), fixed
         self._counts[f"labels by column {show(label)}, {how}"] = int((labels >= 0).sum())
+        plain = [" ".join(name.casefold().split()) for name in classes]
+        if alike := next((i for i, name in enumerate(plain) if plain.index(name) < i), None) if len(set(plain)) < len(plain) else None:
+            self._warnings.append(f"classes {classes[plain.index(plain[alike])]!r} and {classes[alike]!r} differ in case or spaces only")
         if gaps := int((labels < 0).sum()):
             self._warnings.append(f"rows without a label, which is -1 there: {gaps:,} (the first: {self.where(int((labels < 0).argmax()))})")
         return classes, labels

@@ -18,13 +18,15 @@ from mmcompile.format.fields import Split
 from mmcompile.format.npy import hash_bytes
 from mmcompile.format.store import is_url, on_disk
 
-__all__ = ["Base", "Layout", "find_bases", "parse_splits", "rank", "train_of", "within"]
+__all__ = ["SPLITS", "Base", "Layout", "find_bases", "parse_splits", "rank", "train_of", "within"]
 
 _T = TypeVar("_T")
 
 #: Names of folders that are splits, whatever their case, in the order in which splits stand; others stand behind them, as text.
 _NAMES = (("train", "training"), ("val", "valid", "validation"), ("test", "testing"))
 _RANKS = {name: rank for rank, names in enumerate(_NAMES) for name in names}
+#: All of them.
+SPLITS = frozenset(_RANKS)
 #: What an index can name.
 _MOST_SPLITS = 256
 

@@ -88,9 +88,9 @@ class TarListing:
             kind, size = block[156:157], self._size(block, at)
             data = at + BLOCK
             if kind in (b"x", b"g", b"L", b"K"):
-                at = self._next(data, size, at, b"a header")
                 if size > _MOST_RECORDS:
                     raise self._wrong(at, f"a header with {size:,} bytes of names")
+                at = self._next(data, size, at, b"a header")
                 records = self.peek(data, size)
                 if kind == b"x":
                     before = self._pax(records, data, before)

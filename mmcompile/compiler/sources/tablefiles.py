@@ -1,0 +1,134 @@
+"""Hides which files a RAW of tables is, in which order, and which group each belongs to."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from urllib.parse import unquote
+
+from mmcompile.compiler.formats import EXTENSIONS
+from mmcompile.compiler.sources.names import show
+from mmcompile.errors import SourceError
+
+__all__ = ["PARQUETS", "SUFFIXES", "TableFile", "by_key", "is_tables", "list_tables"]
+
+TEXTS, PARQUETS = (".csv", ".tsv"), (".parquet", ".pq")
+SUFFIXES = (*TEXTS, *PARQUETS)
+_PACKED = tuple(f"{suffix}{packed}" for suffix in TEXTS for packed in (".gz", ".bz2", ".xz", ".zst", ".zip"))
+#: Entries of a folder that are looked at to see whether it holds tables.
+_LOOKED_AT = 4096
+_KEYED = re.compile(r"([^=]+)=(.*)\Z")
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """A table: its path, the group that its rows are by where it lies, and the values of folders called KEY=VALUE that it lies in."""
+
+    path: str
+    group: str
+    keyed: tuple[tuple[str, str], ...] = ()
+
+
+def _is_table(name: str) -> bool:
+    return name.lower().endswith(SUFFIXES) and not name.startswith((".", "_"))
+
+
+def _walk(folder: str, left_out: Counter[str]) -> Iterator[str]:
+    """The tables below a folder, as paths relative to it, folder by folder, names sorted as text."""
+
+    def fail(error: OSError) -> None:
+        raise SourceError(f"cannot read {show(str(error.filename or folder))}: {error.strerror}", path=folder) from error
+
+    for here, below, names in os.walk(folder, followlinks=True, onerror=fail):
+        below[:] = sorted(name for name in below if not name.startswith((".", "_")))
+        if os.path.realpath(here) in {os.path.realpath(os.path.join(here, *[".."] * up)) for up in range(1, here.count("/") - folder.count("/") + 1)}:
+            raise SourceError(f"{show(here)}: a folder that contains itself", path=here)
+        for name in sorted(names):
+            path = os.path.join(here, name)
+            if name.lower().endswith(_PACKED):
+                raise SourceError(f"{show(path)}: packed, and rows have to be found in it: unpack it first", path=path)
+            if _is_table(name):
+                yield os.path.relpath(path, folder)
+            elif not name.startswith((".", "_")):
+                left_out[os.path.splitext(name)[1].lower() or "no extension"] += 1
+
+
+def is_tables(raw: Sequence[str]) -> bool:
+    """Is each of these a table, or a folder that holds tables and no images?  Looks at the names of some files."""
+    return all(_holds_tables(place) if os.path.isdir(place) else place.lower().endswith((*SUFFIXES, *_PACKED)) for place in raw)
+
+
+def _holds_tables(folder: str) -> bool:
+    found, seen = False, 0
+    for _, below, names in os.walk(folder):
+        below[:] = sorted(name for name in below if not name.startswith((".", "_")))
+        for name in names:
+            if os.path.splitext(name)[1].lower() in EXTENSIONS:
+                return False
+            found |= _is_table(name) or name.lower().endswith(_PACKED)
+        seen += len(names) + len(below)
+        if seen > _LOOKED_AT:
+            break
+    return found
+
+
+def list_tables(raw: Sequence[str]) -> tuple[list[TableFile], Counter[str]]:
+    """(the tables of RAW in order, how many other files there are by extension).  Raises SourceError.
+
+    A table in folders KEY=VALUE is of the group of these values; any other of the group that its path is called, without the extension.
+    """
+    left_out: Counter[str] = Counter()
+    found: list[tuple[str, str]] = []
+    for place in raw:
+        if os.path.isdir(place):
+            found += [(os.path.join(place, name), name) for name in _walk(place, left_out)]
+        elif os.path.exists(place):
+            if place.lower().endswith(_PACKED):
+                raise SourceError(f"{show(place)}: packed, and rows have to be found in it: unpack it first", path=place)
+            found.append((place, os.path.basename(place)))
+        else:
+            raise SourceError(f"{show(place)}: no such file or folder", path=place)
+    if not found:
+        raise SourceError(f"{', '.join(map(show, raw))}: no table in it: expected files called {', '.join(SUFFIXES)}", path=raw[0])
+    if len({name.lower().endswith(PARQUETS) for _, name in found}) > 1:
+        texts = next(path for path, name in found if not name.lower().endswith(PARQUETS))
+        raise SourceError(f"{show(texts)}: text, and others are Parquet files: expected tables of one form", path=texts)
+    out = [_placed(path, name, alone=len(found) == 1 and not os.path.isdir(raw[0])) for path, name in found]
+    return _in_order(out), left_out
+
+
+def _placed(path: str, name: str, *, alone: bool) -> TableFile:
+    parts = name.split("/")
+    keyed = tuple((match[1], unquote(match[2])) for part in parts[:-1] if (match := _KEYED.match(part)))
+    if keyed:
+        return TableFile(path, "/".join(value for _, value in keyed), keyed)
+    return TableFile(path, "" if alone else os.path.splitext(name)[0])
+
+
+def _in_order(files: Sequence[TableFile]) -> list[TableFile]:
+    """The files group by group, groups as text.  Raises SourceError where two files that no folder KEY=VALUE joins are of one group."""
+    first: dict[str, TableFile] = {}
+    for file in files:
+        other = first.setdefault(file.group, file)
+        if other is not file and not file.keyed:
+            raise SourceError(f"{show(other.path)} and {show(file.path)}: both would be the group {file.group}: rename one", path=file.path)
+    if any(file.keyed for file in files) and not all(file.keyed for file in files):
+        stray = next(file for file in files if not file.keyed)
+        raise SourceError(f"{show(stray.path)}: lies in no folder KEY=VALUE, others do: expected all tables in such folders", path=stray.path)
+    return sorted(files, key=lambda file: (file.group, file.path))
+
+
+def by_key(files: Sequence[TableFile], key: str) -> list[TableFile]:
+    """The files grouped by one of the KEYs of their folders; as they are where it is none of them."""
+    if not any(name == key for name, _ in files[0].keyed):
+        return list(files)
+    made = []
+    for file in files:
+        value = dict(file.keyed).get(key)
+        if value is None:
+            raise SourceError(f"{show(file.path)}: lies in no folder {show(key)}=VALUE, others do", path=file.path)
+        made.append(replace(file, group=value))
+    return sorted(made, key=lambda file: (file.group, file.path))

@@ -1,0 +1,62 @@
+"""Hides how rows that do not stand in the order in which they are wanted are sorted: once, into files in the folder for temporary ones.
+
+What is in memory are the places of the rows, not the rows.  The files go with the object that made them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mmcompile.errors import SourceError
+from mmcompile.format.fields import Field
+
+__all__ = ["Spool"]
+
+#: Left free beside the rows, for others.
+_SPARE_BYTES = 64 << 20
+
+
+class Spool:
+    """Rows of these fields in the order `rows` (N,) of the rows that `batches` gives; whoever unpickles it reads the same files."""
+
+    def __init__(self, fields: tuple[Field, ...], rows: npt.NDArray[np.int64], batches: Iterable[dict[str, npt.NDArray[Any]]]) -> None:
+        """Raises SourceError where there is no room."""
+        n, need = len(rows), sum(f.row_bytes for f in fields) * len(rows)
+        self._fields, self._rows = fields, n
+        base = tempfile.gettempdir()
+        free = shutil.disk_usage(base).free
+        if need + _SPARE_BYTES > free:
+            raise SourceError(
+                f"{base}: {need:,} bytes are needed to sort {n:,} rows, {free:,} are free: set TMPDIR to a folder with more room, or give tables "
+                "that are sorted already, or one for each group",
+                path=base,
+            )
+        self._folder = tempfile.mkdtemp(prefix="mmcompile-", dir=base)
+        self.remove = weakref.finalize(self, shutil.rmtree, self._folder, True)
+        place = np.empty(n, np.int64)
+        place[rows] = np.arange(n)
+        files = {f.name: self._map(f, "w+") for f in fields}
+        at = 0
+        for batch in batches:
+            count = len(next(iter(batch.values())))
+            for name, values in batch.items():
+                files[name][place[at : at + count]] = values
+            at += count
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "remove"}
+
+    def _map(self, spec: Field, mode: Any) -> npt.NDArray[Any]:
+        return np.memmap(os.path.join(self._folder, spec.name), spec.stored, mode, shape=(self._rows, *spec.shape))
+
+    def read(self, start: int, stop: int) -> dict[str, npt.NDArray[Any]]:
+        """The rows [start, stop), copies."""
+        return {f.name: np.array(self._map(f, "r")[start:stop]) for f in self._fields}
