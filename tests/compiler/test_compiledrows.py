@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mmcompile.compiler import rowbuild
 from mmcompile.compiler.driver import BuildReport, build
 from mmcompile.compiler.options import BuildOptions
 from mmcompile.compiler.preprocess import Normalize
+from mmcompile.compiler.rowrun import Here
 from mmcompile.compiler.rowstore import RowPreprocess
 from mmcompile.compiler.sources.choose import SourceOptions, open_source
 from mmcompile.compiler.sources.compiledrows import CompiledRows
@@ -24,6 +26,11 @@ from mmcompile.format.verify import verify
 from tests.compiler.builds import make_raw, run
 
 WIDTH = 64
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rowbuild, "start_readers", lambda source, scratch, workers: (Here(), source, ""))
 
 
 class Table:
@@ -209,6 +216,15 @@ def test_the_source_pickles_and_reads_on(two: tuple[Path, Path]) -> None:
     again = pickle.loads(pickle.dumps(made))
     wanted, found = made.read(3, scan.rows - 2), again.read(3, scan.rows - 2)
     assert all(np.array_equal(wanted[name], found[name]) for name in wanted)
+
+
+def test_worker_processes_make_the_same_bytes(tmp_path: Path, two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    merge(tmp_path / "here", *two, where="row % 3 > 0")
+    monkeypatch.undo()
+    build(source(*two, where="row % 3 > 0"), tmp_path / "apart", options=BuildOptions(workers=2, shard_bytes=options().shard_bytes))
+    one, other = ({p.name: p.read_bytes() for p in (tmp_path / name / "shards").iterdir()} for name in ("here", "apart"))
+    assert one == other
+    assert (tmp_path / "here" / "index.json").read_bytes() == (tmp_path / "apart" / "index.json").read_bytes()
 
 
 def test_the_settings_name_generations_and_no_path(tmp_path: Path, two: tuple[Path, Path]) -> None:
