@@ -240,8 +240,8 @@ _HELP_GROUPS = {
 @_JSON
 @click.pass_context
 def build(ctx: click.Context, /, raw: tuple[str, ...], out: str, dry_run: bool, as_json: bool, **given: Any) -> int:
-    """Compile what RAW holds into the dataset OUT: class folders of images, a flat folder, train/ val/ test/ with either; a list of images (CSV, JSON
-    lines, Parquet, COCO); archives (tar, zip); arrays and tables of numbers; datasets compiled before.  What RAW is decides; several are put together.
+    """Compile what RAW holds into the dataset OUT: class folders of images, a flat folder, train/ val/ test/ with either; a list of images (CSV, TSV,
+    JSON lines, Parquet, COCO); archives (tar, zip); arrays and tables of numbers; datasets.  What RAW is decides how it is read; several are joined.
 
     \b
     mmcompile build raw/ out/                                  one size for all, chosen by looking at them
