@@ -104,6 +104,10 @@ def as_config(settings: Mapping[str, Any]) -> dict[str, Any]:
     config = _row_config(preprocess) if made is None else _image_config(made)
     source = dict(settings["source"])
     kind = source.pop("kind")
+    if kind == "dataset":
+        del source["generations"]
+        if "rows" in source:
+            raise OptionError("this dataset was made with --rows FILE; its settings hold the hash of the numbers, not the numbers", options=["rows"])
     if kind != "folder":
         config["source"] = kind
     if made is not None and made.compat is not None:

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmcompile import MMapShardDataset
-from mmcompile.compiler.driver import build
+from mmcompile.compiler.driver import BuildOptions, build
 from mmcompile.compiler.rowstore import RowPreprocess
 from mmcompile.compiler.sources.rows import RowSource
 from mmcompile.compiler.sources.table import TableSource, TableWishes
