@@ -1,4 +1,4 @@
-"""The command line: parse, one library call, print.  The only home of click and exit codes.
+"""The command line: parse, one library call, print.  The home of exit codes and, with params, the only one of click.
 
 Results go to standard output, all else to standard error.  With --json standard output is exactly one JSON document, for errors too, valid against
 schemas/report.schema.json.  An expected error is one line and an exit code: 0 fine, 1 a problem, 2 wrong usage, 130 stopped by Ctrl-C, 143 by
@@ -7,11 +7,10 @@ SIGTERM; where a command goes on from there, that command is the last line.  Not
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import click
@@ -32,12 +31,10 @@ from mmcompile.options import (
     SECONDS,
     SIZE,
     TRIPLE,
-    Form,
-    as_typed,
     preprocess_of,
-    read_config,
     row_preprocess,
 )
+from mmcompile.params import Grouped, Typed, from_config, one_of, option
 from mmcompile.terminal import Show, Terminable, fill_standard_streams, say, say_json
 
 __all__ = ["main", "program"]
@@ -121,24 +118,6 @@ def _called() -> list[str]:
 # ---------------------------------------------------------------- commands
 
 
-class _Typed(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    """A `Form` as a type of click."""
-
-    def __init__(self, form: Form) -> None:
-        self.form, self.name = form, form.name
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not isinstance(value, str):  # converted before
-            return value
-        try:
-            return self.form.parse(value)
-        except (ValueError, OverflowError):
-            self.fail(f"expected {self.form.expected}, found {value!r:.80}", param, ctx)
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str | None:
-        return self.form.name if isinstance(param, click.Option) else None
-
-
 def _version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
     if asked:
         from mmcompile import __version__
@@ -151,7 +130,7 @@ def _version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
 @click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Print the version.")
 @click.pass_context
 def program(ctx: click.Context) -> int:
-    """Compile folders of images into memory-mapped .npy shards, and look after them.
+    """Compile images and other fixed-shape data into memory-mapped .npy shards, and look after them.
 
     \b
     mmcompile build raw/ out/ --resize 256 --crop 224
@@ -165,58 +144,19 @@ def program(ctx: click.Context) -> int:
     return 0
 
 
-def _config(ctx: click.Context, _: click.Parameter, path: str | None) -> None:
-    """Make what a --config file says the defaults of this call; its excludes are kept apart, as the command line adds to them."""
-    if path is None:
-        return
-    options = {p.opts[-1].removeprefix("--"): p for p in ctx.command.params if isinstance(p, click.Option) and p.name not in _NOT_IN_CONFIG}
-    values: dict[str, Any] = {}
-    for key, value in read_config(path, set(options)).items():
-        option = options[key]
-        types, expected = _config_types(option)
-        typed = as_typed(value, types, joint=option.type.form.joint if isinstance(option.type, _Typed) else "", many=option.multiple)
-        if typed is None:
-            raise OptionError(f"--config {path}: {key} must be {expected}, found {json.dumps(value):.80}", options=[key])
-        try:
-            option.type_cast_value(ctx, typed)
-        except click.BadParameter as error:
-            raise OptionError(f"--config {path}: {key}: {error.message}", options=[key]) from None
-        values[str(option.name)] = typed
-    ctx.meta["mmcompile.exclude"] = tuple(values.pop("exclude", ()))
-    ctx.default_map = values
-
-
-def _config_types(option: click.Option) -> tuple[tuple[type, ...], str]:
-    """What an option's value may be in JSON: types, and words."""
-    if option.is_flag:
-        return (bool,), "true or false"
-    if isinstance(option.type, _Typed):
-        return option.type.form.types, option.type.form.expected
-    return (str,), "a list of texts" if option.multiple else "a text"
-
-
-_NOT_IN_CONFIG = frozenset({"config", "dry_run", "plan_only", "part", "as_json", "help"})
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
-_PLACE = _Typed(PLACE)
+_PLACE = Typed(PLACE)
 
 
-def _option(name: str, kind: Any, text: str, **more: Any) -> Callable[[Any], Any]:
-    return click.option(name, type=kind, help=text, expose_value=name != "--config", **more)
-
-
-def _one_of(words: str) -> click.Choice[str]:
-    return click.Choice(words.split("|"))
-
-
-_NO_LOCK = _option("--no-lock", None, "For file systems without locks: you make sure that no other run works on OUT.", is_flag=True)
-_DTYPES = _one_of("uint8|uint16|int16|int32|float16|bfloat16|float32|float64|bool|int8|int64|uint32|uint64")
+_NO_LOCK = option("--no-lock", None, "For file systems without locks: you make sure that no other run works on OUT.", is_flag=True)
+_DTYPES = one_of("uint8|uint16|int16|int32|float16|bfloat16|float32|float64|bool|int8|int64|uint32|uint64")
 
 
 #: How the options of `build` stand in its help: the eight that most people need, then by what they are about.
 _HELP_GROUPS = {
     "Options that most people need": "resize crop normalize dtype workers max-rejects config dry-run",
     "What RAW is, and what of it": "source include exclude hidden split classes-from images image-column label-column columns "
-    "group-by order-by split-by as shape array-dtype",
+    "group-by order-by split-by where rows as shape array-dtype",
     "Size": "pad keep-size filter resampler jpeg-scaling",
     "Pixels": "mode mean std scale orientation alpha depth16 range icc frames truncated max-pixels max-aspect compat transform transform-version "
     "transform-shape",
@@ -226,94 +166,82 @@ _HELP_GROUPS = {
 }
 
 
-class _Grouped(click.Command):
-    """A command with many options, which its help shows in groups."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        lines = {p.opts[-1].removeprefix("--"): line for p in self.get_params(ctx) if (line := p.get_help_record(ctx)) is not None}
-        for title, names in _HELP_GROUPS.items():
-            with formatter.section(title):
-                formatter.write_dl([lines.pop(name) for name in names.split()])
-        if lines:
-            with formatter.section("More"):
-                formatter.write_dl(list(lines.values()))
-
-
-@program.command(cls=_Grouped, short_help="Compile a folder of images into a dataset.")
+@program.command(cls=Grouped, groups=_HELP_GROUPS, short_help="Compile images, arrays, tables or datasets into a dataset.")
 @click.argument("raw", type=_PLACE, nargs=-1, required=True)
 @click.argument("out", type=_PLACE)
-@_option("--resize", _Typed(SIZE), "Short side (then add --crop), or HxW.  Without geometry: the size that all have, else 256 and --crop 256.")
-@_option("--crop", _Typed(SIZE), "Cut this much out of the centre, filled with 0 where a picture is smaller.")
-@_option("--pad", _Typed(COUNT), "Long side N, centred in N x N, filled with 0.")
-@_option("--keep-size", _Typed(PAIR), "Take only pictures of this size, as they are.")
-@_option("--dtype", _DTYPES, "What lies on disk.  Default: uint8.")
-@_option("--layout", _one_of("chw|hwc"), "How a row lies on disk; samples are (C, H, W) either way.  Default: chw.")
-@_option("--normalize", _one_of("imagenet|auto"), "(value - mean) / std for training; auto: this dataset's own.  Default: none.")
-@_option("--mean", _Typed(NUMBERS), "Mean of each channel, as in 0.5,0.5,0.5.  Goes with --std.")
-@_option("--std", _Typed(NUMBERS), "Standard deviation of each channel.  Goes with --mean.")
-@_option("--mode", _one_of("rgb|gray|rgba|keep"), "Channels of a sample; keep: those that all sources have.  Default: rgb.")
-@_option("--scale", _one_of("unit|none"), "Float values: 0 to 1, or counts as they are.  Default: unit.")
-@_option("--resampler", _one_of("torch|pillow"), "Whose resize, to the bit.  Default: torch where it can.")
-@_option("--filter", _one_of("bilinear|bicubic|lanczos|box|nearest"), "Default: bilinear, antialiased.")
-@_option("--compat", _one_of("torchvision"), "Exactly the files and numbers of torchvision's ImageFolder with PIL transforms.")
-@_option("--orientation", _one_of("apply|ignore"), "EXIF orientation.  Default: apply.")
-@_option("--alpha", str, "What transparent pixels are laid over.  Default: white.", metavar="white|black|#rrggbb|drop")
-@_option("--depth16", _one_of("reject|scale|clip|keep"), "16-bit sources in 8 bit: scale for photographs, clip for labels.  Default: reject.")
-@_option("--range", _Typed(RANGE), "Values of 32-bit sources that become 0 and 255.  Default: reject such files.")
-@_option("--icc", _one_of("ignore|srgb"), "Colour profiles.  Default: ignore.")
-@_option("--frames", _one_of("first|error"), "Files with several frames.  Default: first.")
-@_option("--truncated", _one_of("reject|accept"), "Files that end early.  Default: reject.")
-@_option("--max-pixels", _Typed(COUNT), "Reject larger pictures.  Default: 178956970, Pillow's limit.")
-@_option("--max-aspect", _Typed(RATIO), "Reject longer pictures.  Default: no limit.")
-@_option("--jpeg-scaling", _Typed(RATIO), "Decode large JPEGs at 1/2, 1/4 or 1/8 while this many times the size remains, as in 2.  Default: whole.")
-@_option("--transform", str, "A step of your own on each array, between geometry and cast.", metavar="MODULE:FUNCTION")
-@_option("--transform-version", str, "Of that step: change it when the step changes.", metavar="TEXT")
-@_option("--transform-shape", _Typed(TRIPLE), "What that step makes: height x width x channels.  Default: the shape that it gets.")
-@_option("--order", str, "Rows as the source has them, or mixed: reading in sequence is then random.", metavar="source|shuffled[:SEED]")
-@_option("--source", str, "What RAW is, where that cannot be told from it.", metavar="KIND")
-@_option("--include", str, "Take only these, as in 'cats/*.png' (* matches / too).  May repeat.", multiple=True, metavar="GLOB")
-@_option("--exclude", str, "Leave these out: pattern or exact path in RAW.  May repeat; adds to --config.", multiple=True, metavar="GLOB|KEY")
-@_option("--hidden", None, "Take names that begin with a dot, and __MACOSX.", is_flag=True)
-@_option("--split", str, "This folder below RAW (or this one of several RAW) is a split.  May repeat.", multiple=True, metavar="NAME=FOLDER")
-@_option("--classes-from", _PLACE, "The classes and their numbers: those of a dataset, or of a file with a name a line.", metavar="OUT|FILE")
-@_option("--as", str, "What an array is, where its name does not say it.  May repeat.", multiple=True, metavar="NAME=image|class|value")
-@_option(
-    "--shape", str, "Of a sample in a file without a header, as 28x28; of all of them, as 60000,28,28.  Goes with --source raw.", metavar="SHAPE"
-)
-@_option("--array-dtype", str, "Of the numbers in such a file, as float32 or >i2.", metavar="DTYPE")
-@_option("--images", _Typed(PLACE), "Folder that the paths in a list are relative to.  Default: that of the list, or one in it.", metavar="DIR")
-@_option("--image-column", str, "Column of a list that names (or holds) the images.  Default: by its name and what is in it.", metavar="NAME")
-@_option("--label-column", str, "Column that is the label.  Default: the one called label, class, target, category or alike.", metavar="NAME")
-@_option("--columns", _Typed(COLUMNS), "Columns that become fields, in a table also NAME=A+B side by side.  Default: those of numbers, and of times.")
-@_option("--group-by", str, "Of a table: the column (or KEY of folders KEY=VALUE) that says which series a row is of.", metavar="COLUMN")
-@_option("--order-by", str, "Of a table: the column that the rows of a group rise in; none: they stand as they are.", metavar="COLUMN|none")
-@_option(
+@option("--resize", Typed(SIZE), "Short side (then add --crop), or HxW.  Without geometry: the size that all have, else 256 and --crop 256.")
+@option("--crop", Typed(SIZE), "Cut this much out of the centre, filled with 0 where a picture is smaller.")
+@option("--pad", Typed(COUNT), "Long side N, centred in N x N, filled with 0.")
+@option("--keep-size", Typed(PAIR), "Take only pictures of this size, as they are.")
+@option("--dtype", _DTYPES, "What lies on disk.  Default: uint8.")
+@option("--layout", one_of("chw|hwc"), "How a row lies on disk; samples are (C, H, W) either way.  Default: chw.")
+@option("--normalize", one_of("imagenet|auto"), "(value - mean) / std for training; auto: this dataset's own.  Default: none.")
+@option("--mean", Typed(NUMBERS), "Mean of each channel, as in 0.5,0.5,0.5.  Goes with --std.")
+@option("--std", Typed(NUMBERS), "Standard deviation of each channel.  Goes with --mean.")
+@option("--mode", one_of("rgb|gray|rgba|keep"), "Channels of a sample; keep: those that all sources have.  Default: rgb.")
+@option("--scale", one_of("unit|none"), "Float values: 0 to 1, or counts as they are.  Default: unit.")
+@option("--resampler", one_of("torch|pillow"), "Whose resize, to the bit.  Default: torch where it can.")
+@option("--filter", one_of("bilinear|bicubic|lanczos|box|nearest"), "Default: bilinear, antialiased.")
+@option("--compat", one_of("torchvision"), "Exactly the files and numbers of torchvision's ImageFolder with PIL transforms.")
+@option("--orientation", one_of("apply|ignore"), "EXIF orientation.  Default: apply.")
+@option("--alpha", str, "What transparent pixels are laid over.  Default: white.", metavar="white|black|#rrggbb|drop")
+@option("--depth16", one_of("reject|scale|clip|keep"), "16-bit sources in 8 bit: scale for photographs, clip for labels.  Default: reject.")
+@option("--range", Typed(RANGE), "Values of 32-bit sources that become 0 and 255.  Default: reject such files.")
+@option("--icc", one_of("ignore|srgb"), "Colour profiles.  Default: ignore.")
+@option("--frames", one_of("first|error"), "Files with several frames.  Default: first.")
+@option("--truncated", one_of("reject|accept"), "Files that end early.  Default: reject.")
+@option("--max-pixels", Typed(COUNT), "Reject larger pictures.  Default: 178956970, Pillow's limit.")
+@option("--max-aspect", Typed(RATIO), "Reject longer pictures.  Default: no limit.")
+@option("--jpeg-scaling", Typed(RATIO), "Decode large JPEGs at 1/2, 1/4 or 1/8 while this many times the size remains, as in 2.  Default: whole.")
+@option("--transform", str, "A step of your own on each array, between geometry and cast.", metavar="MODULE:FUNCTION")
+@option("--transform-version", str, "Of that step: change it when the step changes.", metavar="TEXT")
+@option("--transform-shape", Typed(TRIPLE), "What that step makes: height x width x channels.  Default: the shape that it gets.")
+@option("--order", str, "Rows as the source has them, or mixed: reading in sequence is then random.", metavar="source|shuffled[:SEED]")
+@option("--source", str, "What RAW is, where that cannot be told from it.", metavar="KIND")
+@option("--include", str, "Take only these, as in 'cats/*.png' (* matches / too).  May repeat.", multiple=True, metavar="GLOB")
+@option("--exclude", str, "Leave these out: pattern or exact path in RAW.  May repeat; adds to --config.", multiple=True, metavar="GLOB|KEY")
+@option("--hidden", None, "Take names that begin with a dot, and __MACOSX.", is_flag=True)
+@option("--split", str, "This folder below RAW (or this one of several RAW) is a split.  May repeat.", multiple=True, metavar="NAME=FOLDER")
+@option("--classes-from", _PLACE, "The classes and their numbers: those of a dataset, or of a file with a name a line.", metavar="OUT|FILE")
+@option("--as", str, "What an array is, where its name does not say it.  May repeat.", multiple=True, metavar="NAME=image|class|value")
+@option("--shape", str, "Of a sample in a file without a header, as 28x28; of all of them, as 60000,28,28.  Goes with --source raw.", metavar="SHAPE")
+@option("--array-dtype", str, "Of the numbers in such a file, as float32 or >i2.", metavar="DTYPE")
+@option("--images", Typed(PLACE), "Folder that the paths in a list are relative to.  Default: that of the list, or one in it.", metavar="DIR")
+@option("--image-column", str, "Column of a list that names (or holds) the images.  Default: by its name and what is in it.", metavar="NAME")
+@option("--label-column", str, "Column that is the label.  Default: the one called label, class, target, category or alike.", metavar="NAME")
+@option("--columns", Typed(COLUMNS), "Columns that become fields, in a table also NAME=A+B side by side.  Default: those of numbers, and of times.")
+@option("--group-by", str, "Of a table: the column (or KEY of folders KEY=VALUE) that says which series a row is of.", metavar="COLUMN")
+@option("--order-by", str, "Of a table: the column that the rows of a group rise in; none: they stand as they are.", metavar="COLUMN|none")
+@option(
     "--split-by", str, "Of a table: where train ends and test (or val, then test) begins, as in ts=2023-01-01,2024-01-01.", metavar="COLUMN=CUT,..."
 )
-@_option("--workers", _Typed(COUNT), "Processes.  Default: the CPUs that this process may use.")
-@_option("--engine", _one_of("local|dask|ray"), "Who builds the shards: processes here, or a cluster.  Default: local.")
-@_option("--address", str, "Of that cluster's scheduler: tcp://HOST:PORT (dask), HOST:PORT (ray; default: one on this machine).", metavar="ADDRESS")
-@_option("--plan-only", None, "List and plan, and save that for parts.", is_flag=True)
-@_option("--part", str, "Build the shards of part I of N of the plan, as in 3/16; publish nothing.", metavar="I/N")
-@_option("--shard-bytes", _Typed(BYTES), "About the size of a shard, at most twice that, as in 64M.  Default: 256M.")
-@_option("--max-rejects", _Typed(REJECTS), "Publish with up to so many bad images left out, as in 10 or 1%.  Default: 0.")
-@_option("--decode-timeout", _Typed(SECONDS), "For one picture, plus 1 s a megapixel.  Default: 60.")
+@option("--where", str, "Take only such rows of datasets, as in \"class == 'cat' and width >= 256\", \"key like 'train/*'\".", metavar="CONDITION")
+@option("--rows", _PLACE, "Take only these rows of datasets: numbers from 0 on, one a line, or in a .npy file.", metavar="FILE")
+@option("--workers", Typed(COUNT), "Processes.  Default: the CPUs that this process may use.")
+@option("--engine", one_of("local|dask|ray"), "Who builds the shards: processes here, or a cluster.  Default: local.")
+@option("--address", str, "Of that cluster's scheduler: tcp://HOST:PORT (dask), HOST:PORT (ray; default: one on this machine).", metavar="ADDRESS")
+@option("--plan-only", None, "List and plan, and save that for parts.", is_flag=True)
+@option("--part", str, "Build the shards of part I of N of the plan, as in 3/16; publish nothing.", metavar="I/N")
+@option("--shard-bytes", Typed(BYTES), "About the size of a shard, at most twice that, as in 64M.  Default: 256M.")
+@option("--max-rejects", Typed(REJECTS), "Publish with up to so many bad images left out, as in 10 or 1%.  Default: 0.")
+@option("--decode-timeout", Typed(SECONDS), "For one picture, plus 1 s a megapixel.  Default: 60.")
 @_NO_LOCK
-@_option("--checksum", None, "Read every file, also those that look unchanged by size, times and inode.", is_flag=True)
-@_option("--redecode", None, "Decode again what only another library version made.", is_flag=True)
-@_option(
+@option("--checksum", None, "Read every file, also those that look unchanged by size, times and inode.", is_flag=True)
+@option("--redecode", None, "Decode again what only another library version made.", is_flag=True)
+@option(
     "--config",
     str,
     'JSON or TOML with these options; the command line wins.  Example: {"crop": 224}',
     metavar="FILE",
     is_eager=True,
-    callback=_config,
+    callback=from_config,
 )
-@_option("--dry-run", None, "Say what would be decoded, copied, kept and written, and write nothing.", is_flag=True)
+@option("--dry-run", None, "Say what would be decoded, copied, kept and written, and write nothing.", is_flag=True)
 @_JSON
 @click.pass_context
 def build(ctx: click.Context, /, raw: tuple[str, ...], out: str, dry_run: bool, as_json: bool, **given: Any) -> int:
-    """Compile the images in RAW (class folders, one flat folder, or train/, val/, test/ with either) into the dataset OUT.
+    """Compile what RAW holds into the dataset OUT: class folders of images, a flat folder, train/ val/ test/ with either; a list of images (CSV, TSV,
+    JSON lines, Parquet, COCO); archives (tar, zip); arrays and tables of numbers; datasets.  What RAW is decides how it is read; several are joined.
 
     \b
     mmcompile build raw/ out/                                  one size for all, chosen by looking at them
@@ -327,29 +255,16 @@ def build(ctx: click.Context, /, raw: tuple[str, ...], out: str, dry_run: bool, 
     from mmcompile.compiler.sources.choose import SourceOptions, open_source
     from mmcompile.compiler.sources.rows import is_row_source
 
+    wishes = ["source", "include", "hidden", "split", "classes_from", "shape", "array_dtype", "images", "image_column", "label_column", "columns"]
+    wishes += ["group_by", "order_by", "split_by", "where", "rows"]
     chosen = SourceOptions(
-        source=given.pop("source"),
-        include=given.pop("include"),
         exclude=(*ctx.meta.get("mmcompile.exclude", ()), *given.pop("exclude")),
-        hidden=given.pop("hidden"),
         compat=given["compat"],
-        split=given.pop("split"),
-        classes_from=given.pop("classes_from"),
-        as_=given.pop("as_", given.pop("as", ())),
-        shape=given.pop("shape"),
-        array_dtype=given.pop("array_dtype"),
-        **{name: given.pop(name) for name in ("images", "image_column", "label_column", "columns", "group_by", "order_by", "split_by")},
+        as_=given.pop("as"),
+        **{name: given.pop(name) for name in wishes},
     )
     source = open_source(raw, chosen)
-    run_names = {
-        "workers": "workers",
-        "engine": "engine",
-        "address": "address",
-        "part": "part",
-        "shard_bytes": "shard_bytes",
-        "decode_timeout": "decode_timeout_s",
-        "order": "order",
-    }
+    run_names = {name: name for name in ("workers", "engine", "address", "part", "shard_bytes", "order")} | {"decode_timeout": "decode_timeout_s"}
     again = {name: given.pop(name) for name in ("checksum", "redecode", "plan_only")}
     options = BuildOptions(
         lock=not given.pop("no_lock"), **again, **{name: v for key, name in run_names.items() if (v := given.pop(key)) is not None}
@@ -357,7 +272,7 @@ def build(ctx: click.Context, /, raw: tuple[str, ...], out: str, dry_run: bool, 
     max_rejects = given.pop("max_rejects")
     if given["transform"] is not None:
         _look_here()
-    preprocess = row_preprocess(given) if is_row_source(source) else preprocess_of(given)
+    preprocess = row_preprocess(given) if is_row_source(source) else preprocess_of(given, source)
     show = Show(sys.stderr)
     try:
         report = run(
@@ -475,7 +390,7 @@ def _write_csv(path: str, rows: Iterable[dict[str, Any]]) -> None:
 
 @program.command(short_help="Delete what only old generations need.")
 @click.argument("out", type=_PLACE)
-@click.option("--keep", type=_Typed(COUNT), default="1", help="Generations to keep, the newest.  Default: 1.")
+@click.option("--keep", type=Typed(COUNT), default="1", help="Generations to keep, the newest.  Default: 1.")
 @click.option("--yes", is_flag=True, help="Delete without asking.")
 @_JSON
 def prune(out: str, keep: int, yes: bool, as_json: bool) -> int:

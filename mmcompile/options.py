@@ -212,11 +212,15 @@ def as_typed(value: Any, types: tuple[type, ...], *, joint: str = "", many: bool
     return joint.join(str(int(part)) if isinstance(part, float) and part.is_integer() else str(part) for part in parts)
 
 
-def preprocess_of(given: dict[str, Any]) -> Preprocess:
-    """The options that were given, as a Preprocess; it checks itself."""
+def preprocess_of(given: dict[str, Any], source: object = None) -> Preprocess:
+    """The options that were given, as a Preprocess; it checks itself.  What was not given a `source` of datasets says."""
     from mmcompile.compiler.preprocess import Preprocess
 
-    return Preprocess(normalize=_normalize(given), **{name: value for name, value in given.items() if value is not None})
+    normalize = _normalize(given)
+    named = {name: value for name, value in given.items() if value is not None}
+    made = Preprocess(normalize=normalize, **named)
+    settle = getattr(source, "settle", None)
+    return made if settle is None else settle(made, [*named, *["normalize"] * (normalize is not None)])
 
 
 def row_preprocess(given: dict[str, Any]) -> RowPreprocess:

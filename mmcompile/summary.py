@@ -192,7 +192,9 @@ def verify_lines(report: Mapping[str, Any]) -> list[str]:
                 lines.append("    made from " + _listed([name(s) for s in problem["sources"]], problem["bad_rows"]))
         if len(problems) > MOST_LINES:
             lines.append(f"  and {len(problems) - MOST_LINES:,} more: --json has all of them")
-        if is_url(report["root"]):
+        if not report["keys"]:
+            lines.append("to mend it: delete these files and run the same build again, which makes them anew from arrays or tables")
+        elif is_url(report["root"]):
             lines.append("to mend it from the sources, copy the dataset to a disk and run `mmcompile verify FOLDER --repair RAW` there")
         else:
             lines += ["to mend it from the sources:", f"mmcompile verify {quote([typed(report['root'])])} --repair RAW"]

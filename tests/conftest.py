@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from tests.s3 import s3_bucket, s3_proxy, s3_server
 
@@ -31,3 +32,8 @@ def _no_looking_at_what_stays() -> None:
     """Modules of torch and of the S3 server are a million objects; a test that collects garbage is to look at its own."""
     gc.collect()
     gc.freeze()
+
+
+# no test of ours depends on the speed of a machine
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")

@@ -102,7 +102,7 @@ def _with_earlier(here: Job, job: Job) -> Job:
         return here
     names, count, shards = pickle.loads((kept / job.reuse.name).read_bytes())
     bring = Fetched(job.store, kept / "fetched")
-    stored = [StoredShard(str(kept), s.fields, s.files, s.rows, s.formats, s.made, bring) for s in shards]
+    stored = [s if s.borrowed else StoredShard(str(kept), s.fields, s.files, s.rows, s.formats, s.made, bring=bring) for s in shards]
     for path in kept.glob("rows-*.npy"):
         os.link(path, here.scratch / path.name)
     reuse = here.scratch / job.reuse.name

@@ -49,6 +49,7 @@ from mmcompile.compiler.seals import Seal
 from mmcompile.compiler.shardcall import versions_here
 from mmcompile.compiler.sources import Scan, Source, roots_of
 from mmcompile.compiler.sources.choose import SourceOptions, open_source
+from mmcompile.compiler.sources.compiled import CompiledSource
 from mmcompile.compiler.sources.dataset import wrap
 from mmcompile.compiler.sources.rows import is_row_source
 from mmcompile.compiler.staging import Staging
@@ -83,7 +84,13 @@ def build(
     progress: Callable[[Progress], None] | None = None,
     dry_run: bool = False,
 ) -> BuildReport:
-    """Compile `source` (a folder of images, or a Source) into the dataset `out`, and publish it.
+    """Compile `source` into the dataset `out`, and publish it.
+
+    `source` is a path or URL of anything that the command reads, or a list of some; a dataset with a length and items, or a dict of such by split;
+    arrays (numpy's, tensors, of HDF5 or Zarr) alone or in a dict by name; an iterable of samples, which is read once; or a Source.  A sample is a
+    tuple, a dict, or one picture (of Pillow), array, tensor or number; the first one declares names, dtypes and shapes of all.  Pictures are made as
+    `preprocess` says, with the pixels that the same file in a folder has; arrays are stored as they are.  A dataset that pickles is read by all
+    workers, any other by this process, with a warning.  What an item raises (IndexError, too) is a SourceError with its row.
 
     The bytes of the dataset depend on the sources, `preprocess` and `shard_bytes` alone.  `workers`: processes, None: as many as this one may
     use.  `max_rejects`: how many bad images may be left out, a number or "2%" of the items.  Safe to kill at any moment: the same call
@@ -98,17 +105,20 @@ def build(
         options = replace(options, workers=workers)
     progress = progress or (lambda _: None)
     out = on_disk(out)
-    if isinstance(source, str | Path):
-        source = open_source([os.fspath(source)], SourceOptions(compat=None if isinstance(preprocess, RowPreprocess | None) else preprocess.compat))
+    places = [source] if isinstance(source, str | Path) else source
+    if isinstance(places, list | tuple) and places and all(isinstance(place, str | Path) for place in places):
+        source = open_source(
+            [os.fspath(place) for place in places], SourceOptions(compat=None if isinstance(preprocess, RowPreprocess | None) else preprocess.compat)
+        )
     elif not hasattr(source, "scan"):
         source, preprocess = wrap(source, preprocess)
     if is_row_source(source):
         from mmcompile.compiler.rowbuild import RowBuild
 
         return _outcome(RowBuild(source, out, preprocess, options, progress), dry_run)
-    preprocess = preprocess or Preprocess()
     if isinstance(preprocess, RowPreprocess):
         raise OptionError("a RowPreprocess is for rows of arrays: give a Preprocess for images")
+    preprocess = source.settle(preprocess) if isinstance(source, CompiledSource) else preprocess or Preprocess()
     given = cast(Source, source)
     if is_url(out):
         if options.part is not None or options.plan_only:
@@ -158,7 +168,8 @@ class Build:
         self.report = BuildReport(out=str(out), samples=0, rejects=0, shards=0, bytes=0, seconds=0.0)
         allowed_rejects(max_rejects, 0)
         preprocess.resolved()
-        if preprocess.transform is not None:
+        self.copies = isinstance(source, CompiledSource)
+        if preprocess.transform is not None and not self.copies:
             transform.find(preprocess.transform)
         self.executor = make_executor(options.workers)
         if not (self.out / "index.json").exists():  # else there may be nothing to do
@@ -267,7 +278,7 @@ class Build:
 
     def _prepare(self) -> None:
         """Let workers load what they need while RAW is listed, or shards are planned."""
-        if isinstance(self.executor, LocalExecutor) and self.options.engine == "local":
+        if isinstance(self.executor, LocalExecutor) and self.options.engine == "local" and not self.copies:
             self.executor.prepare(functools.partial(warm_up, self.asked))
 
     def _scan(self) -> None:
@@ -403,7 +414,7 @@ class Build:
         wanted, splits = self.wanted, self.planned.stored_splits(rows)
         auto = ("image",) if wanted.preprocess.normalize == "auto" else ()
         made = wanted.settings, wanted.versions, wanted.preprocess.scale == "unit", auto
-        return Contents(parts, rejects, wanted.fields, splits, wanted.lists, self.scan.classes, *made)
+        return Contents(parts, rejects, wanted.fields, splits, wanted.lists, self.scan.classes, *made, revision=wanted.revision)
 
     def _standing(self) -> BuildReport:
         """The report of a build that found its dataset published already."""
@@ -444,7 +455,7 @@ class Build:
     def _described(self) -> BuildReport:
         warnings = [*self.scan.warnings, *self.wanted.preprocess.notes()]
         warnings += self.planned.previous.warnings(len(self.scan.keys), self.scan.labels is not None)
-        if (warning := decode.pillow_warning()) is not None:
+        if not self.copies and (warning := decode.pillow_warning()) is not None:
             warnings.append(warning)
         return replace(
             self.report,

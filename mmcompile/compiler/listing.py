@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from mmcompile.compiler.sources import STAT_DTYPE, Scan
+from mmcompile.compiler.sources import STAT_DTYPE, Lent, Scan
 from mmcompile.compiler.sources.keys import Keys
 from mmcompile.errors import FormatError
 from mmcompile.format.canonical import canonical, name_from_json, name_to_json, parse
@@ -43,6 +43,7 @@ def save_listing(path: Path, scan: Scan, at_ns: int, head: dict[str, Any]) -> No
         "left_out": scan.left_out,
         "warnings": scan.warnings,
         "counts": scan.counts,
+        "lent": None if scan.lent is None else _lent(scan.lent),
     }
     write_atomic(path, _parts(canonical(document), scan))
 
@@ -74,6 +75,8 @@ def _parts(head: bytes, scan: Scan) -> Iterator[bytes | memoryview]:
     columns = [lengths, scan.keys.blob, scan.stat] + [scan.values] * bool(scan.values.nbytes)
     if scan.keys.places is not None:
         columns.append(scan.keys.places.reshape(-1))
+    if scan.lent is not None:
+        columns.append(scan.lent.hashes.reshape(-1))
     for data in (_MAGIC, len(head).to_bytes(8, "little"), head):
         state.update(data)
         yield data
@@ -83,6 +86,10 @@ def _parts(head: bytes, scan: Scan) -> Iterator[bytes | memoryview]:
             state.update(view[at : at + _PART])
             yield view[at : at + _PART]
     yield state.digest()
+
+
+def _lent(lent: Lent) -> list[Any]:
+    return [[[name_to_json(folder), name] for folder, name in lent.datasets], lent.versions, lent.revision]
 
 
 def _listed(names: Names | None) -> Any:
@@ -121,7 +128,9 @@ def _load(file: IO[bytes], path: Path) -> tuple[Scan, int, dict[str, Any]]:
     document = parse(take(length), path)
     n, size = int(document["items"]), int(document["key_bytes"])
     fields = tuple(_field(*entry) for entry in document["fields"])
-    rest = n * (4 + STAT_DTYPE.itemsize + row_dtype(fields).itemsize + 24 * bool(document["placed"])) + size + 16
+    rest = (
+        n * (4 + STAT_DTYPE.itemsize + row_dtype(fields).itemsize + 24 * bool(document["placed"]) + 16 * (document["lent"] is not None)) + size + 16
+    )
     at = file.tell()
     if min(n, size) < 0 or file.seek(0, 2) - at != rest:
         raise ValueError("another length")
@@ -129,6 +138,11 @@ def _load(file: IO[bytes], path: Path) -> tuple[Scan, int, dict[str, Any]]:
     lengths, blob, stat = column("<u4", n), column(np.uint8, size), column(STAT_DTYPE, n)
     values = column(row_dtype(fields), n) if fields and n else np.zeros(n, row_dtype(fields))
     places = column(np.int64, 3 * n).reshape(-1, 3) if document["placed"] else None
+    lent = None
+    if document["lent"] is not None:
+        datasets, versions, revision = document["lent"]
+        hashes = column(np.uint64, 2 * n).reshape(-1, 2)
+        lent = Lent(hashes, tuple((name_from_json(folder), str(name)) for folder, name in datasets), dict(versions), int(revision))
     if state.digest() != file.read():
         raise ValueError("damaged")
     stops = np.cumsum(lengths, dtype=np.int64)
@@ -143,6 +157,7 @@ def _load(file: IO[bytes], path: Path) -> tuple[Scan, int, dict[str, Any]]:
         tuple(document["warnings"]),
         dict(document["counts"]),
         tuple(Split(*split) for split in document["splits"]),
+        lent,
     )
     if (stops[-1] if n else 0) != size:
         raise ValueError("lengths of keys do not add up")

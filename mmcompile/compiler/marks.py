@@ -106,7 +106,7 @@ def marks_of_made(made: Mapping[str, Any], *, today: Mapping[str, str] | None = 
 
 def of_kinds(samples: npt.NDArray[Any], kinds: frozenset[str]) -> npt.NDArray[np.bool_]:
     """Which rows (N,) are of these kinds, by their provenance."""
-    mode = np.ascontiguousarray(samples["mode"]).view(np.uint8).reshape(len(samples), -1)
+    mode = np.ascontiguousarray(samples["mode"]).view(np.uint8).reshape(len(samples), samples["mode"].dtype.itemsize)
     deep = np.isin(mode[:, 0], _DEEP_MODES)
     names = [np.array(sorted(k.removesuffix(_DEEP).encode() for k in kinds if k.endswith(_DEEP) == is_deep), "S8") for is_deep in (False, True)]
     usable: npt.NDArray[np.bool_] = np.where(deep, np.isin(samples["format"], names[1]), np.isin(samples["format"], names[0]))

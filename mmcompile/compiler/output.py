@@ -100,6 +100,7 @@ class Contents:
     auto: tuple[str, ...] = ()
     keyed: bool = True
     groups: tuple[tuple[str, int], ...] = ()
+    revision: int = 1
 
 
 @dataclass(frozen=True)
@@ -310,6 +311,7 @@ def draft_index(contents: Contents, samples: int, shards: int, statistics: Mappi
         classes_file=files.get("classes"),
         settings=contents.settings,
         versions=contents.versions,
+        pixel_revision=contents.revision,
         statistics={s.name: entry for s in contents.splits if (entry := {f: v for f, v in statistics[s.name].items() if v is not None})},
         rejects=len(contents.rejects),
         rejects_file=files.get("rejects"),

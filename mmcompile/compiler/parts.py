@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from mmcompile.compiler.plan import SHARD_BYTES, ShardTask
 from mmcompile.compiler.planning import Wanted
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.sources import Scan, Source
-from mmcompile.compiler.sources.folder import FolderSource
 from mmcompile.errors import BuildError, OptionError
 from mmcompile.format.lock import Lock
 
@@ -28,6 +27,8 @@ __all__ = ["PartNumber", "Plan", "load_plan", "locked", "plan_exists", "refuse_o
 
 #: Settings that an error names.
 _NAMED = 4
+#: What the identity of a source says that nobody gave as an option.
+_NO_SETTINGS = ("kind", "roots")
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,8 @@ class Plan:
         planned, given = dict[str, Any](), dict[str, Any]()
         if asked != Preprocess():
             planned["preprocess"], given["preprocess"] = self.asked.settings(), asked.settings()
-        if source.identity() != FolderSource(source.root).identity():
-            planned["source"], given["source"] = self.source, source.identity()
+        if _says_something(identity := source.identity()) or any(identity.get(name) != self.source.get(name) for name in _NO_SETTINGS):
+            planned["source"], given["source"] = self.source, identity
         if options.shard_bytes != SHARD_BYTES:
             planned["shard_bytes"], given["shard_bytes"] = self.shard_bytes, options.shard_bytes
         if differs := list(describe_changes(planned, given)):
@@ -90,6 +91,11 @@ class Plan:
         """What the plan is to make."""
         made = Wanted.of(self.asked, self.chosen, self.why, source, self.scan, options)
         return replace(made, settings={**made.settings, "source": self.source})
+
+
+def _says_something(identity: Mapping[str, object]) -> bool:
+    """Was any setting of a source given?"""
+    return any(value not in (None, False, []) for name, value in identity.items() if name not in _NO_SETTINGS)
 
 
 def _some(differs: list[str]) -> str:

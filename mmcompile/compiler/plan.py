@@ -83,7 +83,8 @@ def shuffled(scan: Scan, seed: int) -> Scan:
     keys = Keys.of(scan.keys)
     marks = keys.hashes(seed)
     order = np.concatenate([np.empty(0, np.int64), *(s.start + np.argsort(marks[s.start : s.stop], kind="stable") for s in scan.ranges)])
-    return replace(scan, keys=keys.take(order), values=scan.values[order], stat=scan.stat[order])
+    lent = None if scan.lent is None else replace(scan.lent, hashes=scan.lent.hashes[order])
+    return replace(scan, keys=keys.take(order), values=scan.values[order], stat=scan.stat[order], lent=lent)
 
 
 def fingerprint(settings: dict[str, Any], versions: dict[str, str], revision: int) -> str:

@@ -59,7 +59,9 @@ class Listed:
         self.hashes64 = key_hashes(self.keys)
         n = len(self.keys)
         self.hashes, self.known = np.zeros((n, 2), np.uint64), np.zeros(n, bool)
-        if cache is not None and not checksum:
+        if scan.lent is not None:
+            self.cache, self.hashes, self.known = None, scan.lent.hashes.copy(), np.ones(n, bool)
+        elif cache is not None and not checksum:
             self.hashes, self.known = cache.known(self.hashes64, scan.stat)
         self._chosen: tuple[Preprocess, Preprocess, str] | None = None
 
@@ -108,6 +110,8 @@ class Wanted:
     settings: dict[str, Any]
     #: Lists of names that are too long for an index, by their hash.
     lists: dict[str, bytes] = field(default_factory=dict)
+    #: Of our own pixels: today's, or of the datasets that rows are copied from.
+    revision: int = PIXEL_REVISION
 
     @classmethod
     def of(cls, asked: Preprocess, chosen: Preprocess, why: str, source: Source, scan: Scan, options: BuildOptions) -> Wanted:
@@ -127,7 +131,7 @@ class Wanted:
         )
         lists: dict[str, bytes] = {}
         fields = (image, *(with_lists(spec, lists) for spec in scan.fields))
-        versions = versions_of(preprocess)
+        versions, revision = (versions_of(preprocess), PIXEL_REVISION) if scan.lent is None else (scan.lent.versions, scan.lent.revision)
         settings = {"preprocess": preprocess.settings(), "source": source.identity(), "shard_bytes": options.shard_bytes}
         if options.seed is not None:
             settings["order"] = f"shuffled:{options.seed}"
@@ -135,7 +139,7 @@ class Wanted:
             raise OptionError(
                 f"the settings are {length:,} bytes, at most {INDEX_LIMIT // 2:,} fit: give patterns to --include and --exclude, not single files"
             )
-        return cls(asked, preprocess, why, fields, versions, marks_of(preprocess, versions, PIXEL_REVISION), settings, lists)
+        return cls(asked, preprocess, why, fields, versions, marks_of(preprocess, versions, revision), settings, lists, revision)
 
     @property
     def compared(self) -> dict[str, Any]:
@@ -178,6 +182,8 @@ class Planned:
         self._seen = _state(out)
         self.previous = Previous(out, wanted.fields, wanted.preprocess, wanted.versions, wanted.marks, stubs=job.store is not None)
         self.previous.load()
+        for folder, generation in scan.lent.datasets if scan.lent is not None else ():
+            self.previous.borrow(Path(folder), generation)
         self.changed = tuple(describe_changes(self.previous.settings, wanted.compared))
         if self.previous.index is not None and wanted.why:
             refuse_other(out, (self.previous.settings or {}).get("preprocess"), wanted.asked, wanted.preprocess, wanted.why)
@@ -204,7 +210,7 @@ class Planned:
     def unchanged(self) -> bool:
         """Would publishing make the current generation again, byte for byte, and is nothing left over of another run?"""
         before, wanted, scan = self.previous.index, self._wanted, self._listed.scan
-        if before is None or self.todo or self.previous.seals or before.pixel_revision != PIXEL_REVISION:
+        if before is None or self.todo or self.previous.seals or before.pixel_revision != wanted.revision:
             return False
         deferred = wanted.preprocess.normalize == "auto"  # the statistics, which follow from the rows, decide
         fields = tuple(replace(f, normalize=None) if deferred else f for f in before.fields)
@@ -295,7 +301,7 @@ class Planned:
     def works(self) -> Iterator[ShardWork]:
         """The shards that have to be made, each with what is known of its items."""
         scan, wanted, copies = self._listed.scan, self._wanted, self.copies
-        made = {"preprocess": wanted.preprocess.settings(), "versions": wanted.versions, "revision": PIXEL_REVISION}
+        made = {"preprocess": wanted.preprocess.settings(), "versions": wanted.versions, "revision": wanted.revision}
         none = scan.values[:0], scan.stat[:0], np.empty((0, 2), np.uint64)
         empty = Seal("", wanted.marks.pixel, wanted.marks.store, made, wanted.fields[1:], *none, {}, {})
         for task in self.todo:

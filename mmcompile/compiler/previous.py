@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +121,12 @@ class Previous:
             if seal.rows:
                 self._add_shard(seal.made, seal.fields, seal.files, seal.rows)
 
+    def borrow(self, root: Path, generation: str) -> None:
+        """Let rows of another dataset be copied, too.  Raises FormatError when that generation cannot be read."""
+        index, _ = load_index(root, generation)
+        for files, rows in _shards_of(root, index):
+            self._add_shard(made_as(index), index.fields[1:], files, rows, root)
+
     def _judge(self, made: dict[str, Any]) -> tuple[Fingerprints, Preprocess | None, frozenset[str], frozenset[str]]:
         """(fingerprints, settings, kinds of rows that are right today, kinds that would be under their own versions) of what was made so."""
         name = canonical(made)
@@ -137,8 +143,10 @@ class Previous:
         for key, line in lines.items():
             self.remembered.setdefault(remembered_as(line["source_hash"], key), line)
 
-    def _add_shard(self, made: dict[str, Any], others: tuple[Field, ...], files: dict[str, str], rows: int) -> OldShard | None:
-        """A shard that was made so, with the fields `others` beside its image; None where none of its rows is right.
+    def _add_shard(
+        self, made: dict[str, Any], others: tuple[Field, ...], files: dict[str, str], rows: int, root: Path | None = None
+    ) -> OldShard | None:
+        """A shard that was made so, with the fields `others` beside its image; None where none of its rows is right.  `root`: of another dataset.
 
         Generations share most of their shards: each is listed once.
         """
@@ -147,14 +155,15 @@ class Previous:
             return None
         how = stored_as(preprocess, self.preprocess)
         image = Field("image", preprocess.dtype, preprocess.row_shape(), "image", preprocess.layout)
-        shard = OldShard(str(self.root / "shards"), (image, *others), files, rows, usable, None if how == "same" else preprocess)
-        mark = (tuple(sorted(files.items())), usable, stale)
+        folder = str((root or self.root) / "shards")
+        shard = OldShard(folder, (image, *others), files, rows, usable, None if how == "same" else preprocess, root is not None)
+        mark = (folder, tuple(sorted(files.items())), usable, stale)
         if mark not in self._added:
             self._added.add(mark)
             if usable:
                 self.old.append(shard)
             if stale:
-                self.stale.append(Stale(OldShard(shard.folder, shard.fields, files, rows, stale), dict(made["versions"]), int(made["revision"])))
+                self.stale.append(Stale(replace(shard, formats=stale, made=None), dict(made["versions"]), int(made["revision"])))
         return shard if usable and how == "same" else None
 
     def _add_generation(self, index: Index) -> None:
@@ -166,10 +175,7 @@ class Previous:
         shards: dict[str, list[OldShard]] = {}
         alike = [(f.name, f.dtype, f.shape) for f in index.fields[1:]] == [(f.name, f.dtype, f.shape) for f in self.fields[1:]]
         if index.keyed and [f.meaning for f in index.fields if f.meaning == "image"] == [index.fields[0].meaning]:
-            table = load_table(self.root, index, "").table
-            names = [n for n in table.dtype.names or () if n != "rows"]
-            for rows, digests in zip(table["rows"].tolist(), zip(*(table[n].tolist() for n in names), strict=True), strict=True):
-                files = {name: pair_hash(pair) for name, pair in zip(names, digests, strict=True)}
+            for files, rows in _shards_of(self.root, index):
                 if index is self.index:
                     self.shards.append(files)
                 shard = self._add_shard(made, index.fields[1:], files, rows)
@@ -277,6 +283,14 @@ class Previous:
             return all(digest_file(folder / file_name(name, digest)) == digest for name, digest in here.items())
         except (FormatError, FileNotFoundError, KeyError):
             return False
+
+
+def _shards_of(root: Path, index: Index) -> Iterator[tuple[dict[str, str], int]]:
+    """(files by kind, rows) of each shard of a generation.  Raises FormatError."""
+    table = load_table(root, index, "").table
+    names = [n for n in table.dtype.names or () if n != "rows"]
+    for rows, digests in zip(table["rows"].tolist(), zip(*(table[n].tolist() for n in names), strict=True), strict=True):
+        yield {name: pair_hash(pair) for name, pair in zip(names, digests, strict=True)}, rows
 
 
 def _in(hashes: npt.NDArray[np.uint64], ordered: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:

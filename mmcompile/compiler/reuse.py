@@ -43,6 +43,7 @@ class OldShard:
     """A shard whose rows may be copied: its files by field name (and "samples", "keys"), the kinds of rows that are still right.
 
     `made`: the settings under which rows were stored that have to be stored anew from their pixels; None where they are as they are wanted.
+    `borrowed`: it is of another dataset, on a disk.
     """
 
     folder: str
@@ -51,6 +52,7 @@ class OldShard:
     rows: int
     formats: frozenset[str]
     made: Preprocess | None = None
+    borrowed: bool = False
 
     def path(self, name: str) -> Path:
         return Path(self.folder) / f"{name}-{self.files[name]}.npy"
@@ -138,7 +140,7 @@ class RowTable:
 
     def __init__(self, path: Path, bring: Callable[[Path], Path] | None = None) -> None:
         """`bring`: where the image shards are, when they are not in their folder."""
-        self._bring = bring or (lambda path: path)
+        self._bring = bring or _as_it_is
         names, count, shards = pickle.loads(path.read_bytes())
         columns = {name: _mapped(path.parent / f"rows-{name}-{digest}.npy", _COLUMNS[name], count) for name, digest in names.items()}
         self.rows = RowList(**columns)
@@ -163,7 +165,7 @@ class Shelf:
     """An old shard held open: its provenance in memory, its rows read a range at a time.  Raises FormatError or FileNotFoundError."""
 
     def __init__(self, shard: OldShard, bring: Callable[[Path], Path]) -> None:
-        self.shard, self._bring = shard, bring
+        self.shard, self._bring = shard, _as_it_is if shard.borrowed else bring
         self._files: dict[str, tuple[int, int]] = {}
 
     @cached_property
@@ -190,6 +192,10 @@ class Shelf:
     def __del__(self) -> None:
         for fd, _ in self._files.values():
             os.close(fd)
+
+
+def _as_it_is(path: Path) -> Path:
+    return path
 
 
 def _mapped(path: Path, dtype: np.dtype[Any], count: int) -> npt.NDArray[Any]:

@@ -6,6 +6,7 @@ integer dtype cannot hold at all is an error that names field, row and value.  I
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +20,7 @@ from mmcompile.errors import DecodeError, OptionError, SourceError
 from mmcompile.format.index import DTYPES, Field
 from mmcompile.format.samples import exact_total
 
-__all__ = ["RowPreprocess", "StoredField", "merge_sums", "stored_fields"]
+__all__ = ["RowPreprocess", "StoredField", "all_finite", "merge_sums", "stored_fields"]
 
 Array = npt.NDArray[Any]
 
@@ -88,14 +89,14 @@ class StoredField:
     image: Preprocess | None = None
     auto: bool = False
 
-    def make(self, values: Array, first: int, counts: Counter[str]) -> Array:
+    def make(self, values: Array, first: int, counts: Counter[str], *, finite: bool = False) -> Array:
         """The stored rows (N, *shape) of the source's rows (N, *shape), of which the first is row `first` of all; losses are added to `counts`.
 
-        Raises SourceError for a value that the dtype cannot hold at all.
+        `finite`: all values are known to be finite numbers.  Raises SourceError for a value that the dtype cannot hold at all.
         """
         if self.image is not None:
             return self._pictures(values, first)
-        if self.source.dtype in _FLOATS:
+        if self.source.dtype in _FLOATS and not finite:
             self._count(np.isnan(_wide(values, self.source.dtype)), "not a number", counts)
         if self.stored.dtype == self.source.dtype and self.baked is None:
             return values
@@ -235,6 +236,11 @@ def _folded(values: Array) -> Array:
     out: Array = np.add.reduce(np.add.reduce(values[:whole].reshape(-1, times * columns), axis=0).reshape(times, columns), axis=0)
     out += np.add.reduce(values[whole:], axis=0)
     return out
+
+
+def all_finite(sums: dict[str, Any] | None) -> bool:
+    """Do these sums say that what was summed up were finite numbers?"""
+    return sums is not None and all(math.isfinite(total) for total in sums["sum"])
 
 
 def merge_sums(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -17,17 +17,31 @@ import numpy.typing as npt
 import xxhash
 
 from mmcompile.compiler.previous import array_hash
-from mmcompile.compiler.rowstore import StoredField, merge_sums
+from mmcompile.compiler.rowstore import StoredField, all_finite, merge_sums
 from mmcompile.compiler.sealing import begin_writing, install_rows, stands, write_all
 from mmcompile.compiler.seals import UNREADABLE, files_by_kind, read_sealed, write_sealed
 from mmcompile.compiler.sources.rows import RowSource
 from mmcompile.errors import SourceError
 from mmcompile.format.npy import ALIGN, file_name, save_array
 
-__all__ = ["BLOCK_BYTES", "RowJob", "RowPiece", "RowResult", "RowSeal", "block_rows", "load_source", "read_row_seal", "run_rows", "seal_rows"]
+__all__ = [
+    "BLOCK_BYTES",
+    "RowJob",
+    "RowPiece",
+    "RowResult",
+    "RowSeal",
+    "block_rows",
+    "blocks_of",
+    "load_source",
+    "read_row_seal",
+    "run_rows",
+    "seal_rows",
+]
 
 #: Bytes of rows, over all fields, that one hash stands for (FORMAT.md, section 8).
 BLOCK_BYTES = 1 << 20
+#: Blocks in a piece of a source that reads ranges: enough that a call costs nothing beside them, and little memory.
+_BLOCKS = 8
 
 
 @dataclass(frozen=True)
@@ -39,6 +53,9 @@ class RowJob:
     scratch: Path
     shards: Path
     seals: Path
+
+    #: Blocks in a piece: how sums of floats are grouped, so the same for all runs.
+    blocks: int = 1
 
     @property
     def row_bytes(self) -> int:
@@ -100,6 +117,11 @@ def read_row_seal(path: Path) -> RowSeal | None:
     return seal if seal.task == path.stem else None
 
 
+def blocks_of(source: RowSource) -> int:
+    """Blocks in a piece: one of a source that makes a range item by item, which takes its time."""
+    return 1 if getattr(source, "item_by_item", False) else _BLOCKS
+
+
 def block_rows(row_bytes: int) -> int:
     """Rows that one hash stands for."""
     return max(1, BLOCK_BYTES // max(1, row_bytes))
@@ -129,8 +151,8 @@ def run_rows(job: RowJob, piece: RowPiece) -> RowResult:
     result = RowResult(np.empty(len(hashes), np.uint64), {}, Counter())
     for spec in job.fields:
         values = _checked(found.pop(spec.source.name, None), spec, piece)
-        made = np.ascontiguousarray(spec.make(values, piece.start, result.counts))
         sums = spec.sums(values)
+        made = np.ascontiguousarray(spec.make(values, piece.start, result.counts, finite=all_finite(sums)))
         if sums is not None:
             result.sums[spec.stored.name] = merge_sums([sums])[0]
         view: Any = memoryview(made.reshape(-1).view(np.uint8))  # type: ignore[arg-type]

@@ -46,14 +46,16 @@ class Problem:
 class VerifyReport:
     """What `verify` found.  `ok` when every byte is as it was written.
 
-    `files` and `bytes` were read.  `extra` are files of our form that no kept generation names (older builds left them: `prune` removes them),
-    `misnamed` are names of another form; both are relative to the root, and no problem.
+    `keys`: has each row of the current generation a source with a key?  `files` and `bytes` were read.  `extra` are files of our form that no kept
+    generation names (older builds left them: `prune` removes them), `misnamed` are names of another form; both are relative to the root, and no
+    problem.
     """
 
     root: str
     generation: str | None
     generations: tuple[str, ...]
     samples: int
+    keys: bool
     files: int
     bytes: int
     seconds: float
@@ -66,7 +68,7 @@ class VerifyReport:
         return not self.problems
 
     def to_json(self) -> dict[str, Any]:
-        out = {name: getattr(self, name) for name in ("generation", "samples", "files", "bytes", "seconds", "ok")}
+        out = {name: getattr(self, name) for name in ("generation", "samples", "keys", "files", "bytes", "seconds", "ok")}
         out |= {"command": "verify", "root": name_to_json(self.root), "generations": list(self.generations)}
         out |= {"problems": [p.to_json() for p in self.problems]}
         return out | {name: [name_to_json(n) for n in getattr(self, name)] for name in ("extra", "misnamed")}

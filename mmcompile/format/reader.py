@@ -163,18 +163,18 @@ class Reader:
 
     def spans(self, field: str, rows: Rows, length: int, out: Array) -> None:
         """Copy the `length` rows that begin at each of these into `out` (N, length, *shape), C-contiguous.  Raises as `gather`."""
-        ends = rows + (length - 1)
-        found, last = self.flat(field, rows), self.flat(field, ends)
+        ends = self._checked(rows + (length - 1))
+        found = self.flat(field, rows)
         nbytes = length * self._fields[field].row_bytes
-        if found is None or last is None or nbytes > _SPAN:
+        if found is None or nbytes > _SPAN:
             self._spans_apart(field, rows, np.arange(len(rows)), out)
             return
         # each span as one element of an array whose elements overlap
         flat, at = found
-        kind = np.dtype((np.void, nbytes))
+        kind = np.dtype(f"V{nbytes}")
         spans = np.ndarray((max(0, len(flat) - length + 1),), kind, cast(Any, flat), 0, (nbytes // length,))
         target = out.reshape(-1).view(np.uint8).view(kind)
-        apart = self.shards_of(rows) != self.shards_of(ends)
+        apart = ends >= self.starts[self.shards_of(rows) + 1]
         if apart.any():
             at = np.where(apart, at[np.argmin(apart)], at)  # any other one that can be touched
         if not apart.all():
@@ -184,7 +184,8 @@ class Reader:
         self._spans_apart(field, rows, np.flatnonzero(apart), out)
 
     def _spans_apart(self, field: str, rows: Rows, which: Rows, out: Array) -> None:
-        """Those of the spans one by one, of as many shards as each lies in."""
+        """Those of the spans one by one, of as many shards as each lies in; in rising order, where not all shards can be held."""
+        which = which[np.argsort(rows[which], kind="stable")]
         for i, first in zip(which.tolist(), rows[which].tolist(), strict=True):
             done = 0
             while done < out.shape[1]:

@@ -76,6 +76,7 @@ def _verify(root: Path, workers: int, progress: Callable[[int, int], None] | Non
         generation=run.current,
         generations=tuple(run.indexes),
         samples=run.indexes[run.current].samples if run.current in run.indexes else 0,
+        keys=run.indexes[run.current].keyed if run.current in run.indexes else True,
         files=run.files,
         bytes=run.bytes,
         seconds=time.monotonic() - began,

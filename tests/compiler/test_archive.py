@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import os
@@ -17,12 +18,13 @@ import numpy as np
 import pytest
 
 from mmcompile.compiler import statcache
+from mmcompile.compiler.repair import repair
 from mmcompile.compiler.sources.archive import ArchiveSource
 from mmcompile.compiler.sources.choose import SourceOptions, open_source
 from mmcompile.compiler.sources.folder import FolderSource
-from mmcompile.errors import OutputExistsError, SourceError
+from mmcompile.errors import MMCompileError, OptionError, OutputExistsError, SourceError
 from mmcompile.format.reader import Reader
-from tests.compiler.builds import BROKEN, age, dataset, images, inline, keys, make_raw, picture, run, snapshot
+from tests.compiler.builds import BROKEN, age, dataset, images, inline, keys, make_raw, picture, run, snapshot, write
 
 Files = Iterable[tuple[str, bytes]]
 
@@ -180,6 +182,9 @@ def test_of_several_images_the_first_as_text_is_taken_and_another_can_be_chosen(
     assert list(scan.keys) == [b"a.z.png"]
     assert scan.left_out == {"excluded": 1}
     assert source(raw).read(scan.keys[0]) == picture(1)
+    assert list(source(raw, image_column="z.png").scan().keys) == [b"a.z.png"]
+    with pytest.raises(OptionError, match=r"--image-column jpg: samples have no such image \(they have b\.png, z\.png\)"):
+        source(raw, image_column="jpg").scan()
 
 
 def test_classes_are_numbers_or_names(tmp_path: Path) -> None:
@@ -219,7 +224,30 @@ def test_records_become_fields_and_what_does_not_is_told(tmp_path: Path) -> None
     assert np.isnan(scan.values["gap"][0])
     assert scan.values["label"].tolist() == [1, 0]
     assert any("gap" in w and "missing" in w for w in scan.warnings)
-    assert scan.counts == {"values of text in .json left out (text)": 1, "values of several parts in .json left out (box)": 1}
+    assert scan.counts == {
+        "values of text in .json left out (text); --columns takes them as categories": 1,
+        "values of several parts in .json left out (box)": 1,
+    }
+
+
+def test_fields_and_label_can_be_chosen(tmp_path: Path) -> None:
+    records = [{"kind": "b", "x": 1, "box": [1]}, {"kind": "a", "x": 2, "box": [2]}]
+    files = [file for i, r in enumerate(records) for file in ((f"{i}.png", b"x"), (f"{i}.json", json.dumps(r).encode()), (f"{i}.cls", b"7"))]
+    raw = tar(tmp_path / "a.tar", files)
+    scan = source(raw, label_column="kind").scan()
+    assert scan.classes == ("a", "b")
+    assert scan.values["label"].tolist() == [1, 0]
+    assert scan.values["x"].tolist() == [1, 2]
+    assert source(raw, label_column="cls").scan().values["label"].tolist() == [7, 7]
+    scan = source(raw, columns=("kind",)).scan()
+    assert [f.name for f in scan.fields] == ["label", "kind"]
+    assert scan.values["kind"].tolist() == [1, 0]
+    assert [f.name for f in source(raw, columns=()).scan().fields] == ["label"]
+    for more, why in (({"columns": ("box",)}, "values of several parts"), ({"columns": ("Kind",)}, "did you mean kind")):
+        with pytest.raises(OptionError, match=why):
+            source(raw, **more).scan()
+    with pytest.raises(OptionError, match="no image has a class or a record beside it"):
+        source(tar(tmp_path / "b.tar", [("a.png", b"x")]), label_column="kind").scan()
 
 
 def test_splits_are_folders_of_archives_or_named(tmp_path: Path) -> None:
@@ -301,6 +329,90 @@ def test_archives_of_folders_have_one_class_map(tmp_path: Path) -> None:
     assert sorted(named.keys) == sorted(scan.keys)
 
 
+def test_a_real_zip_is_the_folder(tmp_path: Path) -> None:
+    layouts = os.environ.get("MMCOMPILE_CORPUS_LAYOUTS")
+    if layouts is None:
+        pytest.skip("MMCOMPILE_CORPUS_LAYOUTS is not set")
+    raw = Path(layouts, "imagefolder")
+    zipped(tmp_path / "a.zip", raw)
+    folder, packed = FolderSource(str(raw)).scan(), source(tmp_path / "a.zip").scan()
+    assert packed.keys == folder.keys
+    assert packed.classes == folder.classes
+    assert packed.splits == folder.splits
+    assert np.array_equal(packed.values, folder.values)
+    for key in packed.keys:
+        assert source(tmp_path / "a.zip").read(key) == (raw / os.fsdecode(key)).read_bytes()
+
+
+def test_what_raw_is_decides(tmp_path: Path) -> None:
+    tar(tmp_path / "mixed/a.tar", pairs(2))
+    assert isinstance(open_source([str(tmp_path / "mixed")], SourceOptions()), ArchiveSource)
+    (tmp_path / "mixed/README").write_text("x")
+    assert source(tmp_path / "mixed").scan().left_out == {"beside archives": 1}
+    write(tmp_path / "mixed", {"cat/a.png": picture(0)})
+    assert isinstance(open_source([str(tmp_path / "mixed")], SourceOptions()), FolderSource)
+    assert len(source(tmp_path / "mixed", source="tar").scan().keys) == 2
+    write(tmp_path / "other", {"note/a.txt": b"", "a.zip": b""})
+    with pytest.raises(SourceError, match="--source zip reads archives that lie beside other things"):
+        open_source([str(tmp_path / "other")], SourceOptions()).scan()
+    with pytest.raises(OptionError, match=r"s3://b/a\.tar: archives are read in place, from a disk"):
+        open_source(["s3://b/a.tar"], SourceOptions())
+    with pytest.raises(SourceError, match="was given twice"):
+        source(tmp_path / "mixed/a.tar", tmp_path / "mixed/a.tar")
+    with pytest.raises(SourceError, match="is a folder: give archives, or one folder"):
+        source(tmp_path / "mixed/a.tar", tmp_path / "mixed", source="tar")
+    apart = source(tar(tmp_path / "far/b.tar", [("c/a.png", b"x")]), tar(tmp_path / "c.tar", [("c/a.png", b"x")]))
+    with pytest.raises(SourceError, match="lie in different folders"):
+        apart.scan()
+
+
+def test_rows_in_a_random_order_are_the_same_rows(tmp_path: Path) -> None:
+    for raw in (tar(tmp_path / "a.tar", pairs(8)), zip_of(tmp_path / "b.zip", [(f"c/{i}.png", picture(i)) for i in range(8)])):
+        run(source(raw), tmp_path / f"plain-{raw.name}")
+        run(source(raw), tmp_path / f"mixed-{raw.name}", options={"order": "shuffled:3"})
+        plain, mixed = keys(tmp_path / f"plain-{raw.name}"), keys(tmp_path / f"mixed-{raw.name}")
+        assert sorted(plain) == sorted(mixed)
+        assert plain != mixed
+        assert np.array_equal(images(tmp_path / f"mixed-{raw.name}"), images(tmp_path / f"plain-{raw.name}")[[plain.index(key) for key in mixed]])
+
+
+def test_a_zip_builds_in_processes_as_the_folder_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    raw = make_raw(tmp_path / "raw")
+    run(raw, tmp_path / "one")
+    run(source(zipped(tmp_path / "a.zip", raw)), tmp_path / "two", workers=2)
+    assert dataset_but_settings(tmp_path / "one") == dataset_but_settings(tmp_path / "two")
+
+
+def test_parts_of_a_plan_take_its_settings(tmp_path: Path) -> None:
+    raw = tar(tmp_path / "a.tar", pairs(6))
+    more = {"exclude": ("000003.png",)}
+    run(source(raw, **more), tmp_path / "clean")
+    run(source(raw, **more), tmp_path / "out", options={"plan_only": True})
+    for i in range(2):
+        run(source(raw), tmp_path / "out", options={"part": f"{i}/2"})
+    with pytest.raises(OptionError, match="a part is built as it was planned"):
+        run(source(raw, include=("*",)), tmp_path / "out", options={"part": "0/2"})
+    with pytest.raises(OptionError, match="a part is built as it was planned"):
+        run(make_raw(tmp_path / "folder"), tmp_path / "out", options={"part": "0/2"})
+    run(source(raw, **more), tmp_path / "out")
+    assert dataset(tmp_path / "out") == dataset(tmp_path / "clean")
+
+
+def test_repair_says_that_it_takes_a_folder(tmp_path: Path) -> None:
+    raw = tar(tmp_path / "raw/a.tar", pairs(4))
+    run(source(raw), tmp_path / "out")
+    with pytest.raises(SourceError, match="no folder"):
+        repair(tmp_path / "out", raw)
+    path = next((tmp_path / "out/shards").glob("image-*"))
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    report = repair(tmp_path / "out", tmp_path / "raw")
+    assert report.repaired == ()
+    assert any("not built from a folder of images" in str(missing.to_json()) for missing in report.missing)
+
+
 # ---------------------------------------------------------------- reading
 
 
@@ -319,15 +431,19 @@ def test_a_source_pickles_without_descriptors_and_reads_by_the_place_in_a_key(tm
 
 
 def test_descriptors_are_few_and_closed_at_the_end(tmp_path: Path) -> None:
+    def opened() -> list[str]:
+        links = [os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
+        return [to for link in links if os.path.lexists(link) and (to := os.readlink(link)).startswith(str(tmp_path))]
+
     for i in range(40):
         tar(tmp_path / f"raw/{i:02}.tar", pairs(1, i))
-    before = len(os.listdir("/proc/self/fd"))
     found = source(tmp_path / "raw")
     keys = found.scan().keys
     assert [found.read(key) for key in keys] == [picture(i) for i in range(40)]
-    assert before < len(os.listdir("/proc/self/fd")) < before + 20
+    assert 0 < len(opened()) < 20
     del found
-    assert len(os.listdir("/proc/self/fd")) == before
+    gc.collect()
+    assert opened() == []
 
 
 def test_an_archive_that_changed_is_no_other_picture(tmp_path: Path) -> None:
@@ -586,6 +702,25 @@ def test_zip64_and_names_of_old_and_other_systems(tmp_path: Path) -> None:
     assert scan.left_out == {"hidden": 1, "link": 1, "name that leads out of the archive": 1}
 
 
+def test_the_end_of_a_large_zip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zipfile, "ZIP_FILECOUNT_LIMIT", 1)  # its end is then that of zip64
+    path = zip_of(tmp_path / "a.zip", [(f"c/{i}.png", picture(i)) for i in range(3)])
+    whole = path.read_bytes()
+    assert b"PK\6\6" in whole
+    for data in (whole, b"x" * 1000 + whole):
+        path.write_bytes(data)
+        scan = source(path).scan()
+        assert [source(path).read(key) for key in scan.keys] == [picture(i) for i in range(3)]
+    for mark, why in ((b"PK\6\6", "expected the zip64 record"), (b"PK\1\2", "expected an entry of its directory")):
+        path.write_bytes(whole.replace(mark, b"PKxx", 1))
+        with pytest.raises(SourceError, match=why):
+            source(path).scan()
+    at = whole.index(b"PK\6\6") + 32
+    path.write_bytes(whole[:at] + (7).to_bytes(8, "little") + whole[at + 8 :])
+    with pytest.raises(SourceError, match="its directory holds 3 members, and its end says 7"):
+        source(path).scan()
+
+
 def test_random_damage_is_an_error_or_the_same_pictures(tmp_path: Path) -> None:
     """No damage makes a traceback of another kind, or other content under a key without a word."""
     files = [(f"c/{i}.png", picture(i)) for i in range(4)]
@@ -608,7 +743,7 @@ def test_random_damage_is_an_error_or_the_same_pictures(tmp_path: Path) -> None:
 
 
 def test_many_tiny_members_take_little_memory(tmp_path: Path) -> None:
-    count = 20_000
+    count = 4_000
     path = tmp_path / "a.tar"
     with open(path, "wb") as file:
         for i in range(count):
@@ -621,3 +756,68 @@ def test_many_tiny_members_take_little_memory(tmp_path: Path) -> None:
     tracemalloc.stop()
     assert len(scan.keys) == count
     assert peak / count < 600
+
+
+@pytest.mark.parametrize(
+    ("member", "data", "why"),
+    [
+        ("a.cls", b"1\n2", "a .cls member of several lines"),
+        ("a.cls", b"x" * 5000, r"a .cls member of 5,000 bytes"),
+        ("a.cls", b"\xff", "expected text in UTF-8"),
+        ("a.json", b'{"label": "\\ud800"}', "which is no UTF-8"),
+        ("a.json", b'{"A": 1, "a": 2}', "would both be the field a"),
+        ("a.json", json.dumps({f"k{i}": i for i in range(300)}).encode(), "300 fields beside the image, at most 255 are possible"),
+    ],
+)
+def test_what_is_no_class_or_record_is_one_error(tmp_path: Path, member: str, data: bytes, why: str) -> None:
+    with pytest.raises(MMCompileError, match=why) as e:
+        source(tar(tmp_path / "a.tar", [("a.png", b"x"), (member, data)])).scan()
+    assert "\n" not in str(e.value)
+
+
+def test_values_that_no_field_can_hold_are_left_out_with_a_line(tmp_path: Path) -> None:
+    record = b'{"big": 123456789012345678901234567890, "none": NaN, "x": 1, "1": 2}'
+    scan = source(tar(tmp_path / "a.tar", [("a.png", b"x"), ("a.json", record), ("b.png", b"x"), ("b.json", b"{}")])).scan()
+    assert [f.name for f in scan.fields] == ["x", "column_1"]
+    assert any("big is left out: whole numbers over 64 bits" in w for w in scan.warnings)
+    assert any("none is left out: no value in it" in w for w in scan.warnings)
+
+
+def test_headers_that_lie_are_errors(tmp_path: Path) -> None:
+    long = tar(tmp_path / "a.tar", [("k" * 200 + ".png", b"x")], tarfile.PAX_FORMAT).read_bytes()
+    at = long.index(b" path=")
+    negative = bytearray(entry("n.png", 3).tobuf(tarfile.USTAR_FORMAT))
+    negative[124:136] = b"\xff" * 12
+    negative[148:156] = b" " * 8
+    negative[148:156] = b"%06o\0 " % sum(negative)
+    huge = entry("p", 2 << 30, b"x").tobuf(tarfile.USTAR_FORMAT)
+    for data, why in (
+        (long[:at] + b" pa=h" + long[at + 6 :], "byte 512: pax records that are damaged"),
+        (long[:512] + b"999999" + long[518:], "byte 512: pax records that are damaged"),
+        (bytes(negative) + bytes(2048), "byte 0: a header with a size that no member has"),
+        (huge + bytes(2048), "byte 0: a header with 2,147,483,648 bytes of names"),
+    ):
+        (tmp_path / "a.tar").write_bytes(data)
+        with pytest.raises(SourceError, match=why):
+            source(tmp_path / "a.tar").scan()
+    (tmp_path / "a.tar").write_bytes(long.replace(b"path=kkk", b"path=../"))
+    with pytest.raises(SourceError, match="1 name that leads out of the archive"):
+        source(tmp_path / "a.tar").scan()
+
+
+def test_no_object_is_held_for_a_sample_while_archives_are_listed(tmp_path: Path) -> None:
+    for i in range(6):
+        tar(tmp_path / f"raw/{i}.tar", tiny(500, 500 * i))
+
+    def long_lists() -> int:
+        return sum(isinstance(thing, list) and len(thing) >= 500 for thing in gc.get_objects())
+
+    before = long_lists()
+    held: list[int] = []
+    scan = source(tmp_path / "raw").scan(lambda _: held.append(long_lists() - before))
+    assert len(scan.keys) == 3000
+    assert held[-1] <= 2  # those of the last archive
+
+
+def tiny(count: int, start: int) -> list[tuple[str, bytes]]:
+    return [f for i in range(start, start + count) for f in ((f"{i}.png", b"x"), (f"{i}.cls", b"%d" % (i % 7)), (f"{i}.json", b'{"a": %d}' % i))]

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from mmcompile.compiler.formats import TORCHVISION_EXTENSIONS
 from mmcompile.compiler.sources import STAT_DTYPE, Scan
 from mmcompile.compiler.sources.folder import FolderSource
-from mmcompile.compiler.sources.splits import Layout, parse_splits
+from mmcompile.compiler.sources.splits import Layout, parse_splits, rank
 from mmcompile.errors import OptionError, SourceError
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(24)
@@ -640,3 +640,46 @@ def test_a_class_map_that_is_given_fixes_the_numbers(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="RAW has no class folders"):
         source(make(tmp_path / "flat", "1.jpg"), layout=Layout(classes=("a",))).scan()
     assert options(tmp_path, classes=("a",)).identity() != options(tmp_path, classes=("b",)).identity()
+
+
+def test_classes_that_look_alike_are_named_with_their_places(tmp_path: Path) -> None:
+    scan = source(make(tmp_path, "train/Cat/1.jpg", "val/cat/1.jpg", "train/\u00e9/1.jpg", "val/e\u0301/1.jpg", "val/dog/1.jpg", "train/Dog/")).scan()
+    assert scan.classes == ("Cat", "Dog", "cat", "dog", "e\u0301", "\u00e9")
+    alike = [warning for warning in scan.warnings if warning.startswith("two classes differ")]
+    assert alike == [
+        f"two classes differ only in case: Cat in {tmp_path}/train and cat in {tmp_path}/val; if they are one, give their folders one name",
+        f"two classes differ only in how their letters are written: e\u0301 in {tmp_path}/val and \u00e9 in {tmp_path}/train; "
+        "if they are one, give their folders one name",
+    ]
+    many = source(make(tmp_path / "many", *(f"{name}{i}/1.jpg" for i in range(8) for name in "xX"))).scan()
+    assert many.warnings[-1] == "3 more pairs of classes differ only so"
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_any_tree_of_splits_is_listed_split_by_split_as_the_oracle_lists_each(data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as base:
+        names = data.draw(st.lists(st.sampled_from(["train", "val", "Test", "testing"]), min_size=1, unique=True))
+        for name in names:
+            for folders, file in data.draw(TREES):
+                folder = os.path.join(base, name, *folders)
+                with contextlib.suppress(FileExistsError, NotADirectoryError, IsADirectoryError):
+                    os.makedirs(folder, exist_ok=True)
+                    os.close(os.open(os.path.join(folder, file), os.O_CREAT | os.O_EXCL))
+        listed = {name: oracle(os.path.join(base, name)) for name in sorted(names, key=rank)}
+        listed = {name: found for name, found in listed.items() if found[1]}
+        if not listed:
+            return
+        scan = source(base).scan()
+        classes = sorted({name for found in listed.values() for name in found[0]})
+        assert scan.classes == tuple(classes)
+        assert [split.name for split in scan.splits] == list(listed)
+        wanted = [(f"{name}/".encode() + key, classes.index(own[label])) for name, (own, items) in listed.items() for key, label in items]
+        assert listing(scan) == wanted
+
+
+def test_a_folder_named_like_a_split_without_an_image_is_told(tmp_path: Path) -> None:
+    scan = source(make(tmp_path, "train/a/1.jpg", "test/", "val/a/notes.txt", "docs/")).scan()
+    assert list(found(scan)) == ["train"]
+    assert "no image in test, val, so there is no such split" in scan.warnings
+    assert not any("no such split" in warning for warning in source(make(tmp_path / "plain", "a/1.jpg", "test/")).scan().warnings)

@@ -8,9 +8,12 @@ import pickle
 import shutil
 from pathlib import Path
 
+import jsonschema
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from mmcompile.cli import program
 from mmcompile.compiler.sources import Scan
 from mmcompile.compiler.sources.choose import SourceOptions, open_source
 from mmcompile.compiler.sources.classmap import read_classes
@@ -21,6 +24,7 @@ from mmcompile.format.index import load_index
 from mmcompile.format.reader import Reader
 from mmcompile.format.verify import verify
 from tests.compiler.builds import SMALL, dataset, inline, keys, picture, run, write
+from tests.s3 import Bucket
 from tests.support import make_dataset
 
 
@@ -283,3 +287,109 @@ def test_places_without_a_class_map_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="not a dataset"):
         read_classes(str(tmp_path))
     assert isinstance(open_source([str(tmp_path)], SourceOptions()), FolderSource)
+
+
+def test_a_list_of_paths_is_several_roots(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inline(monkeypatch)
+    run([raw / "train", str(raw / "val")], tmp_path / "listed")
+    run(joined(raw / "train", raw / "val"), tmp_path / "joined")
+    assert dataset(tmp_path / "listed") == dataset(tmp_path / "joined")
+    run((raw,), tmp_path / "one")
+    run(raw, tmp_path / "plain")
+    assert dataset(tmp_path / "one") == dataset(tmp_path / "plain")
+
+
+def test_joined_roots_are_built_in_parts(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inline(monkeypatch)
+    source = joined(raw / "train", raw / "val", split=(f"train={raw}/train", f"val={raw}/val"))
+    run(source, tmp_path / "parts", options={"plan_only": True})
+    other = joined(raw / "train", raw / "val", split=(f"a={raw}/train", f"b={raw}/val"))
+    with pytest.raises(OptionError, match="a part is built as it was planned"):
+        run(other, tmp_path / "parts", options={"part": "1/2"})
+    for part in ("1/2", "2/2"):
+        assert run(source, tmp_path / "parts", options={"part": part}).splits == {}
+    assert run(source, tmp_path / "parts").decoded == 0
+    run(source, tmp_path / "plain")
+    assert dataset(tmp_path / "parts") == dataset(tmp_path / "plain")
+
+
+def test_roots_on_a_store_are_joined_as_on_a_disk(raw: Path, s3_bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inline(monkeypatch)
+    url = s3_bucket.fill({str(path.relative_to(raw)): path.read_bytes() for path in raw.rglob("*.png")} | {"val/cow/naked": picture(77)}, "raw")
+    write(raw, {"val/cow/naked": picture(77)})
+    far = joined(raw / "train", f"{url}/val", split=(f"train={raw}/train", f"val={url}/val/"), exclude=("1/cow/0.png", "0/bee"))
+    near = joined(raw / "train", raw / "val", split=(f"train={raw}/train", f"val={raw}/val"), exclude=("1/cow/0.png", "0/bee"))
+    assert found(far.scan()) == found(near.scan())
+    assert far.scan().left_out == near.scan().left_out
+    assert far.parallel == 16
+    run(far, tmp_path / "far")
+    run(near, tmp_path / "near")
+    assert dataset(tmp_path / "far") == dataset(tmp_path / "near")
+    assert run(far, tmp_path / "far").kept == 15
+    splits = open_source([url], SourceOptions(split=("train=train", "val=val")))
+    run(splits, tmp_path / "splits")
+    run(open_source([str(raw)], SourceOptions(split=("val=val", "train=train"))), tmp_path / "same")
+    assert dataset(tmp_path / "splits") == dataset(tmp_path / "same")
+
+
+# ---------------------------------------------------------------- the command line
+
+
+def cli(*words: object) -> tuple[int, str, str]:
+    result = CliRunner().invoke(program, [str(word) for word in words])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_the_command_line_says_splits_and_what_repeats(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inline(monkeypatch)
+    copy = os.fsencode(raw / "val/cow") + b"/\xff.png"
+    Path(os.fsdecode(copy)).write_bytes((raw / "train/ant/0.png").read_bytes())
+    build = ("build", raw / "train", raw / "val", tmp_path / "out", "--split", f"train={raw}/train", "--split", f"val={raw}/val", "--crop", 8)
+    code, said, _ = cli(*build)
+    assert code == 0
+    assert f"{tmp_path}/out: 21 samples in 3 classes" in said
+    assert "splits     train 15, val 6\n" in said
+    assert "leaked     samples that stand in a split before, too: val 1 (0/ant/0.png, " in said
+    assert "two labels 2 samples under another label, too (" in said
+    assert "duplicates 1 sample with the same bytes as one before\n" in said
+    assert f"MMapShardDataset('{tmp_path}/out', split='train')" in said
+    code, info, _ = cli("info", tmp_path / "out")
+    assert [line for line in info.splitlines() if "leaked" in line] == [line for line in said.splitlines() if "leaked" in line]
+    schema = jsonschema.Draft202012Validator(json.loads((Path(__file__).parents[2] / "schemas/report.schema.json").read_bytes()))
+    for words in (build, ("info", tmp_path / "out")):
+        code, printed, _ = cli(*words, "--json")
+        document = json.loads(printed)
+        schema.validate(document)
+        assert document["repeats"] == {
+            "duplicates": 1,
+            "leaked": {"val": 1},
+            "contradictory": 2,
+            "examples": [{"keys": ["0/ant/0.png", {"bytes": "1/cow/%FF.png"}], "samples": 2, "leaked": True, "contradictory": True}],
+        }
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["raw", "out", "--split", "train"], "error: --split train: expected NAME=FOLDER, as in train=images/train"),
+        (
+            ["raw", "out", "--classes-from", "nope"],
+            "error: --classes-from nope: no such file or folder; expected a dataset, or a file with one name a line",
+        ),
+        (["raw/train", "raw/train/ant", "out"], "its images would be taken twice; give one of them"),
+        (["raw/train", "raw/val", "raw/test"], "raw/test: holds what is not ours"),
+        (
+            ["raw", "out", "--source", "folder", "--columns", "x"],
+            "error: --columns does not go with --source folder: leave it out, or give another --source (",
+        ),
+    ],
+)
+def test_wrong_words_are_one_line_and_write_nothing(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, printed, error = cli("build", *words)
+    assert code in (1, 2)
+    assert printed == ""
+    lines = [line for line in error.splitlines() if line != "scan"]
+    assert said in lines[0]
+    assert len(lines) == 1
+    assert sorted(os.listdir(tmp_path)) == ["raw"]

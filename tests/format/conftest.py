@@ -3,13 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 from tests.format.builders import copy, small
-
-# no test of ours depends on the speed of a machine
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

@@ -43,7 +43,7 @@ def url(root: Path, s3_bucket: Bucket) -> str:
 def test_info_of_a_url_is_that_of_the_folder_and_fetches_no_image(root: Path, url: str, s3_proxy: Proxy) -> None:
     found, expected = describe(url), describe(root)
     assert found["root"] == url
-    for name in set(expected) - {"root", "generations"}:
+    for name in set(expected) - {"root", "generations", "repeats"}:
         assert found[name] == expected[name], name
     assert [g["name"] for g in found["generations"]] == [g["name"] for g in expected["generations"]]
     assert not [a for a in s3_proxy.asked if "image-" in a.path or "samples-" in a.path]
@@ -156,3 +156,25 @@ def test_problems_of_a_url_name_it(root: Path, url: str, s3_bucket: Bucket) -> N
     assert messages
     assert f"to mend it from the sources, {REMEDY}" in verify_lines(report.to_json())
     assert not [message for message in messages if "/mmcompile-" in message]
+
+
+def test_values_of_a_url_stay_there_and_its_names_and_groups_do_not(tmp_path: Path, s3_bucket: Bucket, s3_proxy: Proxy) -> None:
+    root = tmp_path / "table"
+    values = {"x": np.ones((3000, 257), np.float32), "t": np.arange(3000)}
+    columns = tuple(f"c{i}" for i in range(257))
+    make_dataset(root, values=values, facts={"x": {"columns": columns}}, keyed=False, groups=[("A", 10), ("B", 3000)], shards=(1000, 2000))
+    url = s3_bucket.fill(files_of(root), "table")
+    found, expected = describe(url), describe(root)
+    assert {name: found[name] for name in ("fields", "groups", "keys", "bytes")} == {
+        name: expected[name] for name in ("fields", "groups", "keys", "bytes")
+    }
+    assert not [a for a in s3_proxy.asked if any(f"shards/{kind}-" in a.path for kind in ("x", "t", "hashes"))]
+    assert list(samples_table(url)) == list(samples_table(root))
+    assert verify(url).ok
+    path = file_of(root, "x", 1)
+    data = bytearray(path.read_bytes())
+    data[4096 + 1028 * 1010] ^= 1
+    path.write_bytes(data)
+    (problem,) = verify(s3_bucket.fill(files_of(root), "bad")).problems
+    assert (problem.what, problem.start, problem.bad_rows) == ("x", 1000, 1012)
+    assert prune(url, delete=False).files == ()

@@ -16,7 +16,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from mmcompile import Augment, MMapShardDataset, ShardLoader, ShardSampler
+from mmcompile import Augment, Cache, MMapShardDataset, ShardLoader, ShardSampler
+from mmcompile.errors import CorruptShardError
 from mmcompile.runtime.device import Resident
 from mmcompile.runtime.windows import Windows, WindowSelection
 from tests.support import make_dataset
@@ -75,6 +76,10 @@ def test_windows_are_those_of_a_loop(made: Any, length: int, stride: int, horizo
     start, stop = {"train": (0, 20), "val": (20, N), "all": (0, N)}[split]
     first = begins(length, stride, horizon or 0, start, stop)
     ds = MMapShardDataset(root, split, engine=engine, fields=["x", "n", "label"])
+    if not first:
+        with pytest.raises(ValueError, match="fits into none of its groups"):
+            ds.windows(length, stride, horizon, None if horizon is None else ["label"])
+        return
     windows = ds.windows(length, stride, horizon, None if horizon is None else ["label"])
     assert len(windows) == len(first)
     parts = [np.stack([of[name][r : r + length] for r in first]) for name in ("x", "n")]
@@ -143,13 +148,13 @@ def test_targets_are_fields_or_columns_at_a_distance(made: Any) -> None:
     at = np.array(first) + 5
     windows = ds.windows(4, horizon=2, target="close")
     sample, batch = windows[0], windows[:]
-    assert list(sample) == list(batch) == ["x", "n", "label", "r", "target"]
-    assert same(batch["target"], of["x"][at, 1])
-    assert same(sample["target"], of["x"][at[0], 1])
+    assert list(sample) == list(batch) == ["x", "n", "label", "r", "x_target"]
+    assert same(batch["x_target"], of["x"][at, 1])
+    assert same(sample["x_target"], of["x"][at[0], 1])
     assert same(batch["label"], np.stack([of["label"][r : r + 4] for r in first]))
-    two = ds.windows(4, horizon=2, target=["volume", "open"])[:]["target"]
+    two = ds.windows(4, horizon=2, target=["volume", "open"])[:]["x_target"]
     assert same(two, of["x"][at][:, [2, 0]])
-    assert same(next(iter(DataLoader(ds.windows(4, horizon=2, target=["volume", "open"]), 99)))["target"], of["x"][at][:, [2, 0]])
+    assert same(next(iter(DataLoader(ds.windows(4, horizon=2, target=["volume", "open"]), 99)))["x_target"], of["x"][at][:, [2, 0]])
     fields = MMapShardDataset(root, "val", fields=["x", "label", "r"]).windows(4, horizon=2, target=["r", "label", "close"])
     x, r, r_ahead, label, close = fields[:]
     assert same(x, np.stack([of["x"][k : k + 4] for k in first]))
@@ -157,6 +162,11 @@ def test_targets_are_fields_or_columns_at_a_distance(made: Any) -> None:
     assert same(r_ahead, of["r"][at])
     assert same(label, of["label"][at])
     assert same(close, of["x"][at][:, [1]])
+    named = MMapShardDataset(root, "val", fields=["label", "r"], output="dict").windows(4, horizon=2, target=["label", "r"])
+    assert list(named[0]) == ["r", "label", "r_target"]
+    assert same(named[:]["r_target"], of["r"][at])
+    with pytest.raises(ValueError, match=r"two values of a sample would have one name: .*'x_target', 'x_target'"):
+        ds.windows(4, horizon=2, target=["x", "open"])
     beside = MMapShardDataset(root, "val", fields=["x", "r"]).windows(4, horizon=0, target="r")
     x, r = beside[:]
     assert same(r, of["r"][np.array(begins(4, 1, 0, 20)) + 3])
@@ -222,6 +232,8 @@ def test_a_dataset_with_keys_and_images_has_windows_within_its_splits(tmp_path: 
         assert raw.find(raw.source(2)) == 2
         with pytest.raises(KeyError):
             raw.find(plain.source(1))
+        with pytest.raises(ValueError, match="augment is for single images, not for windows of them"):
+            ShardLoader(raw, augment=Augment(hflip=0.5))
         clip = MMapShardDataset(root, "all", transform=lambda window: window.float().mean((0, 2, 3)), target_transform=lambda label: -label)
         mean, label = clip.windows(3, stride=2, horizon=0, target="label")[:]
         assert mean.allclose(wanted_mean(MMapShardDataset(root, "all"), first))
@@ -314,7 +326,36 @@ def test_a_hundred_million_windows_take_no_memory(tmp_path: Path) -> None:
     tracemalloc.stop()
 
 
+def test_groups_that_are_missing_are_an_error_that_names_the_file(tmp_path: Path) -> None:
+    make_dataset(tmp_path, values={"x": np.arange(20)}, groups=[("a", 9), ("b", 20)], keyed=False)
+    ds = MMapShardDataset(tmp_path)
+    next((tmp_path / "shards").glob("groups-*")).unlink()
+    for use in (lambda: ds.windows(3), lambda: ds.source(0)):
+        with pytest.raises(CorruptShardError, match=r"groups-.*missing"):
+            use()
+
+
 def test_groups_that_cross_a_split_are_cut_there(tmp_path: Path) -> None:
     make_dataset(tmp_path, values={"x": np.arange(20)}, groups=[("a", 20)], splits={"train": 11, "val": 9}, keyed=False)
     starts = MMapShardDataset(tmp_path, "all").windows(3)[:][:, 0].tolist()
     assert starts == [*range(9), *range(11, 18)]
+
+
+def test_windows_come_through_a_cache_that_holds_a_few_shards(tmp_path: Path) -> None:
+    array = np.random.default_rng(0).normal(size=(6000, 100)).astype(np.float32)
+    columns = tuple(f"column {i}" for i in range(100))
+    groups = [("a", 2500), ("b", 6000)]
+    make_dataset(tmp_path / "out", values={"x": array}, facts={"x": {"columns": columns}}, shards=(500,) * 12, keyed=False, groups=groups)
+    shard = 4096 + 500 * 400
+    far = MMapShardDataset(tmp_path / "out", cache=Cache(tmp_path / "cache", max_bytes=8 * shard))
+    here = MMapShardDataset(tmp_path / "out")
+    assert far.fields == here.fields
+    assert far.source(2501) == "b[1]"
+    some, same_here = (ds.windows(64, 7, horizon=3, target="column 5") for ds in (far, here))
+    order = np.random.default_rng(1).integers(0, len(some), 200)
+    assert all(torch.equal(a, b) for a, b in zip(some[order], same_here[order], strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(some[70], same_here[70], strict=True))
+    arguments: dict[str, Any] = {"batch_size": 16, "seed": 2, "block_shards": 2}
+    batches = zip(ShardLoader(some, shuffle=True, **arguments), ShardLoader(same_here, shuffle="block", **arguments), strict=True)
+    assert all(torch.equal(a, b) for pair in batches for a, b in zip(*pair, strict=True))
+    assert some.warm().wait(60)

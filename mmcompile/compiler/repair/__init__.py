@@ -22,10 +22,10 @@ from mmcompile.compiler.repair.files import mend_files
 from mmcompile.compiler.repair.indexes import mend_indexes, mend_tables
 from mmcompile.compiler.repair.state import Damaged, Missing
 from mmcompile.compiler.sources.folder import FolderSource
-from mmcompile.errors import BuildError, NotADatasetError, OptionError, OutputExistsError
+from mmcompile.errors import BuildError, FormatError, NotADatasetError, OptionError, OutputExistsError
 from mmcompile.format.canonical import name_to_json
 from mmcompile.format.findings import Problem, VerifyReport
-from mmcompile.format.index import not_a_dataset
+from mmcompile.format.index import load_index, not_a_dataset
 from mmcompile.format.lock import Lock
 from mmcompile.format.store import is_url
 from mmcompile.format.verify import verify
@@ -71,8 +71,8 @@ def repair(
     Safe to kill at any moment: each file is replaced in one step by its right bytes, or not at all.  Sources are found by their hash wherever they
     lie in `raw`.  `lock=False` is for file systems without file locks.
 
-    Raises NotADatasetError, VersionError; SourceError when `raw` is no folder; OutputExistsError when the dataset lies inside it; BuildError when
-    another run is at work, or the disk is full; EngineError.
+    Raises NotADatasetError, VersionError; OptionError where rows are of arrays, tables or datasets; SourceError when `raw` is no folder;
+    OutputExistsError when the dataset lies inside it; BuildError when another run is at work, or the disk is full; EngineError.
     """
     if workers is not None and workers < 1:
         raise OptionError(f"workers must be at least 1, not {workers}")
@@ -86,6 +86,15 @@ def repair(
     began = time.monotonic()
     if not (folder / "index.json").exists() and not (folder / "generations").is_dir():
         raise NotADatasetError(not_a_dataset(folder), path=str(folder))
+    with contextlib.suppress(FormatError):  # a damaged index is mended first
+        index = load_index(folder)[0]
+        kind = index.settings["source"].get("kind") if isinstance(index.settings.get("source"), dict) else None
+        if kind == "dataset" or not index.keyed:
+            said = "rows of datasets" if kind == "dataset" else "of arrays or tables"
+            raise OptionError(
+                f"{folder}: its rows are {said}, with no file for each to repair it from; delete the files that `mmcompile verify` names (all of "
+                "the dataset where these are its index or table), and run the same build again: it makes them anew"
+            )
     FolderSource(os.fspath(source)).location()
     if is_inside(folder, source):
         raise OutputExistsError(f"{folder}: inside RAW ({source}), which is never written", path=str(folder))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,12 +16,26 @@ import numpy.typing as npt
 from mmcompile.compiler.sources.keys import Keys
 from mmcompile.format.index import Field, Split, row_dtype
 
-__all__ = ["LABEL", "STAT_DTYPE", "Scan", "Source", "labelled", "roots_of"]
+__all__ = ["LABEL", "STAT_DTYPE", "Lent", "Scan", "Source", "labelled", "roots_of"]
 
 #: What tells an unchanged file from a changed one; all -1 where the file could not be looked at.
 STAT_DTYPE = np.dtype([("size", "<i8"), ("mtime_ns", "<i8"), ("ctime_ns", "<i8"), ("inode", "<i8")])
 #: The number of a sample's class, where a source has classes.
 LABEL = Field("label", "int64", (), "class")
+
+
+@dataclass(frozen=True)
+class Lent:
+    """That all items of a scan stand in datasets already: their rows are copied, never decoded.
+
+    `hashes` (N, 2): of the content of each item's source.  `datasets`: (folder, generation) of each.  `versions`, `revision`: of the libraries that
+    made the rows, and of our own pixels then: those of the new dataset, whatever is installed today.
+    """
+
+    hashes: npt.NDArray[np.uint64]
+    datasets: tuple[tuple[str, str], ...]
+    versions: dict[str, str]
+    revision: int
 
 
 @dataclass(frozen=True)
@@ -31,7 +45,7 @@ class Scan:
     `keys` are relative paths as raw bytes with `/`, all different; `values` (N,) are what a sample holds beside its image, records of `fields` (see
     `row_dtype`; lists of names in these may be of any length); `stat` is STAT_DTYPE (N,).  `classes` are the names of the numbers in LABEL.
     `left_out` counts what is no item, by reason; `warnings` are lines that a person should read; `counts` are facts for the summary.  `splits` cover
-    all items in order; where there is none, all of them are one that is called "all".
+    all items in order; where there is none, all of them are one that is called "all".  `lent` where items are rows of datasets.
     """
 
     keys: Keys
@@ -43,6 +57,7 @@ class Scan:
     warnings: tuple[str, ...] = ()
     counts: dict[str, int] = field(default_factory=dict)
     splits: tuple[Split, ...] = ()
+    lent: Lent | None = None
 
     @property
     def labels(self) -> npt.NDArray[np.int64] | None:
@@ -91,6 +106,6 @@ class Source(Protocol):
         """(size, mtime_ns, ctime_ns, inode) of one item now, following links.  Raises OSError."""
 
 
-def roots_of(source: Source) -> tuple[str, ...]:
+def roots_of(source: Any) -> tuple[str, ...]:
     """All that OUT must not lie in."""
     return getattr(source, "roots", (source.root,))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import os
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -113,12 +114,15 @@ def arrange(roots: Mapping[str, str], folders: Iterable[Folder], choice: Choice,
         where = ", ".join(map(show, roots.values()))
         raise SourceError(f"no images in {where}: {_describe(_reasons(left_out), counts['folders'])}", path=where, left_out=_reasons(left_out))
     parts = {base.folder: _Part(base, roots) for base in find_bases(roots, tops, layout)}
-    outside = 0
+    outside, empty = 0, []
     while gathered:
         folder = gathered.pop()
         found = within(folder.text, parts)
         if found is None:
             outside += len(folder.keys)
+            above, _, name = folder.text.rpartition("/")
+            if above in roots and not layout.splits and name not in tops[above] and rank(name) < rank(""):
+                empty.append(show(folder.text))
         else:
             found[1].add(folder)
     for part in parts.values():
@@ -129,6 +133,8 @@ def arrange(roots: Mapping[str, str], folders: Iterable[Folder], choice: Choice,
     if outside:
         left_out["in no split"] += outside
         warnings.append(f"{outside:,} images lie in no split and are left out; --split NAME=FOLDER names the folders that are splits")
+    if empty:
+        warnings.append(f"no image in {', '.join(sorted(empty))}, so there is no such split")
     names, told = _class_map([part for part in parts.values() if part.labelled], layout)
     warnings += told
     splits, numbers, sizes, groups = _grouped(list(parts.values()), names or ())
@@ -185,7 +191,7 @@ def _class_map(parts: list[_Part], layout: Layout) -> tuple[tuple[str, ...] | No
     if layout.classes is None:
         names = tuple(sorted({name for part in parts for name in part.classes}))
         filled = {name for part in parts for name in part.filled}
-        return (names, _class_warnings(names, filled)) if parts else (None, [])
+        return (names, _class_warnings(names, filled) + _alike(parts)) if parts else (None, [])
     if not parts:
         raise SourceError("--classes-from: RAW has no class folders; leave it out, or give RAW that has", options=["classes-from"])
     known = frozenset(layout.classes)
@@ -330,6 +336,20 @@ def _class_warnings(names: tuple[str, ...], filled: set[str]) -> list[str]:
     return warnings
 
 
+def _alike(parts: list[_Part]) -> list[str]:
+    """A line for each two classes whose names look the same but for case, or how accents are written, with a place of each."""
+    places: dict[str, dict[str, str]] = {}
+    for part in parts:
+        for name in part.filled:
+            places.setdefault(unicodedata.normalize("NFC", name).casefold(), {}).setdefault(name, part.where)
+    alike = [sorted(found.items()) for _, found in sorted(places.items()) if len(found) > 1]
+    out = []
+    for (one, here), (other, there), *_ in alike[:_SHOWN]:
+        differ = "only in case" if one.casefold() == other.casefold() else "only in how their letters are written"
+        out.append(f"two classes differ {differ}: {show(one)} in {here} and {show(other)} in {there}; if they are one, give their folders one name")
+    return out + [f"{len(alike) - _SHOWN:,} more pairs of classes differ only so"] * (len(alike) > _SHOWN)
+
+
 def lacking(names: tuple[str, ...], labels: npt.NDArray[np.int64], splits: tuple[Split, ...]) -> list[str]:
     """A line for each split without images of classes that others have."""
     has = [np.bincount(labels[split.start : split.stop] + 1, minlength=len(names) + 1)[1:] > 0 for split in splits]
@@ -373,4 +393,5 @@ def _describe(left_out: dict[str, int], folders: int) -> str:
         return f"{folders:,} folder{'s'[: folders - 1]} in it, and no file" if folders else "the folder is empty"
     largest = sorted(left_out, key=lambda reason: (-left_out[reason], reason))
     text = ", ".join(f"{left_out[reason]:,} {reason}" for reason in largest[:5])
-    return f"left out were {text}" + (", …" if len(largest) > 5 else "")
+    hint = next((f"; --source {kind} reads archives that lie beside other things" for kind in ("tar", "zip") if f"extension .{kind}" in left_out), "")
+    return f"left out were {text}" + (", …" if len(largest) > 5 else "") + hint

@@ -82,7 +82,10 @@ class Cells:
             self._blob += text.encode()
             self._lengths.extend(map(len, cells))
         else:
-            parts = [cell.encode("utf-8", "surrogateescape") for cell in cells]
+            try:
+                parts = [cell.encode("utf-8", "surrogateescape") for cell in cells]
+            except UnicodeEncodeError:  # half a character, as JSON can write it: no UTF-8 either, which is told when the column is read
+                parts = [cell.encode("utf-8", "surrogatepass") for cell in cells]
             self._blob += b"".join(parts)
             self._lengths.extend(map(len, parts))
 

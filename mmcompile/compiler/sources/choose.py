@@ -29,7 +29,8 @@ class SourceOptions:
     "torchvision" for exactly the files that its ImageFolder takes.  `split`: NAME=FOLDER for each folder that is a split.  `classes_from`: a dataset
     or file that says the names and numbers of the classes.  `as_`, `shape`, `array_dtype`: what arrays mean, and what files without a header hold
     (see `array_source`).  `images`, `image_column`, `label_column`, `columns`: see ManifestSource.  `columns`,
-    `group_by`, `order_by`, `split_by`: of tables (see TableWishes).
+    `group_by`, `order_by`, `split_by`: of tables (see TableWishes).  `where`, `rows`: which rows of datasets, by a condition and by a file of their
+    numbers.
     """
 
     source: str | None = None
@@ -49,6 +50,8 @@ class SourceOptions:
     image_column: str | None = None
     label_column: str | None = None
     columns: tuple[str, ...] | None = None
+    where: str | None = None
+    rows: str | None = None
 
     @property
     def extensions(self) -> frozenset[str] | None:
@@ -107,6 +110,28 @@ def _folder(raw: Sequence[str], options: SourceOptions) -> Source:
     return JoinedSource(tuple(made), layout)
 
 
+def _is_archive(form: str, raw: Sequence[str]) -> bool:
+    from mmcompile.compiler.sources.archive import is_archive
+
+    return all(is_archive(on_disk(place), form) for place in raw)
+
+
+def _archive(form: str, raw: Sequence[str], options: SourceOptions) -> Source:
+    from mmcompile.compiler.sources.archive import ArchiveSource, names_below
+    from mmcompile.compiler.sources.scanning import Wishes
+
+    raw = [on_disk(place) for place in raw]
+    if url := next((place for place in raw if is_url(place)), None):
+        raise OptionError(f"{url}: archives are read in place, from a disk: bring them to one, or mount the store")
+    splits = parse_splits(raw, options.split)
+    if len(raw) > 1:  # as a folder of these archives would have it
+        names = names_below(raw)[1]
+        splits = tuple((split, names[int(number)] + slash + rest) for split, (number, slash, rest) in ((s, f.partition("/")) for s, f in splits))
+    layout = Layout(splits, _classes(options))
+    wishes = Wishes(options.image_column, options.label_column, options.columns)
+    return ArchiveSource(tuple(raw), form, options.include, options.exclude, options.takes_hidden, options.extensions, layout, wishes)
+
+
 def _is_tables(raw: Sequence[str]) -> bool:
     from mmcompile.compiler.sources.tablefiles import is_tables
 
@@ -119,6 +144,18 @@ def _tables(raw: Sequence[str], options: SourceOptions) -> RowSource:
     if url := next((place for place in raw if is_url(on_disk(place))), None):
         raise OptionError(f"{url}: tables are read from a disk: bring them to one")
     return TableSource([on_disk(place) for place in raw], TableWishes(options.columns, options.group_by, options.order_by, options.split_by))
+
+
+def _is_dataset(raw: Sequence[str]) -> bool:
+    from mmcompile.compiler.sources.compiled import holds_dataset
+
+    return any(map(holds_dataset, raw))
+
+
+def _dataset(raw: Sequence[str], options: SourceOptions) -> Source | RowSource:
+    from mmcompile.compiler.sources.compiled import dataset_source
+
+    return dataset_source(raw, options)
 
 
 def _is_arrays(form: str) -> Callable[[Sequence[str]], bool]:
@@ -164,7 +201,7 @@ def _manifest(raw: Sequence[str], options: SourceOptions) -> Source:
 def _is_coco(raw: Sequence[str]) -> bool:
     from mmcompile.compiler.sources.coco import is_coco
 
-    return len(raw) == 1 and is_coco(on_disk(raw[0]))
+    return all(is_coco(str(on_disk(place))) for place in raw)
 
 
 def _coco(raw: Sequence[str], options: SourceOptions) -> Source:
@@ -183,36 +220,19 @@ def _on_this_disk(place: str) -> str:
     return found
 
 
-def _is_archive(form: str, raw: Sequence[str]) -> bool:
-    from mmcompile.compiler.sources.archive import is_archive
-
-    return all(is_archive(place, form) for place in raw)
-
-
-def _archive(form: str, raw: Sequence[str], options: SourceOptions) -> Source:
-    from mmcompile.compiler.sources.archive import ArchiveSource, names_below
-
-    splits = parse_splits(raw, options.split)
-    if len(raw) > 1:  # as a folder of these archives would have it
-        names = names_below(raw)[1]
-        splits = tuple((split, names[int(number)] + slash + rest) for split, (number, slash, rest) in ((s, f.partition("/")) for s, f in splits))
-    layout = Layout(splits, _classes(options))
-    return ArchiveSource(
-        tuple(raw), form, options.include, options.exclude, hidden=options.takes_hidden, extensions=options.extensions, layout=layout
-    )
-
-
 _FILES = frozenset({"include", "exclude", "hidden", "compat", "split", "classes_from"})
 _COLUMNS = frozenset({"images", "image_column", "label_column", "columns"})
 
 #: In the order in which they are asked; the last takes what is left, and its scan says what is wrong with it.
 KINDS: tuple[Kind, ...] = (
+    Kind("dataset", _is_dataset, _dataset, (_FILES - {"hidden"}) | {"where", "rows"}),
     Kind("manifest", _is_manifest, _manifest, frozenset({"include", "exclude", "compat", "split", "classes_from"}) | _COLUMNS),
     Kind("coco", _is_coco, _coco, frozenset({"include", "exclude", "compat", "images"})),
-    *(Kind(form, functools.partial(_is_archive, form), functools.partial(_archive, form), _FILES) for form in ("tar", "zip")),
     *(Kind(form, _is_arrays(form), _arrays(form), frozenset({"as_"})) for form in ("npy", "npz", "idx", "npy-folder")),
     Kind("table", _is_tables, _tables, frozenset({"columns", "group_by", "order_by", "split_by"})),
     Kind("raw", lambda raw: False, _arrays("raw"), frozenset({"as_", "shape", "array_dtype"})),
+    Kind("tar", functools.partial(_is_archive, "tar"), functools.partial(_archive, "tar"), _FILES | _COLUMNS - {"images"}),
+    Kind("zip", functools.partial(_is_archive, "zip"), functools.partial(_archive, "zip"), _FILES),
     Kind("folder", lambda raw: True, _folder, _FILES),
 )
 

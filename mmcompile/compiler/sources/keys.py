@@ -98,13 +98,18 @@ class Keys(Sequence[bytes]):
         return self._blob[self._start : self._end(len(self))]
 
     @property
+    def bare(self) -> Keys:
+        """The same keys without places."""
+        return self if self.places is None else Keys(self._blob, self._stops, self._start)
+
+    @property
     def stops(self) -> npt.NDArray[np.int64]:
         """Where in `blob` each key ends: int64 (N,)."""
         return self._stops - self._start if self._start else self._stops
 
     def hashes(self, seed: int = 0) -> npt.NDArray[np.uint64]:
         """xxh3-64 of each key: uint64 (N,)."""
-        return np.fromiter(map(functools.partial(xxhash.xxh3_64_intdigest, seed=seed), self), np.uint64, len(self))
+        return np.fromiter(map(functools.partial(xxhash.xxh3_64_intdigest, seed=seed), self.bare), np.uint64, len(self))
 
     def __len__(self) -> int:
         return len(self._stops)

@@ -14,14 +14,16 @@ import numpy.typing as npt
 from mmcompile.compiler.sources import LABEL, Scan
 from mmcompile.compiler.sources.arrange import lacking
 from mmcompile.compiler.sources.cells import Cells, Column, typed
-from mmcompile.compiler.sources.columns import LABEL_NAMES, as_label, as_value, field_names, named_alike
+from mmcompile.compiler.sources.columns import LABEL_NAMES, as_label, as_value, field_names, find_column, named_alike
 from mmcompile.compiler.sources.keys import Keys
+from mmcompile.compiler.sources.members import TreeMembers
 from mmcompile.compiler.sources.names import show
+from mmcompile.compiler.sources.scanning import Wishes
 from mmcompile.compiler.sources.splits import rank
 from mmcompile.compiler.sources.webdataset import TarMembers, Values
-from mmcompile.errors import SourceError
+from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.canonical import as_text
-from mmcompile.format.index import Field, Split, row_dtype
+from mmcompile.format.index import LIST_LIMIT, Field, Split, row_dtype
 
 __all__ = ["Pairing"]
 
@@ -50,9 +52,15 @@ class _Noted:
 class Pairing:
     """The samples of archives, which are added in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, wishes: Wishes) -> None:
+        self._wishes = wishes
+        self._fields: set[str] = set()
         self._given: tuple[str, ...] | None = None
-        self._archives: list[tuple[TarMembers, npt.NDArray[np.int64]]] = []
+        #: Of each archive all its images, and which of them are those of samples; the samples themselves are let go.
+        self._archives: list[tuple[TreeMembers, npt.NDArray[np.int64]]] = []
+        self._shown: list[str] = []
+        #: Has a sample with an image a class, or a record?
+        self.paired = False
         self._rows = 0
         self._classes = Cells(".cls", keeps_text=True)
         self._records: dict[str, Cells] = {}
@@ -79,35 +87,37 @@ class Pairing:
         self._no_class.add(members.samples.take(sample[without]), members.firsts[sample[without]])
         for name, values in members.records.items():
             if name not in self._records:
-                self._records[name] = Cells(name, keeps_text=named_alike([name], LABEL_NAMES) is not None)
+                self._records[name] = Cells(name, keeps_text=self._may_be_text(name))
             into = self._records[name]
             _extend(into, np.empty(0, np.int64), [], self._rows - len(into), quoted=False)
             _extend(into, *_placed(values, row_of), len(images), quoted=values.quoted)
             if values.nested:
                 self._nested.add(name)
-        self._archives.append((members, images))
+        self._archives.append((members.tree(), images))
+        self._shown.append(members.shown)
+        self.paired |= members.paired
         self._rows += len(images)
         self._left_out.update(members.left_out)
         self._warnings += members.warnings
 
     @property
-    def members(self) -> list[TarMembers]:
-        """What was added."""
-        return [members for members, _ in self._archives]
-
-    @property
-    def paired(self) -> bool:
-        """Has a sample with an image a class, or a record?"""
-        return any(members.paired for members, _ in self._archives)
+    def trees(self) -> list[TreeMembers]:
+        """All images of what was added, as trees of folders."""
+        return [tree for tree, _ in self._archives]
 
     def scan(self, splits: Sequence[str], classes: tuple[str, ...] | None = None) -> Scan:
         """All samples, once; `splits`: which each archive is ("": none), `classes`: the whole class map, where it was given.  Raises SourceError."""
         self._given = classes
         if not self._rows:
-            named = _some([members.shown for members, _ in self._archives])
+            if self._wishes.image is not None and self._fields:
+                has = ", ".join(map(show, sorted(self._fields)[:20]))
+                raise OptionError(
+                    f"--image-column {show(self._wishes.image)}: samples have no such image (they have {has})", options=["image-column"]
+                )
+            named = _some(self._shown)
             raise SourceError(f"no images in {named}: {_listed(self._left_out) or 'there is no file in it'}", path=named)
-        keys = Keys.join([members.keys.take(images) for members, images in self._archives])
-        stat = np.concatenate([members.stat[images] for members, images in self._archives])
+        keys = Keys.join([tree.keys.take(images) for tree, images in self._archives])
+        stat = np.concatenate([tree.stat[images] for tree, images in self._archives])
         numbers = np.repeat(np.arange(len(splits)), [len(images) for _, images in self._archives])
         self._archives.clear()
         for cells in self._records.values():
@@ -123,6 +133,10 @@ class Pairing:
             fields.append(LABEL)
             arrays.append(labels)
         counts = self._values([name for name in self._records if name != label], label, where, fields, arrays)
+        if len(fields) >= LIST_LIMIT:  # the image is one, too
+            raise OptionError(
+                f"{len(fields):,} fields beside the image, at most {LIST_LIMIT - 1} are possible: choose with --columns", options=["columns"]
+            )
         values = np.zeros(len(keys), row_dtype(tuple(fields)))
         for f, column in zip(fields, arrays, strict=True):
             values[f.name] = column
@@ -155,6 +169,10 @@ class Pairing:
         plain = members.sample < 0
         self._plain += int(plain.sum())
         order = np.argsort(members.sample, kind="stable")[int(plain.sum()) :]
+        if self._wishes.image is not None:
+            fields = [_field_of(members.keys[at]) for at in order.tolist()]
+            self._fields.update(fields)
+            order = order[np.fromiter((f == self._wishes.image for f in fields), bool, len(order))]
         sample = members.sample[order]
         if not len(sample):
             return order
@@ -166,13 +184,21 @@ class Pairing:
         self._several += len(order) - len(chosen)
         return chosen
 
+    def _may_be_text(self, name: str) -> bool:
+        """Is this value wanted also where it is text: as a label, or as categories?"""
+        if self._wishes.columns is not None and name in self._wishes.columns:
+            return True
+        return name == self._wishes.label or (self._wishes.label is None and named_alike([name], LABEL_NAMES) is not None)
+
     def _label(self, where: Callable[[int], str]) -> tuple[tuple[str, ...] | None, npt.NDArray[np.int64] | None, str | None]:
         """(class names, numbers (N,), the record's value that they are): from `.cls`, or else a value in `.json` that is called so."""
+        wish, flat = self._wishes.label, [name for name in self._records if name not in self._nested]
+        has_cls = self._no_class.count < self._rows
         name = None
-        if self._no_class.count == self._rows:
-            name = named_alike([name for name in self._records if name not in self._nested], LABEL_NAMES)
-            if name is None:
-                return None, None, None
+        if wish is not None and not (wish == "cls" and has_cls):
+            name = find_column(wish, flat, "label-column", "the .json of these samples")
+        elif not has_cls and (name := named_alike(flat, LABEL_NAMES)) is None:
+            return None, None, None
         column = typed(self._classes if name is None else self._records[name], where)
         source = ".cls" if name is None else f".json value {show(name)}"
         made = None if isinstance(column, str) else self._numbered(column, source, where)
@@ -180,11 +206,13 @@ class Pairing:
             why = column if isinstance(column, str) else "numbers that are no whole ones, or times"
             if name is None:
                 raise SourceError(f".cls members hold {why}: expected the number or name of a class")
+            if wish is not None:
+                raise OptionError(f"--label-column {show(name)}: it holds {why}", options=["label-column"])
             self._warnings.append(f"{source} is no label: it holds {why}")
             return None, None, name
         classes, labels = made
         if gaps := int((labels < 0).sum()):
-            which = where(int((labels < 0).argmax())) if name is not None else str(self._no_class)
+            which = ("" if name is not None else str(self._no_class)) or where(int((labels < 0).argmax()))
             self._warnings.append(f"{gaps:,} sample{'s have' if gaps > 1 else ' has'} no {source}: label -1 ({which})")
         return classes, labels, name
 
@@ -205,12 +233,17 @@ class Pairing:
         self, names: Sequence[str], label: str | None, where: Callable[[int], str], fields: list[Field], arrays: list[npt.NDArray[np.generic]]
     ) -> dict[str, int]:
         """Add the fields that values in records become."""
-        texts = [name for name in names if self._records[name].is_text and name not in self._nested]
-        names = [name for name in names if not self._records[name].is_text and name not in self._nested]
+        wished = self._wishes.columns
+        if wished is not None:
+            names = [find_column(name, names, "columns", "the .json of these samples") for name in wished]
+        texts = [name for name in names if self._records[name].is_text and name not in self._nested] if wished is None else []
+        names = [name for name in names if name not in texts and (name not in self._nested or wished is not None)]
         for name, called in field_names(names, label if label is not None else ".cls" if fields else None).items():
-            column = typed(self._records[name], where)
+            column = "values of several parts" if name in self._nested else typed(self._records[name], where)
             made = column if isinstance(column, str) else as_value(column, called, where)
             if isinstance(made, str):
+                if wished is not None:
+                    raise OptionError(f"--columns {show(name)}: {made}", options=["columns"])
                 self._warnings.append(f".json value {show(name)} is left out: {made}")
                 continue
             fields.append(made[0])
@@ -219,8 +252,8 @@ class Pairing:
                 self._warnings.append(made[2])
         counts = {}
         if texts:
-            counts[f"values of text in .json left out ({_some(texts)})"] = len(texts)
-        if self._nested:
+            counts[f"values of text in .json left out ({_some(texts)}); --columns takes them as categories"] = len(texts)
+        if self._nested and wished is None:
             counts[f"values of several parts in .json left out ({_some(sorted(self._nested))})"] = len(self._nested)
         return counts
 
@@ -232,10 +265,15 @@ class Pairing:
             self._left_out["further image of a sample"] += self._several
             self._warnings.append(
                 f"{self._several:,} further images of samples that have several are left out: of each the one is taken whose name is the first as "
-                "text; --exclude '*.EXTENSION' leaves others out, so that another is"
+                "text; --image-column says which it is (as jpg, or what else follows the first dot)"
             )
         if self._plain:
             self._left_out["no extension"] += self._plain
+
+
+def _field_of(key: bytes) -> str:
+    """What follows the first dot of a member's name."""
+    return as_text(key[key.rfind(b"/") + 1 :].partition(b".")[2])
 
 
 def _placed(values: Values, row_of: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], list[str]]:

@@ -49,6 +49,9 @@ class _Header(NamedTuple):
     reason: str = ""
 
 
+_PLAIN = _Header()
+
+
 class TarListing:
     """The regular files of an archive, in its order: iterate once, then see what was left out.
 
@@ -72,7 +75,7 @@ class TarListing:
 
     def __iter__(self) -> Iterator[Member]:
         at, ahead = 0, _NEAR
-        before, shared = _Header(), _Header()
+        before = shared = _PLAIN
         while True:
             offset = at - self._start
             if offset + BLOCK > len(self._buffer) or offset < 0:
@@ -88,9 +91,9 @@ class TarListing:
             kind, size = block[156:157], self._size(block, at)
             data = at + BLOCK
             if kind in (b"x", b"g", b"L", b"K"):
-                at = self._next(data, size, at, b"a header")
                 if size > _MOST_RECORDS:
                     raise self._wrong(at, f"a header with {size:,} bytes of names")
+                at = self._next(data, size, at, b"a header")
                 records = self.peek(data, size)
                 if kind == b"x":
                     before = self._pax(records, data, before)
@@ -99,10 +102,11 @@ class TarListing:
                 elif kind == b"L":
                     before = before._replace(name=records.split(b"\0", 1)[0])
                 continue
-            name = before.name or _name_of(block)
-            size = before.size if before.size is not None else shared.size if shared.size is not None else size
-            reason = before.reason or shared.reason
-            before = _Header()
+            name, reason = before.name or _name_of(block), ""
+            if before is not _PLAIN or shared is not _PLAIN:
+                size = before.size if before.size is not None else shared.size if shared.size is not None else size
+                reason = before.reason or shared.reason
+                before = _PLAIN
             if kind in b"123456":  # what has no content, whatever its size says
                 size = 0
             at = self._next(data, size, at, name)

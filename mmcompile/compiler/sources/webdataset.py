@@ -155,7 +155,10 @@ class _Gathering:
         if suffix == b".cls":
             if size > _MOST_CLASS:
                 raise self._wrong(at, f"a .cls member of {size:,} bytes: expected the number or name of a class")
-            self._classes.add(run, at, self._text(at, size).strip())
+            text = self._text(at, size).strip()
+            if "\n" in text:
+                raise self._wrong(at, "a .cls member of several lines: expected the number or name of one class")
+            self._classes.add(run, at, text)
         elif suffix == b".json":
             self._take_record(run, at, size)
         elif why in ("excluded", "not included"):
