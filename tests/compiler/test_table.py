@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import re
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -635,3 +636,12 @@ def test_rows_in_text_are_read_without_pyarrow(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
     with pytest.raises(OptionError, match=r"pip install 'mmcompile\[parquet\]'"):
         source(tmp_path / "a.parquet").scan()
+
+
+def test_reading_a_table_does_not_import_pandas(tmp_path: Path) -> None:
+    paths = [parquet(tmp_path / "a.parquet", {"v": [1, None], "b": [True, None], "s": ["a", "b"]}), table(tmp_path / "b.csv", "v,s\n1,a\n,b\n")]
+    program = (
+        "import sys\nfrom mmcompile.compiler.sources.table import TableSource\n"
+        "for path in sys.argv[1:]:\n    source = TableSource([path])\n    source.read(0, source.scan().rows)\nassert 'pandas' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program, *paths], check=True)

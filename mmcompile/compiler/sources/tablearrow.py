@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcompile.compiler.sources.names import show
+from mmcompile.compiler.sources.tablefast import as_numpy, first_gap
 from mmcompile.compiler.sources.tablefields import ColumnKind, Reading
 from mmcompile.errors import OptionError, SourceError
 
@@ -155,7 +156,7 @@ class ArrowPart:
             column = batch.column(0)
             if column.null_count:
                 if gap < 0:
-                    gap = row + int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
+                    gap = row + first_gap(column)
                 missing += column.null_count
             if bounds and column.null_count < len(column):
                 found = pc.min_max(column).as_py()
@@ -241,17 +242,15 @@ class ArrowPart:
             return _codes(column, reading.categories)
         if reading.unit is not None:
             return self._times(column, reading)
-        if column.null_count and reading.dtype.startswith("float"):
-            return np.asarray(column.cast("float64") if str(column.type) == "bool" else column.to_numpy(zero_copy_only=False), reading.dtype)
-        return np.asarray(column.to_numpy(zero_copy_only=False)).astype(reading.dtype, copy=False)
+        return as_numpy(column).astype(reading.dtype, copy=False)
 
     def _times(self, column: Any, reading: Reading) -> Array:
         was, word = "D", str(column.type)
         if word == "date64[ms]":
             column = column.cast("int64")
-            values = column.to_numpy(zero_copy_only=False) // _PER_DAY["ms"]
+            values = as_numpy(column) // _PER_DAY["ms"]
         else:
-            values = column.cast("int32" if word.startswith(("date32", "time32")) else "int64").to_numpy(zero_copy_only=False).astype(np.int64)
+            values = as_numpy(column.cast("int32" if word.startswith(("date32", "time32")) else "int64")).astype(np.int64)
             was = "D" if word.startswith("date") else str(column.type.unit)
         assert reading.unit is not None
         times = _PER_DAY[reading.unit] // _PER_DAY[was]
@@ -266,4 +265,4 @@ def _codes(column: Any, categories: tuple[str, ...]) -> Array:
         column = column.dictionary_encode()
     at = {text: i for i, text in enumerate(categories)}
     place: Array = np.array([*(at.get(text, -1) for text in column.dictionary.to_pylist()), -1], np.int32)
-    return np.asarray(place[column.indices.cast("int64").fill_null(len(place) - 1).to_numpy(zero_copy_only=False)])
+    return np.asarray(place[as_numpy(column.indices.cast("int64").fill_null(len(place) - 1))])

@@ -10,7 +10,38 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["parse_lines"]
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["as_numpy", "first_gap", "parse_lines"]
+
+
+#: Numbers that Arrow calls otherwise than numpy.
+_DTYPES = {"halffloat": "float16", "float": "float32", "double": "float64"}
+
+
+def as_numpy(column: Any) -> npt.NDArray[Any]:
+    """The numbers of an Arrow array (N,), a view where it has no gap; gaps are NaN, those of whole numbers make float64.
+
+    Arrow's own `to_numpy` imports pandas where that is installed, which takes longer than reading many a table.
+    """
+    word = str(column.type)
+    if word == "halffloat" and column.null_count:
+        return np.asarray(column.to_numpy(zero_copy_only=False))
+    if column.null_count:
+        column = (column if word in ("float", "double") else column.cast("float64")).fill_null(float("nan"))
+    kind = _DTYPES.get(str(column.type), str(column.type))
+    if kind == "bool":
+        column = column.cast("uint8")
+    dtype = np.dtype(kind)
+    return np.frombuffer(column.buffers()[1] or b"", dtype, len(column), column.offset * dtype.itemsize)
+
+
+def first_gap(column: Any) -> int:
+    """The first row of an Arrow array that has no value; -1 where all have one."""
+    import pyarrow.compute as pc
+
+    return int(pc.index(column.is_null(), True).as_py()) if column.null_count else -1
 
 
 @functools.cache

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from mmcompile.compiler.sources.delimited import TextTable
 from mmcompile.compiler.sources.names import show
 from mmcompile.compiler.sources.tablecells import GAPS, CellKinds, as_times, as_values
-from mmcompile.compiler.sources.tablefast import parse_lines
+from mmcompile.compiler.sources.tablefast import as_numpy, first_gap, parse_lines
 from mmcompile.compiler.sources.tablefields import ColumnKind, Reading
 from mmcompile.errors import SourceError
 
@@ -93,8 +93,7 @@ class TextPart:
         if cells.number == "int64" and column.null_count < len(column):
             found = pc.min_max(column).as_py()
             low, high = found["min"], found["max"]
-        gap = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False))) if column.null_count else -1
-        cells.add_numbers(len(column), column.null_count, gap, low, high)
+        cells.add_numbers(len(column), column.null_count, first_gap(column), low, high)
 
     def _no_number(self, name: str, row: int, cell: str) -> SourceError:
         hint = "numbers are written as 1234.5, " if _NUMBER.match(cell) else "times are written as 2023-01-31 09:30:00, " if _DATE.match(cell) else ""
@@ -133,7 +132,7 @@ class TextPart:
 
     def _values(self, cells: Any, reading: Reading, row: int) -> Array:
         if not isinstance(cells, tuple):
-            return np.asarray(cells.to_numpy(zero_copy_only=False)).astype(reading.dtype, copy=False)
+            return as_numpy(cells).astype(reading.dtype, copy=False)
         if reading.categories is not None:
             codes = self._codes(reading)
             return np.array([codes[cell] for cell in cells], np.int32)
