@@ -43,9 +43,11 @@ from mmcompile.compiler.plan import row_cuts, rows_per_shard
 from mmcompile.compiler.planning import with_lists
 from mmcompile.compiler.preprocess import PIXEL_REVISION, Preprocess
 from mmcompile.compiler.rowrun import Here, RowRunner, start_readers
-from mmcompile.compiler.rowstore import RowPreprocess, stored_fields
+from mmcompile.compiler.rowstore import RowPreprocess, StoredField, stored_fields
 from mmcompile.compiler.rowtask import RowJob, RowSeal, block_rows, blocks_of, read_row_seal
 from mmcompile.compiler.seals import UNREADABLE, read_sealed, write_sealed
+from mmcompile.compiler.sources import roots_of
+from mmcompile.compiler.sources.compiledrows import CompiledRows
 from mmcompile.compiler.sources.rows import RowSource
 from mmcompile.errors import BuildError, FormatError, OptionError, SourceError
 from mmcompile.format.canonical import canonical, name_to_json
@@ -100,7 +102,7 @@ class RowBuild:
 
     def build(self) -> BuildReport:
         """Build and publish."""
-        check_output(self.out, [self.source.root] if self.source.root else [])
+        check_output(self.out, [root for root in roots_of(self.source) if root])
         self._plan()
         if self._stands():
             return self._standing()
@@ -119,7 +121,7 @@ class RowBuild:
 
     def dry(self) -> BuildReport:
         """Say what would be built; write nothing."""
-        check_output(self.out, [self.source.root] if self.source.root else [])
+        check_output(self.out, [root for root in roots_of(self.source) if root])
         self._plan()
         write = sum(self._task_bytes(t) for t in self.todo)
         there = {name for seal in self.whole.values() for name in seal.names()}
@@ -145,7 +147,10 @@ class RowBuild:
         scan = self.scan = self.source.scan(lambda n: self.progress(Progress("scan", n)))
         if not scan.rows:
             raise SourceError(f"{self.source.root or 'the dataset'}: there are no rows", path=self.source.root)
-        self.fields = stored_fields(scan.fields, self.asked)
+        stored = isinstance(self.source, CompiledRows) and self.source.settle_rows(self.asked)
+        self.fields = tuple(StoredField(spec, spec) for spec in scan.fields) if stored else stored_fields(scan.fields, self.asked)
+        counts = any(f.meaning == "image" and f.dtype in ("uint8", "uint16") and f.scale == 1 for f in scan.fields)
+        self.unit = not counts if stored else self.asked.scale == "unit"
         self.lists: dict[str, bytes] = {}
         self.indexed = tuple(with_lists(f.stored, self.lists) for f in self.fields)
         self.settings = {"preprocess": self.asked.settings(), "source": self.source.identity(), "shard_bytes": self.options.shard_bytes}
@@ -294,8 +299,7 @@ class RowBuild:
 
     def _contents(self, parts: list[Part]) -> Contents:
         scan, auto = self.scan, tuple(f.stored.name for f in self.fields if f.auto)
-        unit = self.asked.scale == "unit"
-        return Contents(parts, [], self.indexed, scan.ranges, self.lists, scan.classes, self.settings, {}, unit, auto, False, self._groups())
+        return Contents(parts, [], self.indexed, scan.ranges, self.lists, scan.classes, self.settings, {}, self.unit, auto, False, self._groups())
 
     def _check_index(self) -> None:
         """Would an index say this?  Raises OptionError before a row is read."""
