@@ -13,7 +13,10 @@ import pytest
 
 from mmcompile.compiler import decode
 from mmcompile.compiler.driver import BuildReport, build
+from mmcompile.compiler.options import as_config
 from mmcompile.compiler.preprocess import IMAGENET, Preprocess
+from mmcompile.compiler.repair import repair
+from mmcompile.compiler.run import Runner
 from mmcompile.compiler.sources import choose
 from mmcompile.compiler.sources.choose import SourceOptions, open_source
 from mmcompile.compiler.sources.compiled import CompiledSource
@@ -411,6 +414,56 @@ def test_datasets_of_other_fields_are_refused(tmp_path: Path) -> None:
         source(tmp_path / "out_a", tmp_path / "out_b")
     merge(tmp_path / "again", tmp_path / "out_b")
     assert shards(tmp_path / "again") == shards(tmp_path / "out_b")
+
+
+@pytest.mark.parametrize("kind", ["image", "samples", "keys", "label"])
+def test_a_merged_dataset_is_mended_by_the_build_that_made_it(tmp_path: Path, kind: str) -> None:
+    a, _, out_a, out_b = two(tmp_path)
+    merge(tmp_path / "merged", out_a, out_b)
+    before = dataset(tmp_path / "merged")
+    path = Reader(tmp_path / "merged").path(kind, 1)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert not verify(tmp_path / "merged").ok
+    with pytest.raises(OptionError, match=r"its rows are rows of datasets.*delete the files that `mmcompile verify` names.*run the same build again"):
+        repair(tmp_path / "merged", a)
+    path.unlink()
+    report = merge(tmp_path / "merged", out_a, out_b)
+    assert 0 < report.copied < 24
+    assert dataset(tmp_path / "merged") == before
+    assert verify(tmp_path / "merged").ok
+
+
+def test_what_a_killed_build_has_sealed_is_not_copied_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, _, out_a, out_b = two(tmp_path)
+    merge(tmp_path / "whole", out_a, out_b)
+    sealed = Runner._sealed
+
+    def dies(self: Any, future: Any) -> None:
+        sealed(self, future)
+        if self.counts.copied > 8:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Runner, "_sealed", dies)
+        with pytest.raises(KeyboardInterrupt):
+            merge(tmp_path / "merged", out_a, out_b)
+    report = merge(tmp_path / "merged", out_a, out_b)
+    assert report.kept > 0
+    assert report.copied + report.kept == 24
+    assert dataset(tmp_path / "merged") == dataset(tmp_path / "whole")
+
+
+def test_the_settings_are_a_config_but_for_a_list_of_rows(tmp_path: Path) -> None:
+    _, _, out_a, _ = two(tmp_path)
+    merge(tmp_path / "some", out_a, where="class == 'cat'", rows=5)
+    config = as_config(index(tmp_path / "some")["settings"])
+    assert (config["source"], config["where"], "generations" in config) == ("dataset", "class == 'cat'", False)
+    (tmp_path / "rows").write_text("1\n2\n")
+    run(source(out_a, rows=str(tmp_path / "rows")), tmp_path / "rows_of", None)
+    with pytest.raises(OptionError, match="--rows FILE; its settings hold the hash"):
+        as_config(index(tmp_path / "rows_of")["settings"])
 
 
 def test_a_path_alone_is_recognised_by_the_library(tmp_path: Path) -> None:

@@ -360,3 +360,27 @@ def test_pictures_are_cast_as_those_of_files_are(tmp_path: Path) -> None:
     statistics = Reader(tmp_path / "out").index.statistics["all"]["image"]
     assert statistics == Reader(tmp_path / "bytes").index.statistics["all"]["image"]
     assert np.allclose(statistics["mean"], (pixels / 255).mean((0, 2, 3)))
+
+
+def test_what_an_index_cannot_say_is_told_before_a_row_is_read(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"fields\[0\]\.name must be lower-case letters"):
+        run(Rows({"Bad Name": np.zeros(3)}, (Field("Bad Name", "float64", (), "value"),)), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_checksum_reads_what_its_stamp_says_is_unchanged(tmp_path: Path) -> None:
+    first = run(rows(), tmp_path / "out")
+    options = BuildOptions(workers=1, shard_bytes=20 * ROW_BYTES, checksum=True)
+    again = build(rows(), tmp_path / "out", options=options)
+    assert (again.decoded, again.generation) == (100, first.generation)
+
+
+def test_a_source_that_holds_its_data_is_not_copied_to_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmcompile.compiler.rowrun._PICKLE_BYTES", 1000)
+    monkeypatch.setattr("mmcompile.compiler.rowrun._ITEMS_BYTES", 1 << 20)
+    assert (run(rows(), tmp_path / "ranges", workers=2).workers, run(rows(), tmp_path / "again", workers=2).warnings) == (1, ())
+    source = rows()
+    source.item_by_item = True  # type: ignore[attr-defined]
+    assert run(source, tmp_path / "items", workers=2).workers == 2
+    monkeypatch.setattr("mmcompile.compiler.rowrun._ITEMS_BYTES", 1000)
+    assert "more than 0 MiB of data" in run(source, tmp_path / "large", workers=2).warnings[0]

@@ -71,8 +71,8 @@ def repair(
     Safe to kill at any moment: each file is replaced in one step by its right bytes, or not at all.  Sources are found by their hash wherever they
     lie in `raw`.  `lock=False` is for file systems without file locks.
 
-    Raises NotADatasetError, VersionError; OptionError where rows have no keys; SourceError when `raw` is no folder; OutputExistsError when the
-    dataset lies inside it; BuildError when another run is at work, or the disk is full; EngineError.
+    Raises NotADatasetError, VersionError; OptionError where rows are of arrays, tables or datasets; SourceError when `raw` is no folder;
+    OutputExistsError when the dataset lies inside it; BuildError when another run is at work, or the disk is full; EngineError.
     """
     if workers is not None and workers < 1:
         raise OptionError(f"workers must be at least 1, not {workers}")
@@ -87,9 +87,14 @@ def repair(
     if not (folder / "index.json").exists() and not (folder / "generations").is_dir():
         raise NotADatasetError(not_a_dataset(folder), path=str(folder))
     with contextlib.suppress(FormatError):  # a damaged index is mended first
-        if not load_index(folder)[0].keyed:
-            said = "its rows are of arrays or tables, with no file for each to repair it from; delete the files that `mmcompile verify` names"
-            raise OptionError(f"{folder}: {said}, and run the same build again: it makes them anew")
+        index = load_index(folder)[0]
+        kind = index.settings["source"].get("kind") if isinstance(index.settings.get("source"), dict) else None
+        if kind == "dataset" or not index.keyed:
+            said = "rows of datasets" if kind == "dataset" else "of arrays or tables"
+            raise OptionError(
+                f"{folder}: its rows are {said}, with no file for each to repair it from; delete the files that `mmcompile verify` names (all of "
+                "the dataset where these are its index or table), and run the same build again: it makes them anew"
+            )
     FolderSource(os.fspath(source)).location()
     if is_inside(folder, source):
         raise OutputExistsError(f"{folder}: inside RAW ({source}), which is never written", path=str(folder))

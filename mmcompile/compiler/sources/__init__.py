@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -106,6 +106,6 @@ class Source(Protocol):
         """(size, mtime_ns, ctime_ns, inode) of one item now, following links.  Raises OSError."""
 
 
-def roots_of(source: Source) -> tuple[str, ...]:
+def roots_of(source: Any) -> tuple[str, ...]:
     """All that OUT must not lie in."""
     return getattr(source, "roots", (source.root,))

@@ -19,11 +19,12 @@ from mmcompile.compiler.recast import Opened, Usable, common_versions, settled
 from mmcompile.compiler.reuse import Shelf
 from mmcompile.compiler.sources import STAT_DTYPE, Lent, Scan
 from mmcompile.compiler.sources.classmap import read_classes
+from mmcompile.compiler.sources.compiledrows import CompiledRows
 from mmcompile.compiler.sources.keys import Keys, place_of
 from mmcompile.compiler.sources.names import show
-from mmcompile.compiler.sources.provenance import Renumbered, ShardRows, columns_of, joined_fields, shards_of
+from mmcompile.compiler.sources.provenance import Renumbered, ShardRows, columns_of, joined_fields, joined_splits, shards_of, split_of
 from mmcompile.compiler.sources.selected import Selection
-from mmcompile.compiler.sources.splits import Layout, parse_splits, rank
+from mmcompile.compiler.sources.splits import Layout, parse_splits
 from mmcompile.errors import FormatError, OptionError, SourceError
 from mmcompile.format.canonical import as_text, read_limited
 from mmcompile.format.catalog import load_table
@@ -70,7 +71,7 @@ def _open(raw: Sequence[str]) -> list[Opened]:
     return out
 
 
-def dataset_source(raw: Sequence[str], options: SourceOptions) -> CompiledSource:
+def dataset_source(raw: Sequence[str], options: SourceOptions) -> CompiledSource | CompiledRows:
     """The source that reads these datasets.  Raises OptionError or FormatError."""
     datasets = _open(raw)
     other = next((d for d in datasets if d.index.keyed != datasets[0].index.keyed), None)
@@ -84,7 +85,8 @@ def dataset_source(raw: Sequence[str], options: SourceOptions) -> CompiledSource
     classes = None if options.classes_from is None else read_classes(options.classes_from)
     total = sum(dataset.index.samples for dataset in datasets)
     selection = Selection(total, options.rows, options.where, options.include, options.exclude)
-    return CompiledSource(datasets, Layout(splits, classes), selection)
+    kind = CompiledSource if datasets[0].index.keyed else CompiledRows
+    return kind(datasets, Layout(splits, classes), selection)
 
 
 class CompiledSource:
@@ -102,8 +104,8 @@ class CompiledSource:
         for dataset in datasets:
             if [f for f in dataset.index.fields if f.meaning == "image"] != [dataset.index.fields[0]]:
                 raise OptionError(f"{dataset.name}: it has no images, or more than one field of them, and cannot be copied from", options=["raw"])
-        self._fields, self._classes = joined_fields(datasets, layout.classes)
-        self._splits = _split_names(datasets, layout)
+        self._fields, self._classes = joined_fields(datasets, layout.classes, 1)
+        self._splits = joined_splits(datasets, layout)
 
     def __getstate__(self) -> dict[str, Any]:
         """What a worker needs: to say what is wrong with a row that could not be copied."""
@@ -179,7 +181,7 @@ class CompiledSource:
         generation = load_table(Path(dataset.root), dataset.index, dataset.generation)
         renumbered = Renumbered(dataset, self._fields, self._classes)
         stops = np.array([split.stop for split in dataset.index.splits])
-        numbers = np.array([self._splits.index(_split_of(self._layout, len(self._datasets), number, s.name)) for s in dataset.index.splits])
+        numbers = np.array([self._splits.index(split_of(self._layout, len(self._datasets), number, s.name)) for s in dataset.index.splits])
         before = sum(d.index.samples for d in self._datasets[:number])
         in_order, last = True, (np.array([-1]), np.array([0], np.uint64))
         taken.formats.append(frozenset())
@@ -276,23 +278,3 @@ class _Taken:
     def joined(self) -> tuple[Keys, dict[str, Array]]:
         """All of them, in the order in which they were taken."""
         return Keys.join(self._keys), {name: np.concatenate(parts) for name, parts in self._columns.items()}
-
-
-def _split_of(layout: Layout, datasets: int, number: int, name: str) -> str:
-    """The split that rows of a split of a dataset are in."""
-    own = str(number) if datasets > 1 else ""
-    return next((split for split, folder in layout.splits if folder == own), name)
-
-
-def _split_names(datasets: list[Opened], layout: Layout) -> list[str]:
-    """The splits that there may be, in order: of one dataset its own, of several as folders that are splits stand.  Raises OptionError."""
-    found = [[_split_of(layout, len(datasets), number, split.name) for split in dataset.index.splits] for number, dataset in enumerate(datasets)]
-    names = list(dict.fromkeys(name for part in found for name in part))
-    if "all" in names and len(names) > 1:
-        lacks, has = (next(at for at, part in enumerate(found) if (part == ["all"]) is bare) for bare in (True, False))
-        raise OptionError(
-            f"{datasets[has].name} has splits ({', '.join(map(show, found[has][:8]))}) and {datasets[lacks].name} none: say which split it is, as in "
-            f"--split {show(found[has][0])}={datasets[lacks].name}",
-            options=["split"],
-        )
-    return names if len(found) == 1 else sorted(names, key=rank)

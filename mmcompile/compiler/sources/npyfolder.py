@@ -51,6 +51,8 @@ def _folders(folder: str) -> list[str]:
 class NpyFolder:
     """The .npy files in `root`, or in its class folders; all of one dtype and shape."""
 
+    item_by_item = True
+
     def __init__(self, root: str, meanings: Meanings | None = None) -> None:
         self._root, self._meanings = os.path.abspath(root), dict(meanings or {})
         self._keys: Keys | None = None

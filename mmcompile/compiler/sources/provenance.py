@@ -17,13 +17,15 @@ import numpy.typing as npt
 from mmcompile.compiler.recast import Opened
 from mmcompile.compiler.reuse import OldShard
 from mmcompile.compiler.sources.keys import Keys
+from mmcompile.compiler.sources.names import show
+from mmcompile.compiler.sources.splits import Layout, rank
 from mmcompile.compiler.sources.where import Column, Flags
 from mmcompile.errors import CorruptShardError, OptionError
 from mmcompile.format.canonical import as_text
 from mmcompile.format.index import Field, Names, load_classes, load_names, row_dtype
 from mmcompile.format.samples import check_stops, pair_hash
 
-__all__ = ["Renumbered", "ShardRows", "columns_of", "joined_fields", "shards_of"]
+__all__ = ["Renumbered", "ShardRows", "columns_of", "joined_fields", "joined_splits", "plain_columns", "shards_of", "split_of"]
 
 Array = npt.NDArray[Any]
 
@@ -41,18 +43,18 @@ def shards_of(dataset: Opened, table: Array) -> list[OldShard]:
     return [OldShard(folder, dataset.index.fields, {kind: pair_hash(row[kind]) for kind in kinds}, int(row["rows"]), frozenset()) for row in table]
 
 
-def joined_fields(datasets: list[Opened], classes: tuple[str, ...] | None) -> tuple[tuple[Field, ...], tuple[str, ...] | None]:
-    """(fields beside the image, class names) of all these datasets together; the names in fields are listed.
+def joined_fields(datasets: list[Opened], classes: tuple[str, ...] | None, start: int) -> tuple[tuple[Field, ...], tuple[str, ...] | None]:
+    """(fields from number `start` on, class names) of all these datasets together; the names in fields are listed.
 
     Names of classes, and of categories, that differ are joined and sorted as text; `classes`: the class map, where it is fixed.  Raises OptionError
     where fields differ, FormatError.
     """
-    first, found = datasets[0], [tuple(_listed(dataset, spec) for spec in dataset.index.fields[1:]) for dataset in datasets]
+    first, found = datasets[0], [tuple(_listed(dataset, spec) for spec in dataset.index.fields[start:]) for dataset in datasets]
     for other, specs in zip(datasets, found, strict=True):
         if [_bare(spec) for spec in specs] != [_bare(spec) for spec in found[0]]:
+            what = "what stands beside the images" if start else "their fields"
             raise OptionError(
-                f"{first.name} and {other.name} differ in what stands beside the images ({_shown(found[0])}; {_shown(specs)}): only datasets of "
-                "the same fields become one",
+                f"{first.name} and {other.name} differ in {what} ({_shown(found[0])}; {_shown(specs)}): only datasets of the same fields become one",
                 options=["raw"],
             )
     fields = list(found[0])
@@ -103,7 +105,7 @@ class Renumbered:
         self._dataset, self._fields = dataset, fields
         self._maps: dict[str, tuple[tuple[str, ...], Array]] = {}
         own = self.classes = load_classes(Path(dataset.root), dataset.index)
-        for spec, old in zip(fields, dataset.index.fields[1:], strict=True):
+        for spec, old in zip(fields, dataset.index.fields[-len(fields) :] if fields else (), strict=True):
             if spec.meaning == "class" and own is not None and classes is not None:
                 self._maps[spec.name] = own, _numbers(own, classes)
             elif spec.categories is not None and old.categories is not None:
@@ -121,16 +123,17 @@ class Renumbered:
             found = shard.read(spec.name, spec.stored, (shard.rows, *spec.shape))
             if spec.meaning == "class":
                 own = found.astype(np.int64)
-            if spec.name in self._maps:
-                found = self._renumbered(shard, spec, found.astype(np.int64))
-            out[spec.name] = found
+            out[spec.name] = self.of(spec, found, shard.path(spec.name))
         return out, own
 
-    def _renumbered(self, shard: OldShard, spec: Field, found: npt.NDArray[np.int64]) -> Array:
-        names, numbers = self._maps[spec.name]
-        if not -1 <= int(found.min(initial=0)) <= int(found.max(initial=0)) <= len(names) - 1 + (not names):
-            raise CorruptShardError(f"{shard.path(spec.name)}: a number that is none of the {len(names):,} names", path=str(shard.path(spec.name)))
-        new: Array = numbers[found + 1]
+    def of(self, spec: Field, found: Array, path: Path) -> Array:
+        """The values of a field, from those that the dataset has; FormatError, naming `path`, for a number that has no name."""
+        if spec.name not in self._maps:
+            return found
+        (names, numbers), own = self._maps[spec.name], found.astype(np.int64)
+        if len(own) and not -1 <= int(own.min()) <= int(own.max()) < len(names):
+            raise CorruptShardError(f"{path}: field {spec.name} has a number that is none of its {len(names):,} names", path=str(path))
+        new: Array = numbers[own + 1].astype(spec.stored)
         return new
 
 
@@ -198,13 +201,25 @@ def columns_of(rows: ShardRows, before: int, splits: Array, fields: tuple[Field,
         out[name] = functools.partial(_plain, samples[name])
     for name in _TEXTS:
         out[name] = functools.partial(_decoded, samples[name])
+    plain_columns(out, fields, lambda spec: values[spec.name])
+    if rows.own_classes is not None and rows.class_names is not None:
+        out["class"] = functools.partial(_named, rows.own_classes, rows.class_names)
+    return out
+
+
+def plain_columns(
+    out: dict[str, Callable[[], Column]], fields: tuple[Field, ...], read: Callable[[Field], Array], classes: tuple[str, ...] | None = None
+) -> dict[str, Callable[[], Column]]:
+    """`out` and the fields that are one number, which `read` gives; classes and categories are their names."""
+
+    def column(spec: Field, names: tuple[str, ...] | None) -> Column:
+        return _plain(read(spec)) if names is None else _named(read(spec), names)
+
     for spec in fields:
-        if spec.meaning == "class" and rows.own_classes is not None and rows.class_names is not None:
-            out["class"] = functools.partial(_named, rows.own_classes, rows.class_names)
         if spec.shape == () and spec.dtype != "bfloat16":
-            names = None if spec.categories is None else spec.categories.listed
-            column = functools.partial(_plain, values[spec.name]) if names is None else functools.partial(_named, values[spec.name], names)
-            out.setdefault(spec.name, column)
+            out.setdefault(spec.name, functools.partial(column, spec, None if spec.categories is None else spec.categories.listed))
+            if spec.meaning == "class" and classes is not None:
+                out["class"] = functools.partial(column, spec, classes)
     return out
 
 
@@ -226,3 +241,23 @@ def _plain(column: Array) -> Array:
 def _named(numbers: Array, names: tuple[str, ...]) -> Array:
     """The names of these numbers; "" for a row that has none."""
     return _texts([*names, ""])[numbers.astype(np.int64)]
+
+
+def split_of(layout: Layout, datasets: int, number: int, name: str) -> str:
+    """The split that rows of a split of a dataset are in."""
+    own = str(number) if datasets > 1 else ""
+    return next((split for split, folder in layout.splits if folder == own), name)
+
+
+def joined_splits(datasets: list[Opened], layout: Layout) -> list[str]:
+    """The splits that there may be, in order: of one dataset its own, of several as folders that are splits stand.  Raises OptionError."""
+    found = [[split_of(layout, len(datasets), number, split.name) for split in dataset.index.splits] for number, dataset in enumerate(datasets)]
+    names = list(dict.fromkeys(name for part in found for name in part))
+    if "all" in names and len(names) > 1:
+        lacks, has = (next(at for at, part in enumerate(found) if (part == ["all"]) is bare) for bare in (True, False))
+        raise OptionError(
+            f"{datasets[has].name} has splits ({', '.join(map(show, found[has][:8]))}) and {datasets[lacks].name} none: say which split it is, as in "
+            f"--split {show(found[has][0])}={datasets[lacks].name}",
+            options=["split"],
+        )
+    return names if len(found) == 1 else sorted(names, key=rank)

@@ -38,7 +38,12 @@ class Selection:
         self._patterns = {"include": include, "exclude": exclude}
 
     def __bool__(self) -> bool:
-        return self.where is not None or self._rows is not None or bool(self._include or self._exclude)
+        return self.where is not None or self._rows is not None or self.has_patterns
+
+    @property
+    def has_patterns(self) -> bool:
+        """Are keys asked for?"""
+        return bool(self._include or self._exclude)
 
     def identity(self) -> dict[str, object]:
         """What was asked for, as canonical JSON values; of numbers of rows the hash."""
@@ -49,15 +54,18 @@ class Selection:
             out["rows"] = hash_bytes(self._rows.astype("<i8").tobytes())
         return out
 
-    def take(self, start: int, stop: int, columns: Mapping[str, Callable[[], Column]], rows: ShardRows) -> npt.NDArray[np.int64]:
-        """Which of the rows [start, stop) are taken, in rising order and counted from `start`: int64 (M,); `columns` and `rows` are of these."""
+    def take(self, start: int, stop: int, columns: Mapping[str, Callable[[], Column]], rows: ShardRows | None = None) -> npt.NDArray[np.int64]:
+        """Which of the rows [start, stop) are taken, in rising order and counted from `start`: int64 (M,).
+
+        `columns`, and for patterns `rows`, tell of them.
+        """
         taken = np.ones(stop - start, bool)
         if self._rows is not None:
             taken[:] = False
             taken[self._rows[slice(*np.searchsorted(self._rows, [start, stop]).tolist())] - start] = True
         if self.where is not None:
             taken &= self.where.rows(columns, stop - start)
-        if self._include or self._exclude:
+        if rows is not None and self.has_patterns:
             taken &= np.fromiter(map(self._passes, rows.keys), bool, stop - start)
         return np.flatnonzero(taken)
 

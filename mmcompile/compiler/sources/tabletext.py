@@ -27,6 +27,9 @@ __all__ = ["TextPart"]
 _ROWS = 1 << 12
 #: A column is of numbers if at least this share of its first cells are: then a cell that is none is a mistake, not a category.
 _SHARE = 0.5
+#: Numbers and dates as people of many countries write them: no two of these agree, so none is guessed.
+_NUMBER = re.compile(r"\s*[-+(]?[$€£]?\s?[0-9]+(?:[., '][0-9]{3})*(?:[.,][0-9]+)?\s?[%$€£)]?\s*\Z")
+_DATE = re.compile(r"[0-9]{1,4}([./-])[0-9]{1,2}\1[0-9]{1,4}\b|[0-9]{1,2} [A-Z][a-z]{2,8} [0-9]{4}\b|[A-Z][a-z]{2,8} [0-9]{1,2}, [0-9]{4}\b")
 
 Array = npt.NDArray[Any]
 
@@ -68,9 +71,9 @@ class TextPart:
         return kinds
 
     def _no_number(self, name: str, row: int, cell: str) -> SourceError:
-        hint = "numbers are written as 1234.5" if re.fullmatch(r"[-+0-9., ']*[0-9][-+0-9., '%$€]*", cell) else "mend it"
+        hint = "numbers are written as 1234.5, " if _NUMBER.match(cell) else "times are written as 2023-01-31 09:30:00, " if _DATE.match(cell) else ""
         return self._table.wrong(
-            f"row {row + 1:,}, column {show(name)}: {cell!r:.60} is no value like others in it: {hint}, or leave it out with --columns",
+            f"row {row + 1:,}, column {show(name)}: {cell!r:.60} is no value like others in it: {hint}mend it, or leave it out with --columns",
             row=row,
             column=name,
         )
@@ -156,12 +159,12 @@ class TextPart:
 
 
 def _looks_numeric(cells: Sequence[str]) -> bool:
-    """Are half of these cells numbers or times?"""
+    """Are half of these cells numbers or times, however they are written?"""
     count = 0
     for cell in cells:
         kinds = CellKinds()
         kinds.extend([cell])
-        count += bool(kinds.kinds) and kinds.seen
+        count += (bool(kinds.kinds) and kinds.seen) or bool(_NUMBER.match(cell) or _DATE.match(cell))
     return count >= _SHARE * len(cells)
 
 
