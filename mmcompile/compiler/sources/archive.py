@@ -200,6 +200,7 @@ class ArchiveSource:
                 progress(found)
         if pairing.paired:
             scan = pairing.scan(self._splits(), self.layout.classes)
+            warnings += choice.warnings()
         elif self.wishes != Wishes():
             given = {"image-column": self.wishes.image, "label-column": self.wishes.label, "columns": self.wishes.columns}
             options = [name for name, wish in given.items() if wish is not None]
