@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mmcompile.compiler.options import BuildOptions
     from mmcompile.compiler.outcome import BuildReport
     from mmcompile.compiler.preprocess import Normalize, Preprocess
+    from mmcompile.compiler.rowstore import RowPreprocess
     from mmcompile.format.verify import verify
     from mmcompile.runtime.augment import Augment
     from mmcompile.runtime.cache import Cache
@@ -56,6 +57,7 @@ __all__ = [
     "Preprocess",
     "RemoteError",
     "ResumeError",
+    "RowPreprocess",
     "ShardLoader",
     "ShardSampler",
     "SourceError",
@@ -73,6 +75,7 @@ _HOMES = {
     "MMapShardDataset": "mmcompile.runtime.dataset",
     "Normalize": "mmcompile.compiler.preprocess",
     "Preprocess": "mmcompile.compiler.preprocess",
+    "RowPreprocess": "mmcompile.compiler.rowstore",
     "ShardLoader": "mmcompile.runtime.loader",
     "ShardSampler": "mmcompile.runtime.sampler",
     "build": "mmcompile.compiler.driver",

@@ -264,15 +264,7 @@ def build(ctx: click.Context, /, raw: tuple[str, ...], out: str, dry_run: bool, 
         **{name: given.pop(name) for name in wishes},
     )
     source = open_source(raw, chosen)
-    run_names = {
-        "workers": "workers",
-        "engine": "engine",
-        "address": "address",
-        "part": "part",
-        "shard_bytes": "shard_bytes",
-        "decode_timeout": "decode_timeout_s",
-        "order": "order",
-    }
+    run_names = {name: name for name in ("workers", "engine", "address", "part", "shard_bytes", "order")} | {"decode_timeout": "decode_timeout_s"}
     again = {name: given.pop(name) for name in ("checksum", "redecode", "plan_only")}
     options = BuildOptions(
         lock=not given.pop("no_lock"), **again, **{name: v for key, name in run_names.items() if (v := given.pop(key)) is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import errno
 import glob
 import io
@@ -19,6 +20,7 @@ import pytest
 from click.testing import CliRunner, Result
 from PIL import Image
 
+import mmcompile.__main__
 import mmcompile.compiler.driver
 from mmcompile import cli, options, terminal, text
 from mmcompile.compiler.formats import TORCHVISION_EXTENSIONS
@@ -757,3 +759,18 @@ def test_a_caller_who_ignores_sigterm_or_handles_it_is_left_to_it() -> None:
         finally:
             signal.signal(signal.SIGTERM, before)
     assert heard == [signal.SIGTERM]
+
+
+def test_ctrl_c_while_the_command_loads_ends_as_it_does_later(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    load = builtins.__import__
+
+    def interrupted(name: str, *arguments: Any, **more: Any) -> Any:
+        if arguments and arguments[2] and "cli" in arguments[2]:
+            raise KeyboardInterrupt
+        return load(name, *arguments, **more)
+
+    monkeypatch.setattr(builtins, "__import__", interrupted)
+    with pytest.raises(SystemExit) as end:
+        mmcompile.__main__.main()
+    assert end.value.code == 130
+    assert capsys.readouterr() == ("", "error: stopped\n")

@@ -31,6 +31,7 @@ PUBLIC = [
     "Preprocess",
     "RemoteError",
     "ResumeError",
+    "RowPreprocess",
     "ShardLoader",
     "ShardSampler",
     "SourceError",

@@ -84,7 +84,13 @@ def build(
     progress: Callable[[Progress], None] | None = None,
     dry_run: bool = False,
 ) -> BuildReport:
-    """Compile `source` (a path or URL, a list of some, a dataset, or a Source) into the dataset `out`, and publish it.
+    """Compile `source` into the dataset `out`, and publish it.
+
+    `source` is a path or URL of anything that the command reads, or a list of some; a dataset with a length and items, or a dict of such by split;
+    arrays (numpy's, tensors, of HDF5 or Zarr) alone or in a dict by name; an iterable of samples, which is read once; or a Source.  A sample is a
+    tuple, a dict, or one picture (of Pillow), array, tensor or number; the first one declares names, dtypes and shapes of all.  Pictures are made as
+    `preprocess` says, with the pixels that the same file in a folder has; arrays are stored as they are.  A dataset that pickles is read by all
+    workers, any other by this process, with a warning.  What an item raises (IndexError, too) is a SourceError with its row.
 
     The bytes of the dataset depend on the sources, `preprocess` and `shard_bytes` alone.  `workers`: processes, None: as many as this one may
     use.  `max_rejects`: how many bad images may be left out, a number or "2%" of the items.  Safe to kill at any moment: the same call

@@ -29,6 +29,8 @@ __all__ = ["LocalExecutor", "make_executor", "result_within", "run_pickled", "si
 
 #: Seconds between two looks at whether a silent worker is still there: its pipe may be held open by a process that it left behind.
 _ALIVE_S = 2.0
+#: More processes than any machine has cores; each takes a thread here, and memory.
+MOST_WORKERS = 4096
 #: Seconds between two looks at whether a call has begun.
 _BEGUN_S = 0.2
 
@@ -96,8 +98,8 @@ class LocalExecutor(Executor):
     """
 
     def __init__(self, workers: int) -> None:
-        if workers < 1:
-            raise OptionError(f"workers must be at least 1, not {workers}")
+        if not 1 <= workers <= MOST_WORKERS:
+            raise OptionError(f"workers must be from 1 to {MOST_WORKERS:,}, not {workers:,}", options=["workers"])
         self.workers = workers
         self._queue: queue.SimpleQueue[tuple[Future[Any], bytes] | None] = queue.SimpleQueue()
         self._processes: dict[int, WorkerProcess] = {}
@@ -107,8 +109,14 @@ class LocalExecutor(Executor):
         self._stopped = self._killed = False
         self._feeding = workers
         self._threads = [threading.Thread(target=self._feed, args=(i,), name=f"mmcompile-worker-{i}", daemon=True) for i in range(workers)]
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except RuntimeError as error:  # threads, or memory for their stacks, have run out
+            self._threads = [thread for thread in self._threads if thread.ident is not None]
+            self._feeding = len(self._threads)
+            self.kill()
+            raise EngineError(f"cannot start {workers:,} workers ({error}): give fewer (--workers)", begun=False) from None
 
     def prepare(self, fn: Callable[[], Any]) -> None:
         """Begin to load what workers need: `fn`, which must be importable, is called once, and they inherit what it loads.  Does not wait."""

@@ -13,6 +13,7 @@ from typing import Any
 from mmcompile.compiler.plan import SHARD_BYTES
 from mmcompile.compiler.preprocess import Normalize, Preprocess
 from mmcompile.errors import OptionError
+from mmcompile.format.canonical import name_from_json
 
 __all__ = ["ENGINES", "BuildOptions", "allowed_rejects", "as_config", "typed"]
 
@@ -112,6 +113,13 @@ def as_config(settings: Mapping[str, Any]) -> dict[str, Any]:
     if made is not None and made.compat is not None:
         source.pop("hidden", None)
         source.pop("extensions", None)
+    if "classes" in source:
+        raise OptionError(
+            "this dataset was made with --classes-from; its settings hold the hash of the names, and the dataset itself is where to take them from",
+            options=["classes-from"],
+        )
+    if splits := source.pop("splits", None):
+        config["split"] = [f"{name}={name_from_json(folder) or '.'}" for name, folder in splits]
     for name, value in source.items():
         if value not in (None, False, [], ""):
             config[name.replace("_", "-")] = value

@@ -47,6 +47,8 @@ _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _TORCH_FILTERS = ("bilinear", "bicubic")
 _NEWER = frozenset({"jpeg_scaling", "transform", "transform_version", "transform_shape"})
 _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+#: (65535 - mean) / std stays finite in float32, of which 3.4e38 is the largest.
+LEAST_STD = 1e-30
 _COLOUR = re.compile(r"#[0-9a-f]{6}")
 
 
@@ -71,8 +73,8 @@ class Normalize:
             raise OptionError(
                 f"mean has {len(self.mean)} values and std has {len(self.std)}: give one of each for every channel", options=["mean", "std"]
             )
-        if min(self.std) <= 0:
-            raise OptionError(f"std must be above 0 for every channel, found {self.std}", options=["std"])
+        if min(self.std) < LEAST_STD:
+            raise OptionError(f"std must be at least {LEAST_STD} for every channel, or values become infinite; found {self.std}", options=["std"])
 
 
 #: Mean and standard deviation that torchvision's ImageNet models were trained with.

@@ -30,7 +30,9 @@ from mmcompile.compiler.output import (
     clean_up,
     describe_changes,
     describe_published,
+    draft_index,
     free_bytes,
+    lists_of,
     open_output,
     publish_shards,
     refuse_removed,
@@ -42,7 +44,7 @@ from mmcompile.compiler.planning import with_lists
 from mmcompile.compiler.preprocess import PIXEL_REVISION, Preprocess
 from mmcompile.compiler.rowrun import Here, RowRunner, start_readers
 from mmcompile.compiler.rowstore import RowPreprocess, StoredField, stored_fields
-from mmcompile.compiler.rowtask import RowJob, RowSeal, block_rows, read_row_seal
+from mmcompile.compiler.rowtask import RowJob, RowSeal, block_rows, blocks_of, read_row_seal
 from mmcompile.compiler.seals import UNREADABLE, read_sealed, write_sealed
 from mmcompile.compiler.sources import roots_of
 from mmcompile.compiler.sources.compiledrows import CompiledRows
@@ -153,13 +155,14 @@ class RowBuild:
         self.indexed = tuple(with_lists(f.stored, self.lists) for f in self.fields)
         self.settings = {"preprocess": self.asked.settings(), "source": self.source.identity(), "shard_bytes": self.options.shard_bytes}
         self.tasks = list(self._tasks())
+        self._check_index()
         self._look()
 
     def _tasks(self) -> Iterator[RowTask]:
         row_bytes = sum(f.stored.row_bytes for f in self.fields)
         rows = rows_per_shard(row_bytes, self.options.shard_bytes)
         made = [[f.source.to_json(), f.stored.to_json(), f.stored.dtype] for f in self.fields]
-        base = canonical({"made": made, "settings": {**self.settings, "shard_bytes": 0}, "revision": PIXEL_REVISION})
+        base = hash_bytes(canonical({"made": made, "settings": {**self.settings, "shard_bytes": 0}, "revision": PIXEL_REVISION}))
         stops, number = self.scan.stops, 0
         for split in self.scan.ranges:
             cuts = row_cuts(split.start, split.stop, stops, rows)
@@ -171,7 +174,7 @@ class RowBuild:
                     parts.append([self.scan.stamps[group], max(start, begin) - begin, min(stop, int(stops[group])) - begin])
                 known = all(stamp for stamp, *_ in parts)
                 where = parts if known else [[str(start), 0, stop - start]]
-                yield RowTask(number, start, stop, hash_bytes(base + canonical([known, where])), known)
+                yield RowTask(number, start, stop, hash_bytes(canonical([base, known, where])), known)
                 number += 1
 
     def _look(self) -> None:
@@ -188,7 +191,7 @@ class RowBuild:
         self.seals = {seal.task: seal for name in names if (seal := read_row_seal(build / "seals" / name)) is not None}
         self.whole: dict[int, RowSeal] = {}
         for task in self.tasks:
-            if not task.known:
+            if not task.known or self.options.checksum:
                 continue
             published, sealed = self.found.get(task.id), self.seals.get(task.id)
             if published is not None and self._is_whole(published, task):
@@ -249,7 +252,7 @@ class RowBuild:
         self.made: dict[int, RowSeal] = {}
         if not todo:
             return
-        job = RowJob(self.source, self.fields, scratch, self.out / "shards", self.out / ".build" / "seals")
+        job = RowJob(self.source, self.fields, scratch, self.out / "shards", self.out / ".build" / "seals", blocks_of(self.source))
         executor, given, why = start_readers(self.source, scratch, self.workers)
         if isinstance(executor, Here):
             self.workers = 1
@@ -284,32 +287,29 @@ class RowBuild:
 
     def _publish(self, lock: Lock, scratch: Path) -> BuildReport:
         self.progress(Progress("publish"))
-        scan = self.scan
         seals = [self.whole.get(t.number) or self.made[t.number] for t in self.tasks]
-        parts = [_part(seal) for seal in seals]
-        auto = tuple(f.stored.name for f in self.fields if f.auto)
-        contents = Contents(
-            parts,
-            [],
-            self.indexed,
-            scan.ranges,
-            self.lists,
-            scan.classes,
-            self.settings,
-            {},
-            self.unit,
-            auto,
-            False,
-            self._groups(),
-        )
         refuse_removed(self.out, lock.still_held)
-        done = publish_shards(self.out, scratch, contents)
+        done = publish_shards(self.out, scratch, self._contents([_part(seal) for seal in seals]))
         clean_up(self.out, self.seals.values(), self.made.values())
         remove_plan(self.out)
         with contextlib.suppress(OSError):  # a cache: without it all rows are read again
             document = {"mark": [done.generation, self._mark()], "seals": [seal.to_json() for seal in seals]}
             write_sealed(self.out / ".build" / "rows", document)
         return self._finished(done, seals)
+
+    def _contents(self, parts: list[Part]) -> Contents:
+        scan, auto = self.scan, tuple(f.stored.name for f in self.fields if f.auto)
+        return Contents(parts, [], self.indexed, scan.ranges, self.lists, scan.classes, self.settings, {}, self.unit, auto, False, self._groups())
+
+    def _check_index(self) -> None:
+        """Would an index say this?  Raises OptionError before a row is read."""
+        contents, none = self._contents([]), "0" * 32
+        statistics: dict[str, dict[str, Any]] = {name: {} for name in ("all", *(s.name for s in contents.splits))}
+        index = draft_index(contents, self.scan.rows, len(self.tasks), statistics, dict.fromkeys(lists_of(contents), none))
+        try:
+            Index.from_bytes(index.to_bytes(), self.out / "index.json")
+        except FormatError as error:
+            raise OptionError(f"{error}: the source says what no dataset can hold") from error
 
     def _groups(self) -> tuple[tuple[str, int], ...]:
         """Names and ends of the groups that have rows."""

@@ -26,10 +26,9 @@ from mmcompile.errors import EngineError, MMCompileError, SourceError
 
 __all__ = ["Here", "RowRunner", "Shard", "start_readers"]
 
-#: Bytes of stored rows in a piece, about: enough that a call costs nothing beside them, and little memory.
-PIECE_BYTES = 8 << 20
-#: A pickled source of more bytes than this holds its data: it is read in this process, not sent to workers.
-_PICKLE_BYTES = 64 << 20
+#: A pickled source of more bytes than this holds its data: each worker would have a copy.  One that gives ranges of them is read in this process, as
+#: that is no more than a copy; one that makes item by item is worth several copies.
+_PICKLE_BYTES, _ITEMS_BYTES = 64 << 20, 512 << 20
 #: Seconds between two looks at calls that take long.
 _LOOK_S = 0.5
 #: How often a piece is tried.
@@ -62,10 +61,10 @@ class _HoldsData(Exception):
 
 
 class _Limited:
-    """A file that takes no more than _PICKLE_BYTES."""
+    """A file that takes no more than `limit` bytes."""
 
-    def __init__(self, path: Path) -> None:
-        self._file, self._left = path.open("wb"), _PICKLE_BYTES
+    def __init__(self, path: Path, limit: int) -> None:
+        self._file, self._left = path.open("wb"), limit
 
     def write(self, data: Any) -> int:
         self._left -= memoryview(data).nbytes
@@ -79,15 +78,17 @@ class _Limited:
 
 def start_readers(source: RowSource, scratch: Path, workers: int) -> tuple[LocalExecutor | Here, RowSource | Path, str]:
     """(who reads, what they are given, why it is this process alone: "" where it is not, or where nobody would have expected else)."""
-    path = scratch / "source.pickle"
+    path, items = scratch / "source.pickle", getattr(source, "item_by_item", False)
+    limit = _ITEMS_BYTES if items else _PICKLE_BYTES
     try:
-        file = _Limited(path)
+        file = _Limited(path, limit)
         try:
             pickle.dump(source, file, pickle.HIGHEST_PROTOCOL)
         finally:
             file.close()
     except _HoldsData:
-        return Here(), source, ""
+        path.unlink()
+        return Here(), source, f"it holds more than {limit >> 20} MiB of data" if items else ""
     except OSError:
         raise
     except Exception as error:  # whatever a stranger's class raises when it is pickled
@@ -151,7 +152,7 @@ class RowRunner:
         self._failures: list[str] = []
         self._done = 0
         block = block_rows(job.row_bytes)
-        self._rows, self._blocks = block * max(1, PIECE_BYTES // (block * job.row_bytes)), block
+        self._rows, self._blocks = block * job.blocks, block
 
     def run(self, tasks: Iterable[tuple[Any, RowSeal]]) -> Iterator[tuple[Any, RowSeal]]:
         """Make and seal all shards, each given as soon as it is durable.

@@ -24,10 +24,24 @@ from mmcompile.compiler.sources.rows import RowSource
 from mmcompile.errors import SourceError
 from mmcompile.format.npy import ALIGN, file_name, save_array
 
-__all__ = ["BLOCK_BYTES", "RowJob", "RowPiece", "RowResult", "RowSeal", "block_rows", "load_source", "read_row_seal", "run_rows", "seal_rows"]
+__all__ = [
+    "BLOCK_BYTES",
+    "RowJob",
+    "RowPiece",
+    "RowResult",
+    "RowSeal",
+    "block_rows",
+    "blocks_of",
+    "load_source",
+    "read_row_seal",
+    "run_rows",
+    "seal_rows",
+]
 
 #: Bytes of rows, over all fields, that one hash stands for (FORMAT.md, section 8).
 BLOCK_BYTES = 1 << 20
+#: Blocks in a piece of a source that reads ranges: enough that a call costs nothing beside them, and little memory.
+_BLOCKS = 8
 
 
 @dataclass(frozen=True)
@@ -39,6 +53,9 @@ class RowJob:
     scratch: Path
     shards: Path
     seals: Path
+
+    #: Blocks in a piece: how sums of floats are grouped, so the same for all runs.
+    blocks: int = 1
 
     @property
     def row_bytes(self) -> int:
@@ -98,6 +115,11 @@ def read_row_seal(path: Path) -> RowSeal | None:
     except (OSError, *UNREADABLE):
         return None
     return seal if seal.task == path.stem else None
+
+
+def blocks_of(source: RowSource) -> int:
+    """Blocks in a piece: one of a source that makes a range item by item, which takes its time."""
+    return 1 if getattr(source, "item_by_item", False) else _BLOCKS
 
 
 def block_rows(row_bytes: int) -> int:

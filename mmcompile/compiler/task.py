@@ -149,6 +149,8 @@ def run_piece(job: Job, piece: Piece) -> PieceResult:
 
     Rejects of earlier runs are remembered by source hash, and not decoded again.  Raises OSError when rows cannot be written.
     """
+    if not piece.known.all():  # before an item is in hand, whose time it would be; else nothing may have to be decoded
+        warm_up(job.preprocess)
     decode.initialise()
     n, image = len(piece.keys), job.image
     result = PieceResult(

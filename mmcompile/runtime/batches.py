@@ -88,7 +88,11 @@ class Maker:
         self.columns = dataset._columns
         images = [column for column in self.columns if isinstance(column, ImageColumn)]
         if augment is not None and not images:
-            raise ValueError(f"{dataset.root}: augment needs an image, the fields are {[c.name for c in self.columns]}")
+            of_windows = any(isinstance(column.base, ImageColumn) for column in self.columns)
+            said = (
+                "is for single images, not for windows of them" if of_windows else f"needs an image, the fields are {[c.name for c in self.columns]}"
+            )
+            raise ValueError(f"{dataset.root}: augment {said}")
         self.sizes = {c.name: augment.size(*c.shape[1:]) for c in images} if augment is not None else {}
         resident = dataset._resident
         if resident is not None and device is None:

@@ -101,7 +101,7 @@ class Copies:
         try:
             self._prepare()
         except OSError as error:
-            raise OSError(error.errno, f"the cache folder cannot be used ({error.strerror})", folder) from error
+            raise OSError(error.errno, f"the cache folder cannot be used ({error.strerror}{_remedy(error.errno)})", folder) from error
 
     def here(self, name: str) -> bool:
         return os.path.exists(self.folder / name)
@@ -185,7 +185,7 @@ class Copies:
             if error.errno in _FULL:
                 raise OSError(error.errno, f"no room for {nbytes:,} bytes of {origin.where(name)}; free some", str(self.folder)) from error
             code = errno.ESTALE if error.errno == errno.ENOENT else error.errno  # the original is there
-            raise OSError(code, f"the cache folder cannot be used ({error.strerror})", str(self.folder.parent)) from error
+            raise OSError(code, f"the cache folder cannot be used ({error.strerror}{_remedy(code)})", str(self.folder.parent)) from error
 
     def _find(self, name: str, nbytes: int, origin: Origin, *, wait: bool) -> int | None:
         """As `_take`.  Names that end in .part, .1.part, ... are tried: the next one where whoever has the one before no longer gets on."""
@@ -439,6 +439,16 @@ def _digest(name: str) -> str:
     match = _FORM.match(os.path.basename(name))
     assert match is not None
     return match[1]
+
+
+def _remedy(code: int | None) -> str:
+    """What helps where a cache folder cannot be used."""
+    remedies = {
+        errno.ENOENT: ": make the folder that it is to lie in",
+        errno.ENOTDIR: ": a part of its path is a file",
+        **dict.fromkeys(_FULL, ": free some space there, or give another folder"),
+    }
+    return remedies.get(code or 0, "")
 
 
 def _set_back(fd: int) -> None:

@@ -320,9 +320,9 @@ class MMapShardDataset(Dataset[Any]):
                                                 x     x   x    x    x                      (T, *shape)
                                                 y                             y            row t + 4 - 1 + 2
 
-        target: names of fields, which come as (N, *shape), or of columns of one field, (N, K), for one name as text (N,), called "target" in a dict.
-            A class, and with horizon=0 (the window's last row) any field, comes as a target only; other fields come as windows too.  Columns need a
-            horizon of at least 1: the window has them up to its last row.
+        target: names of fields, which come as (N, *shape), or of columns of one field, (N, K), for one name as text (N,).  A class, and with
+            horizon=0 (the window's last row) any field, comes as a target only; other fields come as windows too, and in a dict the target is called
+            NAME_target.  Columns need a horizon of at least 1: the window has them up to its last row.
 
         `source(i)` is that of the first row.  Raises ValueError where no window fits, and for a subset: take a subset of the windows instead.
         """

@@ -24,8 +24,8 @@ __all__ = ["Windows"]
 
 Rows = npt.NDArray[np.int64]
 
-#: What the columns of a field that are a target are called in a dict.
-_TARGET = "target"
+#: What a target is called in a dict, behind its field's name, where the field comes as a window too.
+_TARGET = "_target"
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,13 @@ class Windows:
         out: list[Column] = [WindowColumn(column, self.length) for column in columns if column.name not in alone]
         if not out:
             raise ValueError(f"{where}: all fields in use, {list(of)}, are targets; a window needs at least one other")
-        out += [TargetColumn(of[name], self.reach, name, None) for name in fields]
+        out += [TargetColumn(of[name], self.reach, name if name in alone else name + _TARGET, None) for name in fields]
         if owner is not None:
-            out.append(TargetColumn(of[owner], self.reach, _TARGET, picked[0] if isinstance(self.target, str) else picked))
+            out.append(TargetColumn(of[owner], self.reach, owner + _TARGET, picked[0] if isinstance(self.target, str) else picked))
+        if len({column.name for column in out}) != len(out):
+            raise ValueError(
+                f"{where}: two values of a sample would have one name: {[column.name for column in out]}; ask for fewer fields or targets"
+            )
         return out
 
     def offset(self, columns: Sequence[Column], field: str) -> int | None:

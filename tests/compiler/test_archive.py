@@ -183,6 +183,7 @@ def test_of_several_images_the_first_as_text_is_taken_and_another_can_be_chosen(
     assert scan.left_out == {"excluded": 1}
     assert source(raw).read(scan.keys[0]) == picture(1)
     assert list(source(raw, image_column="z.png").scan().keys) == [b"a.z.png"]
+    assert "--exclude nope* matches nothing" in source(raw, exclude=("nope*",)).scan().warnings
     with pytest.raises(OptionError, match=r"--image-column jpg: samples have no such image \(they have b\.png, z\.png\)"):
         source(raw, image_column="jpg").scan()
 
@@ -348,7 +349,7 @@ def test_what_raw_is_decides(tmp_path: Path) -> None:
     tar(tmp_path / "mixed/a.tar", pairs(2))
     assert isinstance(open_source([str(tmp_path / "mixed")], SourceOptions()), ArchiveSource)
     (tmp_path / "mixed/README").write_text("x")
-    assert isinstance(open_source([str(tmp_path / "mixed")], SourceOptions()), ArchiveSource)
+    assert source(tmp_path / "mixed").scan().left_out == {"beside archives": 1}
     write(tmp_path / "mixed", {"cat/a.png": picture(0)})
     assert isinstance(open_source([str(tmp_path / "mixed")], SourceOptions()), FolderSource)
     assert len(source(tmp_path / "mixed", source="tar").scan().keys) == 2
@@ -364,6 +365,24 @@ def test_what_raw_is_decides(tmp_path: Path) -> None:
     apart = source(tar(tmp_path / "far/b.tar", [("c/a.png", b"x")]), tar(tmp_path / "c.tar", [("c/a.png", b"x")]))
     with pytest.raises(SourceError, match="lie in different folders"):
         apart.scan()
+
+
+def test_rows_in_a_random_order_are_the_same_rows(tmp_path: Path) -> None:
+    for raw in (tar(tmp_path / "a.tar", pairs(8)), zip_of(tmp_path / "b.zip", [(f"c/{i}.png", picture(i)) for i in range(8)])):
+        run(source(raw), tmp_path / f"plain-{raw.name}")
+        run(source(raw), tmp_path / f"mixed-{raw.name}", options={"order": "shuffled:3"})
+        plain, mixed = keys(tmp_path / f"plain-{raw.name}"), keys(tmp_path / f"mixed-{raw.name}")
+        assert sorted(plain) == sorted(mixed)
+        assert plain != mixed
+        assert np.array_equal(images(tmp_path / f"mixed-{raw.name}"), images(tmp_path / f"plain-{raw.name}")[[plain.index(key) for key in mixed]])
+
+
+def test_a_zip_builds_in_processes_as_the_folder_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    raw = make_raw(tmp_path / "raw")
+    run(raw, tmp_path / "one")
+    run(source(zipped(tmp_path / "a.zip", raw)), tmp_path / "two", workers=2)
+    assert dataset_but_settings(tmp_path / "one") == dataset_but_settings(tmp_path / "two")
 
 
 def test_parts_of_a_plan_take_its_settings(tmp_path: Path) -> None:
@@ -684,6 +703,25 @@ def test_zip64_and_names_of_old_and_other_systems(tmp_path: Path) -> None:
     assert scan.left_out == {"hidden": 1, "link": 1, "name that leads out of the archive": 1}
 
 
+def test_the_end_of_a_large_zip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zipfile, "ZIP_FILECOUNT_LIMIT", 1)  # its end is then that of zip64
+    path = zip_of(tmp_path / "a.zip", [(f"c/{i}.png", picture(i)) for i in range(3)])
+    whole = path.read_bytes()
+    assert b"PK\6\6" in whole
+    for data in (whole, b"x" * 1000 + whole):
+        path.write_bytes(data)
+        scan = source(path).scan()
+        assert [source(path).read(key) for key in scan.keys] == [picture(i) for i in range(3)]
+    for mark, why in ((b"PK\6\6", "expected the zip64 record"), (b"PK\1\2", "expected an entry of its directory")):
+        path.write_bytes(whole.replace(mark, b"PKxx", 1))
+        with pytest.raises(SourceError, match=why):
+            source(path).scan()
+    at = whole.index(b"PK\6\6") + 32
+    path.write_bytes(whole[:at] + (7).to_bytes(8, "little") + whole[at + 8 :])
+    with pytest.raises(SourceError, match="its directory holds 3 members, and its end says 7"):
+        source(path).scan()
+
+
 def test_random_damage_is_an_error_or_the_same_pictures(tmp_path: Path) -> None:
     """No damage makes a traceback of another kind, or other content under a key without a word."""
     files = [(f"c/{i}.png", picture(i)) for i in range(4)]
@@ -766,3 +804,21 @@ def test_headers_that_lie_are_errors(tmp_path: Path) -> None:
     (tmp_path / "a.tar").write_bytes(long.replace(b"path=kkk", b"path=../"))
     with pytest.raises(SourceError, match="1 name that leads out of the archive"):
         source(tmp_path / "a.tar").scan()
+
+
+def test_no_object_is_held_for_a_sample_while_archives_are_listed(tmp_path: Path) -> None:
+    for i in range(6):
+        tar(tmp_path / f"raw/{i}.tar", tiny(500, 500 * i))
+
+    def long_lists() -> int:
+        return sum(isinstance(thing, list) and len(thing) >= 500 for thing in gc.get_objects())
+
+    before = long_lists()
+    held: list[int] = []
+    scan = source(tmp_path / "raw").scan(lambda _: held.append(long_lists() - before))
+    assert len(scan.keys) == 3000
+    assert held[-1] <= 2  # those of the last archive
+
+
+def tiny(count: int, start: int) -> list[tuple[str, bytes]]:
+    return [f for i in range(start, start + count) for f in ((f"{i}.png", b"x"), (f"{i}.cls", b"%d" % (i % 7)), (f"{i}.json", b'{"a": %d}' % i))]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mmcompile.compiler import driver, output, planning, statcache
+from mmcompile.compiler import driver, output, planning, statcache, task
 from mmcompile.compiler.driver import BuildOptions, build
 from mmcompile.compiler.options import allowed_rejects
 from mmcompile.compiler.outcome import Progress
@@ -1021,3 +1021,14 @@ def test_another_raw_into_the_same_out_is_warned_of(raw: Path, out: Path, tmp_pa
     assert "12 samples with labels by 3 without labels" in warning
     assert old in warning
     assert len(Reader(out, generation=old)) == 12
+
+
+def test_what_a_worker_has_to_load_is_loaded_before_a_file_is_in_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else loading torch on a slow disk would be taken for a picture that takes too long."""
+    seen: list[str] = []
+    take = task.Hand.take
+    monkeypatch.setattr(task, "warm_up", lambda preprocess: seen.append("loaded"))
+    monkeypatch.setattr(task.Hand, "take", lambda self, item: (seen.append("taken"), take(self, item))[1])
+    inline(monkeypatch)
+    run(make_raw(tmp_path / "raw", 2), tmp_path / "out")
+    assert (seen[0], seen.count("taken")) == ("loaded", 4)

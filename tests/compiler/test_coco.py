@@ -151,6 +151,8 @@ def test_other_json_and_other_options_are_refused(tmp_path: Path) -> None:
     path = save(tmp_path, document())
     with pytest.raises(OptionError, match=r"--label-column does not go with this RAW, which is read as coco"):
         open_source([str(path)], SourceOptions(label_column="x"))
+    with pytest.raises(OptionError, match="expected one file of annotations, not 2"):
+        open_source([str(path), str(path)], SourceOptions())
     path.write_text("[1]")
     assert not isinstance(open_source([str(path)], SourceOptions()), CocoSource)
 

@@ -147,9 +147,14 @@ def test_values_are_what_the_samples_hold() -> None:
         ([1, 2.5], "row 1: x: expected int64 (), found float64 ()"),
         ([np.zeros(2), None], "row 1: x: NoneType; expected pictures"),
         (["a cat"], "row 0: x: text; expected pictures, arrays, tensors or numbers"),
-        ([{"x": [[1, 2], [3]]}], "row 0: x: lists of different lengths"),
+        ([{"x": [[1, 2], [3]]}], "row 0: x: list that is no array of numbers ("),
         ([{"x": 1, "X": 2}], "row 0: X and x: both are the field x"),
         ([{}], "row 0: a sample holds nothing"),
+        ([torch.eye(2).to_sparse()], "row 0: x: Tensor that is no array of numbers"),
+        ([np.ma.masked_equal([1, 2], 2)], "row 0: x: MaskedArray that is no array of numbers (masked values: fill them)"),
+        ([{"x": {"y": 1}}], "row 0: x: dict; expected pictures"),
+        ([np.array([object()])], "row 0: x: ndarray; expected pictures"),
+        (Pictures(length=-1), "Pictures: its length cannot be told"),
     ],
 )
 def test_a_strange_sample_is_an_error_with_its_row(data: Any, message: str) -> None:
@@ -202,6 +207,7 @@ class TensorRows:
     """Whole numbers as a dataset."""
 
     mmcompile_version = "1"
+    keys = ()  # an attribute of that name makes it no dict
 
     def __init__(self, n: int) -> None:
         self.n = n

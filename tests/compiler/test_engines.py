@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -224,3 +226,20 @@ def test_usable_cpus_are_the_affinity_cut_by_the_quota(monkeypatch: pytest.Monke
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(affinity)))
     monkeypatch.setattr(engines, "_quotas", lambda: quotas)
     assert usable_cpus() == cpus
+
+
+def test_more_workers_than_can_be_started_are_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, count = threading.Thread.start, itertools.count()
+
+    def short(self: threading.Thread) -> None:
+        if self.name.startswith("mmcompile-worker") and next(count) >= 3:
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    before = threading.active_count()
+    monkeypatch.setattr(threading.Thread, "start", short)
+    with pytest.raises(EngineError, match=r"cannot start 9 workers \(can't start new thread\): give fewer"):
+        LocalExecutor(9)
+    assert threading.active_count() == before
+    with pytest.raises(OptionError, match="workers must be from 1 to 4,096, not 5,000"):
+        LocalExecutor(5000)

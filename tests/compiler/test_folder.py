@@ -676,3 +676,10 @@ def test_any_tree_of_splits_is_listed_split_by_split_as_the_oracle_lists_each(da
         assert [split.name for split in scan.splits] == list(listed)
         wanted = [(f"{name}/".encode() + key, classes.index(own[label])) for name, (own, items) in listed.items() for key, label in items]
         assert listing(scan) == wanted
+
+
+def test_a_folder_named_like_a_split_without_an_image_is_told(tmp_path: Path) -> None:
+    scan = source(make(tmp_path, "train/a/1.jpg", "test/", "val/a/notes.txt", "docs/")).scan()
+    assert list(found(scan)) == ["train"]
+    assert "no image in test, val, so there is no such split" in scan.warnings
+    assert not any("no such split" in warning for warning in source(make(tmp_path / "plain", "a/1.jpg", "test/")).scan().warnings)

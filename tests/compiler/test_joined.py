@@ -8,9 +8,12 @@ import pickle
 import shutil
 from pathlib import Path
 
+import jsonschema
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from mmcompile.cli import program
 from mmcompile.compiler.sources import Scan
 from mmcompile.compiler.sources.choose import SourceOptions, open_source
 from mmcompile.compiler.sources.classmap import read_classes
@@ -327,3 +330,66 @@ def test_roots_on_a_store_are_joined_as_on_a_disk(raw: Path, s3_bucket: Bucket, 
     run(splits, tmp_path / "splits")
     run(open_source([str(raw)], SourceOptions(split=("val=val", "train=train"))), tmp_path / "same")
     assert dataset(tmp_path / "splits") == dataset(tmp_path / "same")
+
+
+# ---------------------------------------------------------------- the command line
+
+
+def cli(*words: object) -> tuple[int, str, str]:
+    result = CliRunner().invoke(program, [str(word) for word in words])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_the_command_line_says_splits_and_what_repeats(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inline(monkeypatch)
+    copy = os.fsencode(raw / "val/cow") + b"/\xff.png"
+    Path(os.fsdecode(copy)).write_bytes((raw / "train/ant/0.png").read_bytes())
+    build = ("build", raw / "train", raw / "val", tmp_path / "out", "--split", f"train={raw}/train", "--split", f"val={raw}/val", "--crop", 8)
+    code, said, _ = cli(*build)
+    assert code == 0
+    assert f"{tmp_path}/out: 21 samples in 3 classes" in said
+    assert "splits     train 15, val 6\n" in said
+    assert "leaked     samples that stand in a split before, too: val 1 (0/ant/0.png, " in said
+    assert "two labels 2 samples under another label, too (" in said
+    assert "duplicates 1 sample with the same bytes as one before\n" in said
+    assert f"MMapShardDataset('{tmp_path}/out', split='train')" in said
+    code, info, _ = cli("info", tmp_path / "out")
+    assert [line for line in info.splitlines() if "leaked" in line] == [line for line in said.splitlines() if "leaked" in line]
+    schema = jsonschema.Draft202012Validator(json.loads((Path(__file__).parents[2] / "schemas/report.schema.json").read_bytes()))
+    for words in (build, ("info", tmp_path / "out")):
+        code, printed, _ = cli(*words, "--json")
+        document = json.loads(printed)
+        schema.validate(document)
+        assert document["repeats"] == {
+            "duplicates": 1,
+            "leaked": {"val": 1},
+            "contradictory": 2,
+            "examples": [{"keys": ["0/ant/0.png", {"bytes": "1/cow/%FF.png"}], "samples": 2, "leaked": True, "contradictory": True}],
+        }
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["raw", "out", "--split", "train"], "error: --split train: expected NAME=FOLDER, as in train=images/train"),
+        (
+            ["raw", "out", "--classes-from", "nope"],
+            "error: --classes-from nope: no such file or folder; expected a dataset, or a file with one name a line",
+        ),
+        (["raw/train", "raw/train/ant", "out"], "its images would be taken twice; give one of them"),
+        (["raw/train", "raw/val", "raw/test"], "raw/test: holds what is not ours"),
+        (
+            ["raw", "out", "--source", "folder", "--columns", "x"],
+            "error: --columns does not go with --source folder: leave it out, or give another --source (",
+        ),
+    ],
+)
+def test_wrong_words_are_one_line_and_write_nothing(raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, printed, error = cli("build", *words)
+    assert code in (1, 2)
+    assert printed == ""
+    lines = [line for line in error.splitlines() if line != "scan"]
+    assert said in lines[0]
+    assert len(lines) == 1
+    assert sorted(os.listdir(tmp_path)) == ["raw"]

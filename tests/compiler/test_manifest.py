@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import sys
 import tracemalloc
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,8 +18,13 @@ from PIL import Image
 
 import mmcompile
 from mmcompile.cli import program
+from mmcompile.compiler.options import as_config
 from mmcompile.compiler.preprocess import Preprocess
-from mmcompile.compiler.sources import Scan
+from mmcompile.compiler.sources import Scan, delimited
+from mmcompile.compiler.sources import cells as cells_module
+from mmcompile.compiler.sources import keys as keys_module
+from mmcompile.compiler.sources import packed as packed_module
+from mmcompile.compiler.sources import parquet as parquet_module
 from mmcompile.compiler.sources.choose import SourceOptions, open_source
 from mmcompile.compiler.sources.manifest import ManifestSource, Wishes
 from mmcompile.errors import DecodeError, OptionError, OutputExistsError, SourceError
@@ -217,9 +223,9 @@ def test_wrong_json_is_one_line(tmp_path: Path, text: str, named: str) -> None:
 # ---------------------------------------------------------------- columns
 
 
-def column(tmp_path: Path, cells: list[str], **options: Any) -> tuple[Any, Scan]:
+def column(tmp_path: Path, texts: list[str], **options: Any) -> tuple[Any, Scan]:
     """What becomes of a column `x` of four cells: its Field (None where there is none), and the scan."""
-    found = scan(make(tmp_path, "path,x\n" + "".join(f"{i}.png,{cell}\n" for i, cell in enumerate(cells))), **options)
+    found = scan(make(tmp_path, "path,x\n" + "".join(f"{i}.png,{cell}\n" for i, cell in enumerate(texts))), **options)
     return next((f for f in found.fields if f.name == "x"), None), found
 
 
@@ -319,6 +325,23 @@ def test_labels(tmp_path: Path, cells: str, labels: list[int], classes: tuple[st
     assert any("without a label" in line for line in found.warnings) == (-1 in labels)
 
 
+def test_class_numbers_of_few_rows_stay_what_they_are(tmp_path: Path) -> None:
+    found = scan(make(tmp_path, "path,label\n0.png,3\n1.png,999\n"))
+    assert values(found, "label") == [3, 999]
+    assert found.classes == tuple(map(str, range(1000)))
+    found = scan(make(tmp_path, "path,label\n0.png,70000\n1.png,123456789\n"))
+    assert (values(found, "label"), found.classes) == ([0, 1], ("70000", "123456789"))
+    assert any("new numbers in their order" in line for line in found.counts)
+
+
+def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make(tmp_path, "PAR1", "x.parquet")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    for raw in (path, tmp_path):
+        with pytest.raises(OptionError, match=r"pip install 'mmcompile\[parquet\]'"):
+            scan(raw)
+
+
 def test_classes_that_differ_in_case_or_spaces_are_said(tmp_path: Path) -> None:
     found = scan(make(tmp_path, "path,label\n0.png,cat\n1.png,Cat \n2.png,dog\n"))
     assert found.classes == ("Cat ", "cat", "dog")
@@ -332,8 +355,11 @@ def test_out_may_lie_beside_a_list_but_not_in_a_folder_that_is_looked_into(tmp_p
         run(open_source([str(tmp_path)], SourceOptions()), tmp_path / "other")
 
 
-def test_a_long_list_is_held_in_columns(tmp_path: Path) -> None:
-    rows = 40_000
+def test_a_long_list_is_held_in_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delimited, "_ROWS", 256)
+    monkeypatch.setattr(cells_module, "_CHUNK", 256)
+    monkeypatch.setattr(keys_module, "_CHUNK", 256)
+    rows = 8_000
     text = "".join(f"{i:08d}.png,class {i % 97},{i},{i / 7},some words of row {i}\n" for i in range(rows))
     path = make(tmp_path, "path,label,n,x,text\n" + text, images=1)
     tracemalloc.start()
@@ -385,6 +411,11 @@ def test_images_may_lie_in_a_folder_beside_or_in_one_that_is_named(tmp_path: Pat
 def test_wrong_wishes_are_named(tmp_path: Path, options: Mapping[str, Any], named: str) -> None:
     with pytest.raises(OptionError, match=named):
         scan(make(tmp_path, "path,label,age,Age!\n0.png,1,2,3\n"), **options)
+
+
+def test_a_column_called_label_that_is_not_the_label_is_kept(tmp_path: Path) -> None:
+    found = scan(make(tmp_path, "path,label,name\n0.png,7,b\n1.png,8,a\n"), label_column="name")
+    assert (found.classes, values(found, "label"), values(found, "column_label")) == (("a", "b"), [1, 0], [7, 8])
 
 
 def test_names_of_fields_are_cleaned(tmp_path: Path) -> None:
@@ -443,11 +474,15 @@ def test_several_lists_are_splits(tmp_path: Path) -> None:
     assert named.scan().splits == (Split("train", 0, 3), Split("test", 3, 4))
     assert named.identity()["splits"] == [["test", "sub/extra.csv"], ["train", "val_list.csv"]]
     for options, why in (
-        ({"split": ("x=nowhere.csv",)}, r"--split x=.*: expected one of the lists"),
+        ({"split": ("x=nowhere.csv",)}, r"--split …=nowhere.csv: expected one of the lists"),
         ({"split": ("x",)}, r"--split x: expected NAME=LIST"),
     ):
         with pytest.raises(OptionError, match=why):
             open_source(raw, SourceOptions(**options))
+    config = as_config({"source": named.identity(), "preprocess": SMALL.settings(), "shard_bytes": 1 << 28})
+    assert config["split"] == ["test=sub/extra.csv", "train=val_list.csv"]
+    again = open_source(raw, SourceOptions(split=tuple(config["split"])))
+    assert again.identity() == named.identity()
     val.write_text("path,label\n0.png,a\n")
     with pytest.raises(SourceError, match=r"train.csv row 1: 0.png stands in val_list.csv row 1 already"):
         found.scan()
@@ -576,6 +611,56 @@ def test_a_parquet_file_that_was_replaced_is_never_read_from(tmp_path: Path) -> 
     for act in (source.read, source.stat):
         with pytest.raises(OSError, match=r"changed while read|not the one that was listed"):
             act(found.keys[3])
+
+
+def test_rows_are_read_in_any_order_and_two_that_are_near_each_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed(tmp_path / "raw")
+    monkeypatch.setattr(parquet_module, "_BATCH_ROWS", 2)
+    source = ManifestSource(str(tmp_path / "raw"))
+    items = source.scan().keys
+    asked = packed_module._images
+    begun: list[int] = []
+
+    def images(table: Any, file: Any, group: int) -> Any:
+        begun.append(group)
+        return asked(table, file, group)
+
+    monkeypatch.setattr(packed_module, "_images", images)
+    for i in (1, 0, 2, 1, 4, 3, 6, 5, 7, 9, 8, 13, 12, 14):
+        assert source.read(items[i]) == picture(i)
+    assert begun == [0, 1, 2]
+    for i in np.random.default_rng(0).permutation(23).tolist():
+        assert source.read(items[i]) == picture(i)
+
+
+def test_files_that_hugging_face_datasets_writes(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features(
+        {
+            "image": datasets.Image(),
+            "fine": datasets.ClassLabel(names=["x", "y", "z"]),
+            "flag": datasets.Value("bool"),
+            "text": datasets.Value("string"),
+        }
+    )
+    pictures = [Image.open(io.BytesIO(picture(i))) for i in range(5)]
+    made = datasets.Dataset.from_dict(
+        {"image": pictures, "fine": [0, 1, 2, 1, -1], "flag": [True, False] * 2 + [True], "text": list("abcde")}, features=features
+    )
+    made.to_parquet(str(tmp_path / "train-00000-of-00001.parquet"))
+    found = scan(tmp_path)
+    assert found.classes == ("x", "y", "z")
+    assert values(found, "label") == [0, 1, 2, 1, -1]
+    assert values(found, "flag") == [True, False, True, False, True]
+    source = ManifestSource(str(tmp_path))
+    for key, image in zip(source.scan().keys, pictures, strict=True):
+        assert np.array_equal(np.asarray(Image.open(io.BytesIO(source.read(key)))), np.asarray(image))
+
+
+def test_images_elsewhere_and_in_the_list_clash(tmp_path: Path) -> None:
+    packed(tmp_path / "raw")
+    with pytest.raises(OptionError, match="--images: the images lie in column image"):
+        scan(tmp_path / "raw", images=str(tmp_path))
 
 
 def test_keys_of_images_without_a_path_of_their_own_say_file_and_row(tmp_path: Path) -> None:

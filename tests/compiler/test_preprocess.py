@@ -72,6 +72,7 @@ def test_a_clash_is_an_option_error_that_names_the_options(options, named):
 @pytest.mark.parametrize(
     ("mean", "std"),
     [
+        ((0.5,), (1e-31,)),
         ((0.5,), (0.0,)),
         ((0.5,), (-1.0,)),
         ((0.5,), (float("nan"),)),

@@ -17,6 +17,7 @@ from mmcompile.compiler.outcome import Progress
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.repair import RepairReport, aside, repair
 from mmcompile.compiler.repair import state as repair_state
+from mmcompile.compiler.repair.relic import Placing
 from mmcompile.compiler.sources.choose import SourceOptions, open_source
 from mmcompile.errors import BuildError, FormatError, NotADatasetError, OptionError, OutputExistsError, SourceError
 from mmcompile.format.describe import describe
@@ -525,6 +526,33 @@ def test_what_cannot_be_read_names_the_command_that_mends_it(world: Path, one: P
     after = describe(one)
     assert {**after, "bytes": None} == {**before, "bytes": None}
     make(world / "raw", one)
+
+
+@pytest.mark.parametrize(
+    ("source", "key", "label", "position"),
+    [
+        ({"kind": "folder"}, b"train/b/x/1.png", 1, (0, 1, 0, "train/b/x", "1.png")),
+        ({"kind": "folder"}, b"val/1.png", -1, (1, 2, 0, "val", "1.png")),
+        ({"kind": "folder"}, b"train/z/1.png", None, None),
+        ({"kind": "folder"}, b"other/b/1.png", None, None),
+        ({"kind": "folder", "roots": 12}, b"11/val/a/1.png", 0, (1, 0, 11, "11/val/a", "1.png")),
+        ({"kind": "folder", "roots": 10**15}, b"1/val/a/1.png", 0, (1, 0, 1, "1/val/a", "1.png")),
+        ({"kind": "folder", "splits": [["train", "x/y"], ["val", "z"]]}, b"x/y/b/1.png", 1, (0, 1, 0, "x/y/b", "1.png")),
+        ({"kind": "folder", "splits": [["train", ""]]}, b"a/1.png", 0, (0, 0, 0, "a", "1.png")),
+        ({"kind": "folder", "roots": 2, "splits": [["train", "1"], ["val", "0/z"]]}, b"0/z/a/1.png", 0, (1, 0, 0, "0/z/a", "1.png")),
+        ({"kind": "folder", "roots": 0, "splits": [["train", "x"]]}, b"x/a/1.png", None, None),
+        ({"kind": "folder", "splits": 5}, b"train/a/1.png", None, None),
+        ({"kind": "folder", "roots": "x"}, b"train/a/1.png", None, None),
+        ({"kind": "tar"}, b"train/a/1.png", None, None),
+        (None, b"train/a/1.png", None, None),
+    ],
+)
+def test_a_key_is_placed_as_the_settings_say(tmp_path: Path, source: object, key: bytes, label: int | None, position: object) -> None:
+    images, labels = np.zeros((3, 3, 2, 2), np.uint8), np.array([0, 1, 1])
+    make_dataset(tmp_path, images, labels, classes=("a", "b"), splits={"train": 2, "val": 1}, settings={"source": source})
+    placing = Placing(load_index(tmp_path)[0], ("a", "b"))
+    assert placing.label(key) == label
+    assert placing.position(key) == position
 
 
 def test_rows_of_arrays_are_mended_by_the_same_build_once_the_bad_files_are_gone(tmp_path: Path) -> None:

@@ -336,6 +336,13 @@ def test_a_column_that_does_not_vary_or_has_missing_values_cannot_be_normalised(
         run(source, tmp_path / "out", preprocess=RowPreprocess(normalize="auto"))
 
 
+def test_numbers_too_large_for_statistics_are_stored_without_them(tmp_path: Path) -> None:
+    run(one("float64", np.array([[1e150, 1.0], [2e145, 2.0], [1e308, 3.0]])), tmp_path / "out")
+    assert Reader(tmp_path / "out").index.statistics == {}
+    run(one("float64", np.array([1e100, 2e100])), tmp_path / "fine")
+    assert Reader(tmp_path / "fine").index.statistics["all"]["x"]["mean"] == [pytest.approx(1.5e100)]
+
+
 def test_given_means_are_baked_into_floats_and_left_to_readers_of_integers(tmp_path: Path) -> None:
     normalize = Normalize((1.0, 2.0), (2.0, 4.0))
     values = np.array([[3, 10], [5, 6]])
@@ -360,3 +367,27 @@ def test_pictures_are_cast_as_those_of_files_are(tmp_path: Path) -> None:
     statistics = Reader(tmp_path / "out").index.statistics["all"]["image"]
     assert statistics == Reader(tmp_path / "bytes").index.statistics["all"]["image"]
     assert np.allclose(statistics["mean"], (pixels / 255).mean((0, 2, 3)))
+
+
+def test_what_an_index_cannot_say_is_told_before_a_row_is_read(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"fields\[0\]\.name must be lower-case letters"):
+        run(Rows({"Bad Name": np.zeros(3)}, (Field("Bad Name", "float64", (), "value"),)), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_checksum_reads_what_its_stamp_says_is_unchanged(tmp_path: Path) -> None:
+    first = run(rows(), tmp_path / "out")
+    options = BuildOptions(workers=1, shard_bytes=20 * ROW_BYTES, checksum=True)
+    again = build(rows(), tmp_path / "out", options=options)
+    assert (again.decoded, again.generation) == (100, first.generation)
+
+
+def test_a_source_that_holds_its_data_is_not_copied_to_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmcompile.compiler.rowrun._PICKLE_BYTES", 1000)
+    monkeypatch.setattr("mmcompile.compiler.rowrun._ITEMS_BYTES", 1 << 20)
+    assert (run(rows(), tmp_path / "ranges", workers=2).workers, run(rows(), tmp_path / "again", workers=2).warnings) == (1, ())
+    source = rows()
+    source.item_by_item = True  # type: ignore[attr-defined]
+    assert run(source, tmp_path / "items", workers=2).workers == 2
+    monkeypatch.setattr("mmcompile.compiler.rowrun._ITEMS_BYTES", 1000)
+    assert "more than 0 MiB of data" in run(source, tmp_path / "large", workers=2).warnings[0]

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 import json
 import os
+import re
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mmcompile import MMapShardDataset
-from mmcompile.compiler.driver import build
+from mmcompile.compiler.driver import BuildOptions, build
 from mmcompile.compiler.rowstore import RowPreprocess
 from mmcompile.compiler.sources.rows import RowSource
 from mmcompile.compiler.sources.table import TableSource, TableWishes
 from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.index import load_index
+from tests.compiler.builds import dataset
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -202,3 +208,380 @@ def test_splits_by_time_hold_groups_in_order(tmp_path: Path) -> None:
     assert [(s.name, s.start, s.stop) for s in scan.splits] == [("train", 0, 1), ("val", 1, 3), ("test", 3, 6)]
     assert (scan.groups, scan.stops.tolist()) == (("A", "B") * 3, [1, 1, 2, 3, 4, 6])
     assert read_all(found)["x"].ravel().tolist() == [1, 2, 4, 3, 5, 6]
+
+
+def test_more_cuts_number_the_splits_and_none_may_be_empty(tmp_path: Path) -> None:
+    path = table(tmp_path / "a.csv", "t,v\n1,1\n2,2\n3,3\n4,4\n")
+    scan = source(path, split_by="t=2,3,4").scan()
+    assert [s.name for s in scan.splits] == ["part0", "part1", "part2", "part3"]
+    assert [f.name for f in scan.fields] == ["v", "t"] or [f.name for f in scan.fields] == ["x", "t"]
+    with pytest.raises(OptionError, match="no row is in split train"):
+        source(path, split_by="t=1").scan()
+    with pytest.raises(OptionError, match="cuts that rise"):
+        source(path, split_by="t=3,2").scan()
+
+
+@pytest.mark.parametrize(
+    ("split_by", "match"),
+    [
+        ("ts", "must be COLUMN=CUT"),
+        ("when=2020-01-02", "no such column"),
+        ("ts=soon", "no time like those"),
+        ("ts=2020-01-02T00:00:00.5", "no time like those"),
+        ("v=x", "no number"),
+    ],
+)
+def test_wrong_cuts_are_refused(tmp_path: Path, split_by: str, match: str) -> None:
+    with pytest.raises(OptionError, match=match):
+        source(table(tmp_path / "a.csv", "ts,v\n2020-01-01,1\n2020-01-02,2\n"), split_by=split_by).scan()
+
+
+def test_rows_that_are_out_of_order_are_sorted_where_that_is_asked_for(tmp_path: Path) -> None:
+    path = table(tmp_path / "a.csv", "ts,v\n2020-01-02,1\n2020-01-01,2\n2020-01-02,3\n")
+    with pytest.raises(SourceError, match=r"row 2 of .*goes back.*--order-by ts alone to sort them"):
+        source(path).scan()
+    found = source(path, order_by="ts")
+    assert any("rows were sorted by ts: row 2 of" in line for line in found.scan().warnings)
+    assert read_all(found)["x"].ravel().tolist() == [2, 1, 3]
+
+
+def test_auto_normalisation_is_that_of_train_for_each_column(tmp_path: Path) -> None:
+    table(tmp_path / "a.csv", "ts,a,b\n2020-01-01,1.0,10\n2020-01-02,3.0,30\n2020-01-03,1000,7\n")
+    build(source(tmp_path / "a.csv", split_by="ts=2020-01-03"), tmp_path / "out", preprocess=RowPreprocess(normalize="auto"), workers=1)
+    index, _ = load_index(tmp_path / "out")
+    assert index.fields[0].normalize == ((2.0, 20.0), (1.0, 10.0))
+
+
+def test_no_shard_holds_rows_of_two_splits(tmp_path: Path) -> None:
+    table(tmp_path / "raw" / "A.csv", "ts,v\n2020-01-01,1\n2020-01-02,2\n")
+    table(tmp_path / "raw" / "B.csv", "ts,v\n2020-01-01,3\n2020-01-02,4\n")
+    report = build(source(tmp_path / "raw", split_by="ts=2020-01-02"), tmp_path / "out", workers=1)
+    assert report.shards >= 2
+    train, test = (MMapShardDataset(tmp_path / "out", split) for split in ("train", "test"))
+    assert [float(x) for x, _ in (train[i] for i in range(len(train)))] == [1, 3]
+    assert [float(x) for x, _ in (test[i] for i in range(len(test)))] == [2, 4]
+
+
+# ---------------------------------------------------------------- dialects
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a,b\n1,2.5\n3,4\n",
+        "\ufeffa,b\r\n1,2.5\r\n3,4\r\n",
+        "a;b\n1;2.5\n3;4\n",
+        "a\tb\n1\t2.5\n3\t4\n",
+        "a|b\n1|2.5\n3|4",
+        '"a","b"\n"1","2.5"\n"3","4"\n',
+        "a, b\n1, 2.5\n3, 4\n",
+        "a,b,\n1,2.5,\n3,4,\n",
+        "# made by hand\n# twice\na,b\n1,2.5\n3,4\n",
+        "\na,b\n\n1,2.5\n\n3,4\n\n",
+        "a,b\n+1,25e-1\n 3 ,4.\n",
+    ],
+)
+def test_dialects_say_the_same(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(text.encode())
+    found = source(path)
+    scan = found.scan()
+    columns = scan.fields[0].columns
+    assert columns is not None
+    assert columns.listed == ("a", "b")
+    assert read_all(found)["x"].tolist() == [[1, 2.5], [3, 4]]
+
+
+def test_a_table_without_names_has_numbers_for_names(tmp_path: Path) -> None:
+    found = source(table(tmp_path / "a.csv", "1,1\n2,3\n"))
+    columns = found.scan().fields[0].columns
+    assert columns is not None
+    assert columns.listed == ("1", "2")
+    assert read_all(found)["x"].tolist() == [[1, 1], [2, 3]]
+
+
+def test_a_column_that_numbers_the_rows_is_left_out_with_a_word(tmp_path: Path) -> None:
+    found = source(table(tmp_path / "a.csv", ",a\n0,5\n1,6\n"))
+    assert any("numbers the rows: left out" in line for line in found.scan().warnings)
+    assert read_all(found)["x"].tolist() == [[5], [6]]
+
+
+def test_quoted_newlines_do_not_move_rows(tmp_path: Path) -> None:
+    text = "v,note\n" + "".join(f'{i},"line\none, {i % 3}"\n' for i in range(10_000))
+    found = source(table(tmp_path / "a.csv", text))
+    found.scan()
+    values = found.read(9_000, 9_010)
+    assert values["x"].ravel().tolist() == list(range(9_000, 9_010))
+    assert values["note"].tolist() == [i % 3 for i in range(9_000, 9_010)]
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("", "it is empty"),
+        ("a,b\n1,2\n3\n", "row 2 has 1 cell, expected 2"),
+        ("a,b\n1,2\n3,4,5\n", "row 2 has 3 cells, expected 2"),
+        ("a,b\n1,2\n3,x\n5,6\n", "row 2, column b: 'x' is no value like others"),
+        ('a,b\n1,2\n3,"4,5"\n', "row 2, column b: '4,5' is no value.*numbers are written as 1234.5"),
+        ("a;b\n1,5;2\n1,6;3\n1,7;3\n", "row 1, column a: '1,5' is no value.*numbers are written as 1234.5"),
+        ("t,b\n31.01.2020,2\n01.02.2020,3\n", "row 1, column t: '31.01.2020' is no value.*times are written as 2023-01-31"),
+        ("a,b\n5%,2\n6%,3\n", "row 1, column a: '5%' is no value"),
+        ("a,a\n1,2\n", "both called a"),
+        ('a,b\n1,"2\n3,4\n', "quote that is never closed"),
+        ("a,b\n1,2\0\n", "NUL"),
+        ("a,b\n99999999999999999999999,2\n", "64 bits do not hold"),
+        ("a,b\n9223372036854775807,2\n,3\n", "1 whole numbers are missing .the first in row 2"),
+        ("ts,b\n2020-01-01,2\n,3\n", "1 times are missing .the first in row 2"),
+        ("ts,b\n2020-01-01T00:00Z,2\n2020-01-01T00:01,3\n", "some times say how far from UTC"),
+        ("ts,b\n2020-02-30,2\n2020-03-01,3\n", "column ts"),
+        ("ts,b\n1500-01-01 00:00:00.123456789,2\n1500-01-01 00:00:00.123456789,3\n", "beyond what int64 holds in ns"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, text: str, match: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(text)
+    with pytest.raises(SourceError, match=match):
+        read_all(source(path))
+
+
+def test_header_alone_is_no_data(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"there are no rows|no column of numbers"):
+        build(source(table(tmp_path / "a.csv", "a,b\n")), tmp_path / "out", workers=1)
+
+
+def test_utf_16_and_packed_tables_say_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes("a,b\n1,2\n".encode("utf-16"))
+    with pytest.raises(SourceError, match="iconv"):
+        source(tmp_path / "a.csv").scan()
+    (tmp_path / "a.csv.gz").write_bytes(b"\x1f\x8b")
+    with pytest.raises(SourceError, match="unpack it first"):
+        source(tmp_path / "a.csv.gz").scan()
+
+
+def test_gaps_and_words_for_them(tmp_path: Path) -> None:
+    found = source(table(tmp_path / "a.csv", "f,i,s\n1.5,1,x\nNA,,\n-inf,3,y\nnan,4,x\n"))
+    scan = found.scan()
+    values = read_all(found)
+    assert np.array_equal(values["x"], [[1.5, 1], [np.nan, np.nan], [-np.inf, 3], [np.nan, 4]], equal_nan=True)
+    assert values["s"].tolist() == [0, -1, 1, 0]
+    assert scan.counts == {"missing (s)": 1}
+    assert any("column i: 1 missing: stored as float64, NaN" in line for line in scan.warnings)
+
+
+@pytest.mark.parametrize(
+    ("cells", "unit", "values"),
+    [
+        (["2020-01-01", "1969-12-31"], "D", [18262, -1]),
+        (["2020-01-01 00:00", "2020-01-01T00:00:01"], "s", [1577836800, 1577836801]),
+        (["2020-01-01 00:00:00.5", "2020-01-01"], "ms", [1577836800500, 1577836800000]),
+        (["2020-01-01T02:00:00+02:00", "2020-01-01T00:00:00Z"], "s", [1577836800, 1577836800]),
+        (["2020-01-01T00:00:00.123456789Z", "2019-12-31T19:30-0430"], "ns", [1577836800123456789, 1577836800000000000]),
+        (["1969-12-31 23:59:59.250000", "1970-01-01"], "us", [-750000, 0]),
+    ],
+)
+def test_times_are_numbers_with_their_unit(tmp_path: Path, cells: list[str], unit: str, values: list[int]) -> None:
+    found = source(table(tmp_path / "a.csv", "t\n" + "\n".join(cells) + "\n"), order_by="none")
+    spec = found.scan().fields[0]
+    assert (spec.name, spec.dtype, spec.unit) == ("t", "int64", unit)
+    assert found.read(0, 2)["t"].tolist() == values
+
+
+# ---------------------------------------------------------------- Parquet
+
+
+def test_parquet_types_come_out_as_they_are(tmp_path: Path) -> None:
+    columns = {
+        "i8": pa.array([1, -2], "int8"),
+        "u64": pa.array([2**64 - 1, 0], "uint64"),
+        "f16": pa.array(np.array([1.5, 2], np.float16)),
+        "b": pa.array([True, False]),
+        "d": pa.array([1, 2], pa.date32()),
+        "d64": pa.array([86_400_000, 0], pa.date64()),
+        "tz": pa.array([1, 2], pa.timestamp("us", "Europe/Berlin")),
+        "tod": pa.array([1, 2], pa.time32("ms")),
+        "s": pa.array(["y", None]).dictionary_encode(),
+    }
+    found = source(parquet(tmp_path / "a.parquet", columns), columns=tuple(columns))
+    fields = {f.name: (f.dtype, f.unit) for f in found.scan().fields}
+    assert fields == {
+        "i8": ("int8", None),
+        "u64": ("uint64", None),
+        "f16": ("float16", None),
+        "b": ("bool", None),
+        "d": ("int64", "D"),
+        "d64": ("int64", "D"),
+        "tz": ("int64", "us"),
+        "tod": ("int64", "ms"),
+        "s": ("int32", None),
+    }
+    values = found.read(0, 2)
+    assert values["u64"].tolist() == [2**64 - 1, 0]
+    assert values["d64"].tolist() == [1, 0]
+    assert values["s"].tolist() == [0, -1]
+    assert values["b"].tolist() == [True, False]
+
+
+def test_gaps_of_parquet_files(tmp_path: Path) -> None:
+    found = source(parquet(tmp_path / "a.parquet", {"i": pa.array([1, None], "int32"), "b": [True, None], "f": [None, 2.5], "none": pa.nulls(2)}))
+    scan = found.scan()
+    assert np.array_equal(read_all(found)["x"], [[1, 1, np.nan], [np.nan, np.nan, 2.5]], equal_nan=True)
+    assert any("no value is in it: none" in line for line in scan.warnings)
+
+
+@pytest.mark.parametrize(
+    ("column", "match"),
+    [
+        (pa.array([[1], [2]]), "column c holds list<"),
+        (pa.array([b"1", b"2"]), "column c holds binary"),
+        (pa.array([1, None], pa.timestamp("s")), "1 times are missing .the first in row 2"),
+        (pa.array([2**60, None]), "float64 loses digits"),
+    ],
+)
+def test_parquet_columns_that_are_no_numbers_are_refused(tmp_path: Path, column: Any, match: str) -> None:
+    path = parquet(tmp_path / "a.parquet", {"c": column, "v": [1, 2]})
+    with pytest.raises(SourceError, match=match):
+        source(path, order_by="none").scan()
+    assert source(path, columns=("v",)).scan().rows == 2
+
+
+def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:
+    path = Path(parquet(tmp_path / "a.parquet", {"v": np.random.default_rng(0).random(50_000)}))
+    data = bytearray(path.read_bytes())
+    (tmp_path / "cut.parquet").write_bytes(data[: len(data) // 2])
+    with pytest.raises(SourceError, match="no Parquet file, or is damaged"):
+        source(tmp_path / "cut.parquet").scan()
+    data[4:2000] = bytes(1996)
+    (tmp_path / "bad.parquet").write_bytes(data)
+    with pytest.raises(SourceError, match="row group 0 cannot be read: it is damaged"):
+        read_all(source(tmp_path / "bad.parquet"))
+
+
+def test_row_groups_too_large_to_keep_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mmcompile.compiler.sources import tablearrow
+
+    monkeypatch.setattr(tablearrow, "_KEPT_BYTES", 100)
+    monkeypatch.setattr(tablearrow, "_ROWS", 16)
+    path = parquet(tmp_path / "a.parquet", {"a": np.arange(1000), "b": np.arange(1000) / 2}, rows=300)
+    found = source(path)
+    assert np.array_equal(read_all(found)["x"], np.stack([np.arange(1000), np.arange(1000) / 2], axis=1))
+    assert found.read(650, 660)["x"][:, 0].tolist() == list(range(650, 660))
+    assert found.read(10, 20)["x"][:, 0].tolist() == list(range(10, 20))
+
+
+def test_tables_that_do_not_go_together_are_named_both(tmp_path: Path) -> None:
+    table(tmp_path / "a.csv", "a,b\n1,2\n")
+    table(tmp_path / "b.csv", "a,c\n1,2\n")
+    with pytest.raises(SourceError, match=r"column b is in .*a\.csv, not in .*b\.csv"):
+        source(tmp_path).scan()
+    table(tmp_path / "b.csv", "a,b\nx,2\n")
+    with pytest.raises(SourceError, match=r"column a: int64 in .*a\.csv, texts in .*b\.csv"):
+        source(tmp_path).scan()
+
+
+def test_a_table_that_changes_after_it_was_listed_is_refused(tmp_path: Path) -> None:
+    path = table(tmp_path / "a.csv", "a,b\n1,2\n")
+    found = source(path)
+    found.scan()
+    table(tmp_path / "a.csv", "a,b\n1,2\n3,4\n")
+    with pytest.raises(SourceError, match="changed while it was read"):
+        found.read(0, 1)
+
+
+def test_too_many_texts_are_no_categories(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="more than 65,536 different texts"):
+        source(parquet(tmp_path / "a.parquet", {"id": [f"k{i}" for i in range(70_000)], "v": np.arange(70_000)})).scan()
+
+
+# ---------------------------------------------------------------- whole builds
+
+NUMBERS = st.one_of(
+    st.floats(allow_nan=False), st.integers(-(2**53), 2**53), st.decimals(-1000, 1000, places=5, allow_nan=False, allow_infinity=False)
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(NUMBERS, st.one_of(st.just(""), NUMBERS), st.sampled_from(["a", "b,c", 'd"e', "f\ng", ""])), min_size=1, max_size=40))
+def test_what_a_csv_file_says_is_what_is_read(rows: list[tuple[Any, Any, str]]) -> None:
+    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "a.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["u", "v", "s"])
+        writer.writerows(rows)
+        file.flush()
+        found = source(Path(folder) / "a.csv", columns=("u", "v", "s") if any(v != "" for _, v, _ in rows) and any(s for *_, s in rows) else ("u",))
+        values = read_all(found)
+    assert [float(u) for u in values["u"]] == [float(str(u)) for u, *_ in rows]
+    if "v" in values:
+        assert np.array_equal(values["v"].astype(float), [float(str(v)) if v != "" else np.nan for _, v, _ in rows], equal_nan=True)
+        names = sorted({s for *_, s in rows if s})
+        assert values["s"].tolist() == [names.index(s) if s else -1 for *_, s in rows]
+
+
+def test_bytes_do_not_depend_on_workers_or_on_what_was_there(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    n = 20_000
+    columns = {"g": rng.integers(0, 50, n), "ts": rng.permutation(n), "v": rng.random(n)}
+    path = parquet(tmp_path / "a.parquet", columns, rows=3000)
+    options = BuildOptions(shard_bytes=1 << 16)
+    wishes = {"group_by": "g", "order_by": "ts", "split_by": "ts=15000"}
+    for workers in (1, 2):
+        build(source(path, **wishes), tmp_path / f"out{workers}", workers=workers, options=options)
+    assert dataset(tmp_path / "out1") == dataset(tmp_path / "out2")
+    train = MMapShardDataset(tmp_path / "out1", "train")
+    assert max(int(train[i][1]) for i in range(len(train))) == 14_999
+
+
+def test_a_second_build_reads_only_the_tables_that_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmcompile.compiler.sources.rows._SETTLED_NS", 0)
+    for name in ("A", "B"):
+        table(tmp_path / "raw" / f"{name}.csv", "v\n" + "\n".join(map(str, range(100))) + "\n")
+    options = BuildOptions(shard_bytes=1024)
+    build(source(tmp_path / "raw"), tmp_path / "out", workers=1, options=options)
+    assert build(source(tmp_path / "raw"), tmp_path / "out", workers=1, options=options).decoded == 0
+    table(tmp_path / "raw" / "B.csv", "v\n" + "\n".join(map(str, range(100, 200))) + "\n")
+    report = build(source(tmp_path / "raw"), tmp_path / "out", workers=1, options=options)
+    assert (report.decoded, report.kept) == (100, 100)
+
+
+# ---------------------------------------------------------------- fast and slow
+
+CELLS = st.one_of(
+    NUMBERS.map(str),
+    st.sampled_from(["", "nan", "NAN", "-inf", "INF", "NA", "+5", " 7 ", "0x10", "1e400", "007", "1_0", "x", "-0", "9223372036854775808", "true"]),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(CELLS, st.integers(-5, 5).map(str)), min_size=1, max_size=30), st.sampled_from(["\n", "\r\n"]))
+def test_lines_parsed_at_once_say_what_cells_say(rows: list[tuple[str, str]], end: str) -> None:
+    def result(rows_at_once: int, fast: bool) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("mmcompile.compiler.sources.tabletext._ROWS", rows_at_once)
+            if not fast:
+                patch.setattr("mmcompile.compiler.sources.tablefast._arrow", lambda: None)
+            found = source(path)
+            try:
+                scan = found.scan()
+                return [(f.name, f.dtype, f.shape) for f in scan.fields], {k: v.tobytes() for k, v in read_all(found).items()}, scan.warnings
+            except SourceError as error:
+                return re.sub(r"rows [0-9,]+ to [0-9,]+", "rows", str(error))
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.csv"
+        path.write_bytes(("a,b" + end + "".join(f"{a},{b}{end}" for a, b in rows)).encode())
+        assert result(1, fast=True) == result(1, fast=False)
+
+
+def test_long_files_are_read_from_any_row_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmcompile.compiler.sources.tabletext._PLAIN_BYTES", 1 << 10)
+    monkeypatch.setattr("mmcompile.compiler.sources.tabletext._ROWS", 64)
+    n = 3000
+    lines = [f"{i},{i / 7!r},{'' if i % 11 else chr(34)}s{i % 3}{'' if i % 11 else chr(34)},2020-01-01 00:00:{i % 60:02}" for i in range(n)]
+    found = source(table(tmp_path / "a.csv", "i,f,s,t\n" + "\n".join(lines)), columns=("i", "f", "s", "t"), order_by="none")
+    assert found.scan().rows == n
+    for start in (0, 1, 63, 64, 65, 1499, 2990):
+        values = found.read(start, min(n, start + 100))
+        rows = range(start, min(n, start + 100))
+        assert values["i"].tolist() == list(rows)
+        assert values["f"].tolist() == [i / 7 for i in rows]
+        assert values["s"].tolist() == [i % 3 for i in rows]
+        assert values["t"].tolist() == [1577836800 + i % 60 for i in rows]

@@ -114,8 +114,11 @@ def read_everything(root: Path, engine: str = "mmap") -> dict[str, Any]:
         assert gathered.tobytes() == out[field.name][::-1].tobytes()
         for row in range(n):
             assert reader.row(field.name, row).tobytes() == out[field.name][row].tobytes()
-    out["samples"] = [reader.samples(i) for i in range(len(reader.table))]
-    out["keys"] = [key for i in range(len(reader.table)) for key in reader.keys(i)]
+    if reader.index.keyed:
+        out["samples"] = [reader.samples(i) for i in range(len(reader.table))]
+        out["keys"] = [key for i in range(len(reader.table)) for key in reader.keys(i)]
+    out["groups"] = reader.origins.groups
+    out["names"] = [reader.origins.field(field.name) for field in reader.index.fields]
     out["info"] = describe(root)
     out["rows"] = list(samples_table(root))
     return out

@@ -5,6 +5,7 @@ import itertools
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from mmcompile.errors import CorruptShardError, FormatError, GenerationError, NotADatasetError
 from mmcompile.format import index as index_module
 from mmcompile.format.canonical import canonical, name_to_json
-from mmcompile.format.index import DTYPES, Field, Index, Split, load_classes, load_index, publish
+from mmcompile.format.index import DTYPES, UNITS, Field, Index, Names, Split, load_classes, load_index, publish
 from mmcompile.format.npy import hash_bytes, save_blob
 from mmcompile.format.verify import verify
 from tests.format.builders import republish, small
@@ -35,8 +36,27 @@ def images(draw: st.DrawFn) -> Field:
 
 
 @st.composite
+def values(draw: st.DrawFn) -> Field:
+    dtype, shape = draw(st.sampled_from(sorted(DTYPES))), tuple(draw(st.lists(st.integers(1, 4), max_size=3)))
+    more: dict[str, Any] = {}
+    n = int(np.prod(shape, dtype=int))
+    several = st.lists(st.binary(max_size=3).map(os.fsdecode), unique=True, min_size=n, max_size=n).map(lambda found: Names(tuple(found)))
+    files = st.text("0123456789abcdef", min_size=32, max_size=32).map(lambda digest: Names(file=digest))
+    if len(shape) == 1:
+        more["columns"] = draw(st.none() | several | files)
+    if dtype.startswith(("int", "uint")):
+        more["categories"] = draw(st.none() | several | files)
+        more["unit"] = draw(st.none() | st.sampled_from(UNITS))
+    if len(shape) <= 1:
+        more["normalize"] = draw(st.none() | st.tuples(*(st.lists(of, min_size=n, max_size=n).map(tuple) for of in (finite, positive))))
+    return Field(draw(names), dtype, shape, "value", **more)
+
+
+@st.composite
 def indexes(draw: st.DrawFn) -> Index:
-    fields = draw(st.lists(images() | names.map(lambda n: Field(n, "int64", (), "class")), min_size=1, max_size=4, unique_by=lambda f: f.name))
+    fields = draw(
+        st.lists(images() | values() | names.map(lambda n: Field(n, "int64", (), "class")), min_size=1, max_size=4, unique_by=lambda f: f.name)
+    )
     sizes = draw(st.lists(st.integers(0, 50), min_size=1, max_size=3))
     ends = np.cumsum([0, *sizes]).tolist()
     samples = ends[-1]
@@ -54,6 +74,8 @@ def indexes(draw: st.DrawFn) -> Index:
         pixel_revision=draw(st.integers(1, 9)),
         rejects=rejects,
         rejects_file=draw(digest) if rejects else None,
+        keyed=draw(st.booleans()),
+        **draw(st.just({}) | st.builds(dict, groups=st.integers(1, max(1, samples)), groups_file=digest)),
     )
 
 

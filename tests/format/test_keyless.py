@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mmcompile import summary
 from mmcompile.errors import CorruptShardError, FormatError
@@ -21,7 +25,8 @@ from mmcompile.format.prune import prune
 from mmcompile.format.reader import Reader
 from mmcompile.format.samples import BLOCK_BYTES, block_hashes, block_rows
 from mmcompile.format.verify import verify
-from tests.format.builders import REPOSITORY, change_index, file_of, put_array, tree
+from tests.format.builders import REPOSITORY, change_index, file_of, put_array, put_index, read_everything, tree
+from tests.format.test_hostile import NASTY, attack, spots
 from tests.support import make_dataset
 
 #: Rows of 1,000 bytes: 1,048 of them are a block.
@@ -237,7 +242,6 @@ def test_a_hashes_file_of_another_length_is_refused(root: Path) -> None:
 
 
 def test_reports_of_datasets_without_keys_are_valid(root: Path) -> None:
-    jsonschema = pytest.importorskip("jsonschema")
     schema = jsonschema.Draft202012Validator(json.loads((REPOSITORY / "schemas" / "report.schema.json").read_bytes()))
     schema.validate(describe(root))
     path = file_of(root, "x")
@@ -247,3 +251,109 @@ def test_reports_of_datasets_without_keys_are_valid(root: Path) -> None:
     assert "among rows 2096 to 2499 (AAPL[2096] to AAPL[2499])" in lines
     assert "to mend it: delete these files and run the same build again" in lines
     assert "--repair" not in lines
+
+
+def _field(i: int, **changes: Any) -> Any:
+    return lambda value: value["fields"][i].update(changes)
+
+
+FAULTS: dict[str, tuple[Any, str]] = {
+    "columns that are too few": (_field(0, columns=["a"]), r"fields\[0\]\.columns must be a name for each number"),
+    "columns of one name": (_field(0, columns=["a", "a"]), r"fields\[0\]\.columns must be names that differ"),
+    "columns of a single number": (_field(1, columns=["a"]), r"fields\[1\]\.columns must be a name for each number"),
+    "columns that are numbers": (_field(0, columns=[1, 2]), r"fields\[0\]\.columns\[0\]"),
+    "columns in a file that climbs": (_field(0, columns={"file": "../x"}), r"fields\[0\]\.columns\.file"),
+    "300 columns in the index": (_field(0, shape=[300], columns=[str(i) for i in range(300)]), r"fields\[0\]\.columns"),
+    "columns in a file that is missing": (_field(0, columns={"file": "0" * 32}), "missing; run"),
+    "categories of a float": (_field(0, categories=["a"]), "an integer one for categories"),
+    "categories in a file that is missing": (_field(1, categories={"file": "0" * 32}), "missing; run"),
+    "a unit unheard of": (_field(1, unit="h"), r"fields\[1\]\.unit"),
+    "a unit of a float": (_field(0, unit="s"), "an integer one for categories and unit"),
+    "columns of a class": (_field(2, columns=["a"]), r"fields\[2\]"),
+    "a layout of a value": (_field(0, layout="chw"), "null for a value"),
+    "a mean for three columns": (_field(0, normalize={"mean": [0, 0, 0], "std": [1, 1, 1]}), "normalize"),
+    "keys that are true": (lambda value: value.update(keys=True), "keys must be false"),
+    "no groups": (lambda value: value.update(groups={"count": 0, "file": "0" * 32}), r"groups\.count"),
+    "more groups than rows": (lambda value: value.update(groups={"count": 13, "file": "0" * 32}), r"groups\.count"),
+    "groups in a file that climbs": (lambda value: value.update(groups={"count": 1, "file": "../x"}), r"groups\.file"),
+    "groups in a file that is missing": (lambda value: value.update(groups={"count": 1, "file": "0" * 32}), "missing; run"),
+}
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("few") / "out"
+    values = {"x": np.ones((12, 2), np.float32), "t": np.arange(12)}
+    make_dataset(root, None, None, values=values, keyed=False, groups=[("A", 5), ("B", 12)], shards=(5, 7), facts={"t": {"unit": "s"}})
+    return root
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_of_an_index_of_values_is_named(few: Path, tmp_path: Path, fault: str) -> None:
+    root = Path(shutil.copytree(few, tmp_path / "out"))
+    change, said = FAULTS[fault]
+    change_index(root, lambda value: value["fields"].append(_label()) if fault == "columns of a class" else None)
+    change_index(root, change)
+    assert attack(root)
+    with pytest.raises(FormatError, match=said):
+        read_everything(root)
+    assert not verify(root).ok
+
+
+def _label() -> dict[str, Any]:
+    return {"name": "label", "dtype": "int64", "shape": [], "meaning": "class", "layout": None, "scale": 1.0, "normalize": None}
+
+
+@given(st.data())
+def test_any_value_of_an_index_of_a_table_may_be_anything(few: Path, data: st.DataObject) -> None:
+    value = json.loads((few / "index.json").read_bytes())
+    for _ in range(data.draw(st.integers(1, 2))):
+        path = data.draw(st.sampled_from(spots(value)[1:]))
+        inside = value
+        for key in path[:-1]:
+            inside = inside[key]
+        inside[path[-1]] = data.draw(NASTY)
+        if len(spots(value)) < 2:
+            break
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(shutil.copytree(few, Path(folder) / "out"))
+        put_index(root, canonical(value))
+        attack(root)
+
+
+@settings(max_examples=50)
+@given(
+    st.sampled_from(["x", "t", "hashes", "groups"]), st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 255)), max_size=3), st.integers(0, 99)
+)
+def test_any_bytes_of_a_file_of_a_table_may_be_any(few: Path, kind: str, edits: list[tuple[int, int]], cut: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(shutil.copytree(few, Path(folder) / "out"))
+        path = next((root / "shards").glob("groups-*")) if kind == "groups" else file_of(root, kind, 1)
+        data = bytearray(path.read_bytes())
+        for at, byte in edits:
+            data[at % len(data)] = byte
+        path.write_bytes(data[: len(data) - cut % len(data)])
+        changed = path.read_bytes() != (few / "shards" / path.name).read_bytes()
+        attack(root)
+        assert verify(root).ok != changed
+
+
+#: What words say and a schema cannot.
+ONLY_WORDS = {
+    "columns that are too few",
+    "columns in a file that is missing",
+    "categories in a file that is missing",
+    "a mean for three columns",
+    "more groups than rows",
+    "groups in a file that is missing",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_schema_refuses_what_a_schema_can_of_values(few: Path, fault: str) -> None:
+    value = json.loads((few / "index.json").read_bytes())
+    if fault == "columns of a class":
+        value["fields"].append(_label())
+    FAULTS[fault][0](value)
+    schema = json.loads((REPOSITORY / "schemas" / "index.schema.json").read_bytes())
+    assert jsonschema.Draft202012Validator(schema).is_valid(value) == (fault in ONLY_WORDS)

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from mmcompile.errors import FormatError
 from mmcompile.format import index as index_module
 from mmcompile.format.canonical import canonical
-from mmcompile.format.index import DTYPES, Index
+from mmcompile.format.fields import RESERVED
+from mmcompile.format.index import DTYPES, Field, Index, Names, Split
 from mmcompile.format.samples import KEY_LIMIT
 from tests.format.builders import GOLDEN, REPOSITORY, pixels
 from tests.format.test_hostile import FAULTS, NASTY, spots
@@ -24,7 +25,22 @@ from tests.support import make_dataset
 SCHEMA: dict[str, Any] = json.loads((REPOSITORY / "schemas" / "index.schema.json").read_bytes())
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 PROSE = (REPOSITORY / "schemas" / "FORMAT.md").read_text()
-INDEXES = [json.loads(p.read_bytes()) for p in sorted(GOLDEN.glob("*/generations/*.json"))]
+#: An index of a table: values with all that is known of them, without keys, in groups.
+TABLE = Index(
+    fields=(
+        Field("bars", "float32", (2,), "value", normalize=((0.0, 1.0), (1.0, 2.0)), columns=Names(("open", "close"))),
+        Field("ts", "int64", (), "value", unit="ns"),
+        Field("symbol", "int32", (), "value", categories=Names(file="1" * 32)),
+    ),
+    splits=(Split("train", 0, 7), Split("val", 7, 9)),
+    samples=9,
+    shards=2,
+    table="0" * 32,
+    keyed=False,
+    groups=2,
+    groups_file="2" * 32,
+)
+INDEXES = [json.loads(p.read_bytes()) for p in sorted(GOLDEN.glob("*/generations/*.json"))] + [json.loads(TABLE.to_bytes())]
 
 
 def accepted(value: Any) -> bool:
@@ -123,8 +139,8 @@ def test_every_key_of_the_schema_stands_in_the_prose() -> None:
 def test_schema_prose_and_code_have_one_list_of_dtypes_and_reserved_words() -> None:
     field = SCHEMA["$defs"]["field"]["properties"]
     assert field["dtype"]["enum"] == sorted(DTYPES)
-    assert set(field["name"]["not"]["anyOf"][0]["enum"]) == index_module._RESERVED
-    for word in [*DTYPES, *index_module._RESERVED]:
+    assert set(field["name"]["not"]["anyOf"][0]["enum"]) == RESERVED
+    for word in [*DTYPES, *RESERVED]:
         assert f"`{word}`" in PROSE, word
 
 

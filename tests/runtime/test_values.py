@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import pickle
+import subprocess
+import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -226,3 +229,15 @@ def test_rows_without_keys_tell_their_group_and_their_number_in_it(tmp_path: Pat
         ds.source(N)
     make_dataset(tmp_path / "plain", values={"x": noise("float32", ())}, keyed=False)
     assert MMapShardDataset(tmp_path / "plain").source(7) == "[7]"
+
+
+def test_numpy_alone_reads_the_same_values(tmp_path: Path) -> None:
+    values = {"x": noise("float64", (3,)), "n": noise("uint16", (2,)), "b": noise("bfloat16", ())}
+    both = ((1.0, 2.0, 3.0), (0.5, 0.25, 3.0))
+    facts: dict[str, Any] = {"x": {"normalize": both}, "n": {"normalize": ((7.0, 9.0), (3.0, 5.0))}, "b": {"dtype": "bfloat16"}}
+    make_dataset(tmp_path, values=values, facts=facts, shards=SHARDS, keyed=False, groups=[("a", N)])
+    script = Path(__file__).parents[2] / "scripts" / "read_with_numpy.py"
+    out = subprocess.run([sys.executable, "-I", str(script), str(tmp_path), "12"], check=True, capture_output=True, text=True).stdout
+    x, n, b = MMapShardDataset(tmp_path)[:12]
+    wanted = [("x float64 (12, 3)", x), ("n float32 (12, 2)", n), ("b float32 (12,)", b.float())]
+    assert out.splitlines() == [f"{said} crc32 {zlib.crc32(batch.numpy().tobytes()):08x}" for said, batch in wanted]

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from mmcompile import Augment, Cache, MMapShardDataset, ShardLoader, ShardSampler
+from mmcompile.errors import CorruptShardError
 from mmcompile.runtime.device import Resident
 from mmcompile.runtime.windows import Windows, WindowSelection
 from tests.support import make_dataset
@@ -147,13 +148,13 @@ def test_targets_are_fields_or_columns_at_a_distance(made: Any) -> None:
     at = np.array(first) + 5
     windows = ds.windows(4, horizon=2, target="close")
     sample, batch = windows[0], windows[:]
-    assert list(sample) == list(batch) == ["x", "n", "label", "r", "target"]
-    assert same(batch["target"], of["x"][at, 1])
-    assert same(sample["target"], of["x"][at[0], 1])
+    assert list(sample) == list(batch) == ["x", "n", "label", "r", "x_target"]
+    assert same(batch["x_target"], of["x"][at, 1])
+    assert same(sample["x_target"], of["x"][at[0], 1])
     assert same(batch["label"], np.stack([of["label"][r : r + 4] for r in first]))
-    two = ds.windows(4, horizon=2, target=["volume", "open"])[:]["target"]
+    two = ds.windows(4, horizon=2, target=["volume", "open"])[:]["x_target"]
     assert same(two, of["x"][at][:, [2, 0]])
-    assert same(next(iter(DataLoader(ds.windows(4, horizon=2, target=["volume", "open"]), 99)))["target"], of["x"][at][:, [2, 0]])
+    assert same(next(iter(DataLoader(ds.windows(4, horizon=2, target=["volume", "open"]), 99)))["x_target"], of["x"][at][:, [2, 0]])
     fields = MMapShardDataset(root, "val", fields=["x", "label", "r"]).windows(4, horizon=2, target=["r", "label", "close"])
     x, r, r_ahead, label, close = fields[:]
     assert same(x, np.stack([of["x"][k : k + 4] for k in first]))
@@ -161,6 +162,11 @@ def test_targets_are_fields_or_columns_at_a_distance(made: Any) -> None:
     assert same(r_ahead, of["r"][at])
     assert same(label, of["label"][at])
     assert same(close, of["x"][at][:, [1]])
+    named = MMapShardDataset(root, "val", fields=["label", "r"], output="dict").windows(4, horizon=2, target=["label", "r"])
+    assert list(named[0]) == ["r", "label", "r_target"]
+    assert same(named[:]["r_target"], of["r"][at])
+    with pytest.raises(ValueError, match=r"two values of a sample would have one name: .*'x_target', 'x_target'"):
+        ds.windows(4, horizon=2, target=["x", "open"])
     beside = MMapShardDataset(root, "val", fields=["x", "r"]).windows(4, horizon=0, target="r")
     x, r = beside[:]
     assert same(r, of["r"][np.array(begins(4, 1, 0, 20)) + 3])
@@ -226,6 +232,8 @@ def test_a_dataset_with_keys_and_images_has_windows_within_its_splits(tmp_path: 
         assert raw.find(raw.source(2)) == 2
         with pytest.raises(KeyError):
             raw.find(plain.source(1))
+        with pytest.raises(ValueError, match="augment is for single images, not for windows of them"):
+            ShardLoader(raw, augment=Augment(hflip=0.5))
         clip = MMapShardDataset(root, "all", transform=lambda window: window.float().mean((0, 2, 3)), target_transform=lambda label: -label)
         mean, label = clip.windows(3, stride=2, horizon=0, target="label")[:]
         assert mean.allclose(wanted_mean(MMapShardDataset(root, "all"), first))
@@ -316,6 +324,15 @@ def test_a_hundred_million_windows_take_no_memory(tmp_path: Path) -> None:
     assert found.find(int(rows[7])) == picked[7]
     assert tracemalloc.get_traced_memory()[1] < 4 << 20
     tracemalloc.stop()
+
+
+def test_groups_that_are_missing_are_an_error_that_names_the_file(tmp_path: Path) -> None:
+    make_dataset(tmp_path, values={"x": np.arange(20)}, groups=[("a", 9), ("b", 20)], keyed=False)
+    ds = MMapShardDataset(tmp_path)
+    next((tmp_path / "shards").glob("groups-*")).unlink()
+    for use in (lambda: ds.windows(3), lambda: ds.source(0)):
+        with pytest.raises(CorruptShardError, match=r"groups-.*missing"):
+            use()
 
 
 def test_groups_that_cross_a_split_are_cut_there(tmp_path: Path) -> None:

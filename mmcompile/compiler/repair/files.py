@@ -167,7 +167,7 @@ def _labels(d: Damaged, index: Index, keys: list[bytes]) -> npt.NDArray[np.int64
         return None
     labels = Placing(index, classes).labels(keys)
     if labels is None:
-        raise RecipeError("its keys lie in no class folder")
+        raise RecipeError("its keys do not tell their classes")
     return labels
 
 

@@ -34,6 +34,8 @@ Position = tuple[int, int, int, str, str]
 
 #: Tables that are tried before giving up; each costs the hash of a few KB.
 _TRIES = 20_000
+#: Roots whose keys are known again; the number stands in settings that may be a stranger's.
+_MOST_ROOTS = 1024
 #: Bytes of rows held at a time.
 _CHUNK = 8 << 20
 
@@ -98,10 +100,10 @@ def _bases_of(index: Index) -> dict[str, tuple[str, int]]:
         return {}
     names = [split.name for split in index.splits]
     try:
-        roots = [str(number) for number in range(int(source["roots"]))] if "roots" in source else [""]
+        roots = [str(number) for number in range(min(int(source["roots"]), _MOST_ROOTS))] if "roots" in source else [""]
         if "splits" in source:
             folders = [(name, str(name_from_json(folder))) for name, folder in source["splits"]]
-            return {folder: (name, int(folder.partition("/")[0]) if roots[0] else 0) for name, folder in folders if name in names}
+            return {folder: (name, 0 if roots == [""] else int(folder.partition("/")[0])) for name, folder in folders if name in names}
     except (LookupError, TypeError, ValueError):
         return {}
     if names == ["all"]:

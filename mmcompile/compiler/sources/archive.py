@@ -9,18 +9,16 @@ import os
 import re
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
-
-import numpy as np
 
 from mmcompile.compiler.sources import Scan
 from mmcompile.compiler.sources.arrange import arrange
 from mmcompile.compiler.sources.keys import Keys, place_of
 from mmcompile.compiler.sources.manifest import typed_columns
-from mmcompile.compiler.sources.members import TOO_LARGE, ArchiveFile, Descriptors, FolderRules, Place, TreeMembers, first_twice, member_stats
+from mmcompile.compiler.sources.members import TOO_LARGE, ArchiveFile, Descriptors, FolderRules, Place, TreeMembers, first_twice, member_stat
 from mmcompile.compiler.sources.names import Choice, show
 from mmcompile.compiler.sources.pairing import Pairing
 from mmcompile.compiler.sources.scanning import Wishes
@@ -52,19 +50,26 @@ def is_archive(path: str, form: str, *, inner: bool = False) -> bool:
     """
     if not os.path.isdir(path):
         return path.lower().endswith(_ENDINGS[form])
+    try:
+        with os.scandir(path) as entries:
+            return _holds_archives(entries, form, inner=inner)
+    except OSError:  # who lists the folder says what is wrong with it
+        return False
+
+
+def _holds_archives(entries: Iterable[os.DirEntry[str]], form: str, *, inner: bool) -> bool:
     found = False
     choice = Choice((), (), False, None)
-    with os.scandir(path) as entries:
-        for entry in entries:
-            if choice.is_hidden(os.fsencode(entry.name)):
-                continue
-            if entry.is_dir():
-                if inner or not is_archive(entry.path, form, inner=True):
-                    return False
-                found = True
-            elif not choice.why_not(os.fsencode(entry.name), ""):
+    for entry in entries:
+        if choice.is_hidden(os.fsencode(entry.name)):
+            continue
+        if entry.is_dir():
+            if inner or not is_archive(entry.path, form, inner=True):
                 return False
-            found |= entry.name.lower().endswith(_ENDINGS[form])
+            found = True
+        elif not choice.why_not(os.fsencode(entry.name), ""):
+            return False
+        found |= entry.name.lower().endswith(_ENDINGS[form])
     return found
 
 
@@ -79,7 +84,7 @@ def _archives_in(raw: Sequence[str], form: str) -> tuple[str, tuple[str, ...]]:
     """(the folder that all archives lie in, their paths below it in order as text) of archives, or of a folder of them.  Raises SourceError."""
     if len(raw) == 1 and os.path.isdir(raw[0]):
         try:
-            names = sorted(_listed(raw[0], form))
+            names = sorted(name for name in _files(raw[0]) if name.lower().endswith(_ENDINGS[form]))
         except OSError as error:
             raise SourceError(f"cannot list folder {show(raw[0])}: {error.strerror}", path=raw[0]) from error
         if not names:
@@ -95,15 +100,15 @@ def _archives_in(raw: Sequence[str], form: str) -> tuple[str, tuple[str, ...]]:
     return folder, tuple(names)
 
 
-def _listed(folder: str, form: str) -> Iterator[str]:
-    """The archives in a folder, and in the folders in it.  Raises OSError."""
+def _files(folder: str) -> Iterator[str]:
+    """The files in a folder, and in the folders in it, hidden ones excepted, by their paths in it.  Raises OSError."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):
                 continue
             if entry.is_dir():
-                yield from (f"{entry.name}/{name}" for name in os.listdir(entry.path) if name[:1] != "." and name.lower().endswith(_ENDINGS[form]))
-            elif entry.name.lower().endswith(_ENDINGS[form]):
+                yield from (f"{entry.name}/{name}" for name in os.listdir(entry.path) if name[:1] != ".")
+            else:
                 yield entry.name
 
 
@@ -195,13 +200,15 @@ class ArchiveSource:
                 progress(found)
         if pairing.paired:
             scan = pairing.scan(self._splits(), self.layout.classes)
+            warnings += choice.warnings()
         elif self.wishes != Wishes():
             given = {"image-column": self.wishes.image, "label-column": self.wishes.label, "columns": self.wishes.columns}
             options = [name for name, wish in given.items() if wish is not None]
             raise OptionError(f"--{options[0]}: in {show(self.root)} no image has a class or a record beside it (.cls, .json)", options=options)
         else:
-            trees = trees or [members.tree() for members in pairing.members]
-            scan = self._arranged(trees, choice)
+            scan = self._arranged(trees or pairing.trees, choice)
+        if beside := self._beside():
+            scan = replace(scan, left_out=dict(sorted({**scan.left_out, "beside archives": beside}.items())))
         return replace(scan, warnings=(*warnings, *scan.warnings, *_alike(scan.keys), *([] if scan.splits else self._split_hint())))
 
     def _arranged(self, trees: list[TreeMembers], choice: Choice) -> Scan:
@@ -231,6 +238,13 @@ class ArchiveSource:
                     raise SourceError(f"--split: {show(self.names[i])} would be in the splits {show(out[i])} and {show(split)}", path=self.names[i])
                 out[i] = split
         return out
+
+    def _beside(self) -> int:
+        """How many files in a folder of archives are none.  Raises SourceError."""
+        try:
+            return sum(not name.lower().endswith(_ENDINGS[self.form]) for name in _files(self.folder)) if self.raw == (self.folder,) else 0
+        except OSError as error:
+            raise SourceError(f"cannot list folder {show(self.folder)}: {error.strerror}", path=self.folder) from error
 
     def _split_hint(self) -> list[str]:
         """A line where archives are called like splits and are taken together."""
@@ -282,9 +296,7 @@ class ArchiveSource:
     def stat(self, key: bytes) -> tuple[int, int, int, int]:
         """(bytes, the archive's mtime_ns and ctime_ns, its inode mixed with the place) of one member now.  Raises OSError."""
         place = place_of(key)
-        found = member_stats(np.array([place]), os.stat(self._path(Place.of(place).archive)))
-        size, mtime, ctime, inode = found[0].tolist()
-        return size, mtime, ctime, inode
+        return member_stat(place, os.stat(self._path(Place.of(place).archive)))
 
     def _path(self, number: int) -> str:
         return os.path.join(self.folder, self.names[number])

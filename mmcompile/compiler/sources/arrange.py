@@ -114,12 +114,15 @@ def arrange(roots: Mapping[str, str], folders: Iterable[Folder], choice: Choice,
         where = ", ".join(map(show, roots.values()))
         raise SourceError(f"no images in {where}: {_describe(_reasons(left_out), counts['folders'])}", path=where, left_out=_reasons(left_out))
     parts = {base.folder: _Part(base, roots) for base in find_bases(roots, tops, layout)}
-    outside = 0
+    outside, empty = 0, []
     while gathered:
         folder = gathered.pop()
         found = within(folder.text, parts)
         if found is None:
             outside += len(folder.keys)
+            above, _, name = folder.text.rpartition("/")
+            if above in roots and not layout.splits and name not in tops[above] and rank(name) < rank(""):
+                empty.append(show(folder.text))
         else:
             found[1].add(folder)
     for part in parts.values():
@@ -130,6 +133,8 @@ def arrange(roots: Mapping[str, str], folders: Iterable[Folder], choice: Choice,
     if outside:
         left_out["in no split"] += outside
         warnings.append(f"{outside:,} images lie in no split and are left out; --split NAME=FOLDER names the folders that are splits")
+    if empty:
+        warnings.append(f"no image in {', '.join(sorted(empty))}, so there is no such split")
     names, told = _class_map([part for part in parts.values() if part.labelled], layout)
     warnings += told
     splits, numbers, sizes, groups = _grouped(list(parts.values()), names or ())

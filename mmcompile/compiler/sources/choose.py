@@ -201,7 +201,7 @@ def _manifest(raw: Sequence[str], options: SourceOptions) -> Source:
 def _is_coco(raw: Sequence[str]) -> bool:
     from mmcompile.compiler.sources.coco import is_coco
 
-    return len(raw) == 1 and is_coco(on_disk(raw[0]))
+    return all(is_coco(str(on_disk(place))) for place in raw)
 
 
 def _coco(raw: Sequence[str], options: SourceOptions) -> Source:

@@ -41,8 +41,8 @@ SPLIT_NAMES = ("split",)
 _TAKEN = frozenset({"table", "samples", "keys", "hashes", "rejects", "classes", "rows", "image"})
 #: Whole numbers up to here are floats without a loss.
 _EXACT = 2**53
-#: Numbers of classes beyond those that occur are believed up to here, or up to twice as many.
-_FEW = 256
+#: Whole numbers below this are class numbers as they stand, however few of them occur; others where at least half of them do.
+_FEW = 1 << 16
 
 
 def named_alike(names: Iterable[str], words: Sequence[str]) -> str | None:
@@ -62,7 +62,7 @@ def find_column(name: str, names: Sequence[str], option: str, where: str) -> str
 
 
 def field_names(columns: Iterable[str], label: str | None) -> dict[str, str]:
-    """The names of the fields that columns become: lower case, `_` for what is no letter or digit, `column_` before what is no name then.
+    """The names of the fields that columns become: lower case, `_` for what is no letter or digit, `column_` before what is no name then, or taken.
 
     Raises OptionError where two become one.
     """
@@ -70,7 +70,7 @@ def field_names(columns: Iterable[str], label: str | None) -> dict[str, str]:
     taken = {} if label is None else {LABEL.name: label}
     for column in columns:
         name = re.sub(r"[^a-z0-9]+", "_", column.strip().lower()).strip("_")
-        if not re.match("[a-z]", name) or name in _TAKEN:
+        if not re.match("[a-z]", name) or name in _TAKEN or (name in taken and taken[name] == label):
             name = f"column_{name}".rstrip("_")
         name = name[:64]
         if name in taken:
@@ -106,7 +106,7 @@ def as_label(column: Column, names: Sequence[str] | None = None) -> tuple[npt.ND
     if not len(known) or (known[0] >= 0 and known[-1] < max(_FEW, 2 * len(known))):
         count = int(known[-1]) + 1 if len(known) else 0
         return numbers, tuple(map(str, range(count))), "class numbers as they stand"
-    return np.where(numbers == -1, -1, np.searchsorted(known, numbers)), tuple(map(str, known.tolist())), "classes in the order of their numbers"
+    return np.where(numbers == -1, -1, np.searchsorted(known, numbers)), tuple(map(str, known.tolist())), "new numbers in their order"
 
 
 def as_numbered(labels: npt.NDArray[np.int64], classes: Sequence[str], fixed: Sequence[str], where: Callable[[int], str]) -> npt.NDArray[np.int64]:

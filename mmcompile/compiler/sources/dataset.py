@@ -55,11 +55,7 @@ def wrap(dataset: Any, asked: Preprocess | RowPreprocess | None) -> tuple[Any, R
     else:
         raise OptionError(
             f"{type(dataset).__name__}: expected a path, a dataset with a length and items, arrays, or an iterable of samples"
-            + (
-                "; it has items but no length: give it __len__, or __iter__"
-                if hasattr(dataset, "__getitem__") and not hasattr(dataset, "keys")
-                else ""
-            )
+            + ("; it has items but no length: give it __len__, or __iter__" if hasattr(dataset, "__getitem__") and not _has_keys(dataset) else "")
         )
     if made.declared is None or made.declared.pictures is None:
         return made, RowPreprocess.of(asked)
@@ -72,7 +68,12 @@ def wrap(dataset: Any, asked: Preprocess | RowPreprocess | None) -> tuple[Any, R
 def _is_map(dataset: Any) -> bool:
     """Has it a length and items?  An IterableDataset of torch's says so, and has none."""
     names = {kind.__name__ for kind in type(dataset).__mro__}
-    return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not hasattr(dataset, "keys") and "IterableDataset" not in names
+    return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not _has_keys(dataset) and "IterableDataset" not in names
+
+
+def _has_keys(dataset: Any) -> bool:
+    """Is it asked by name: a dict, or a group of HDF5 or Zarr?"""
+    return callable(getattr(dataset, "keys", None))
 
 
 def _columns(dataset: Any) -> dict[str, Any] | None:
@@ -82,7 +83,7 @@ def _columns(dataset: Any) -> dict[str, Any] | None:
     tensors = getattr(dataset, "tensors", None)
     if isinstance(tensors, tuple) and tensors and all(map(is_array, tensors)) and type(dataset).__name__ == "TensorDataset":
         return named_parts(tensors, None)
-    if hasattr(dataset, "keys") and hasattr(dataset, "__getitem__") and not _is_map(dataset):
+    if _has_keys(dataset) and hasattr(dataset, "__getitem__"):
         found = {str(name): dataset[name] for name in dataset.keys()}  # noqa: SIM118 (a group of HDF5 or Zarr is no dict)
         if any(map(is_array, found.values())) or all(isinstance(column, list) for column in found.values()):
             found = {name: as_array(column, name) if isinstance(column, list) else column for name, column in found.items()}
@@ -146,10 +147,11 @@ class DatasetSource:
     """Datasets that have a length and items, by split ("": there are none); pictures in their samples are made as `preprocess` says."""
 
     root = ""
+    item_by_item = True
 
     def __init__(self, datasets: Mapping[str, Any], preprocess: Preprocess, names: Sequence[str] | None = None) -> None:
         self._datasets = dict(datasets)
-        self._stops = np.cumsum([len(d) for d in self._datasets.values()]).astype(np.int64)
+        self._stops = np.cumsum([_length(d) for d in self._datasets.values()]).astype(np.int64)
         self._asked = preprocess.settings()
         self._why = ""
         self.declared: Declared | None = None
@@ -211,6 +213,13 @@ class DatasetSource:
         ]
         chosen, self._why = decide(preprocess, found)
         return chosen
+
+
+def _length(dataset: Any) -> int:
+    try:
+        return len(dataset)
+    except Exception as error:  # negative, or whatever a stranger's class raises
+        raise SourceError(f"{type(dataset).__name__}: its length cannot be told ({error})") from error
 
 
 def _raised(row: int, error: Exception) -> SourceError:

@@ -62,6 +62,8 @@ class TextTable:
         try:
             with open(path, "rb") as file:
                 head = file.read(_HEAD_BYTES)
+                if b"\n" not in head:
+                    head += file.readline(_CELL_LIMIT)
         except OSError as error:
             raise SourceError(f"cannot read {show(path)}: {error.strerror}", path=path) from error
         self.encoding = next((name for mark, name in _MARKS if head.startswith(mark)), "utf-8")
@@ -75,7 +77,7 @@ class TextTable:
             raise self.wrong(f"line {text[: text.index(chr(0))].count(chr(10)) + 1} holds a NUL: it is no table of text")
         self._between, self._spaced = ",", False
         lines = list(io.StringIO(text, newline=""))  # as a file that is opened so gives them
-        self._lines = lines[:-1] if len(head) == _HEAD_BYTES and len(lines) > 1 else lines
+        self._lines = lines[:-1] if len(head) >= _HEAD_BYTES and len(lines) > 1 else lines
         #: Lines before the first row that are remarks.
         self.remarks = 0 if self._json else next((i for i, line in enumerate(self._lines) if not line.startswith("#")), 0)
         self._lines = self._lines[self.remarks :]
@@ -87,6 +89,11 @@ class TextTable:
 
     def wrong(self, what: str, **details: Any) -> SourceError:
         return SourceError(f"{show(self.path)}: {what}", path=self.path, **details)
+
+    @property
+    def between(self) -> str | None:
+        """What stands between cells, where that alone does."""
+        return None if self._spaced else self._between
 
     def first(self) -> list[dict[str, str]]:
         """Its first rows, at most 100, each as cells by column; a cell that is no text or number is left out."""

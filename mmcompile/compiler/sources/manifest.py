@@ -63,9 +63,10 @@ class ManifestSource:
         places = tuple(map(os.path.abspath, (self.raw,) if isinstance(self.raw, str) else self.raw))
         folders = [place if os.path.isdir(place) else os.path.dirname(place) for place in places]
         root = os.path.commonpath(folders)
-        named = {os.path.abspath(file): name for file, name in self.splits}
+        named = {_one_of(places, file, root): name for file, name in self.splits}
         parts = _parts(places[0]) if len(places) == 1 else _lists(places, root, named, within=self.images is None)
         object.__setattr__(self, "raw", places[0] if len(places) == 1 else root)
+        object.__setattr__(self, "splits", tuple(named.items()))
         object.__setattr__(self, "roots", tuple(place for place in places if os.path.isdir(place)))
         object.__setattr__(self, "_files", FolderSource(root if self.images is None else self.images))
         object.__setattr__(self, "_parts", parts)
@@ -86,12 +87,8 @@ class ManifestSource:
             "columns": None if wishes.columns is None else name_to_json(typed_columns(wishes.columns)),
             "include": [name_to_json(glob) for glob in sorted(wishes.include)],
             "exclude": [name_to_json(glob) for glob in sorted(wishes.exclude)],
-            **Layout(tuple((name, self._key_of(file)) for file, name in self.splits), wishes.classes).identity(),
+            **Layout(tuple((name, os.path.relpath(file, str(self.raw))) for file, name in self.splits), wishes.classes).identity(),
         }
-
-    def _key_of(self, file: str) -> str:
-        """A list, relative to where all of them lie."""
-        return os.path.relpath(os.path.abspath(file), str(self.raw))
 
     def location(self) -> str:
         """Device and inode of the root.  Raises SourceError where it is missing or no folder."""
@@ -135,12 +132,19 @@ def is_manifest(raw: str) -> bool:
     return os.path.isfile(raw) and raw.lower().endswith((*TEXT_SUFFIXES, *JSON_SUFFIXES, _PARQUET)) and _lists_images(raw)
 
 
+def _one_of(places: Sequence[str], file: str, root: str) -> str:
+    """The list that is meant: by its path as typed, or relative to where all of them lie.  Raises OptionError."""
+    wanted = (os.path.abspath(file), os.path.normpath(os.path.join(root, file)))
+    found = next((place for place in wanted if place in places), None)
+    if found is None:
+        raise OptionError(f"--split …={show(file)}: expected one of the lists that are given", options=["split"])
+    return found
+
+
 def _lists(places: Sequence[str], root: str, named: Mapping[str, str], *, within: bool) -> tuple[Part, ...]:
-    """Lists that are splits.  Raises SourceError where one is no file; OptionError where a name is that of none of them."""
+    """Lists that are splits.  Raises SourceError where one is no file."""
     if other := next((place for place in places if not os.path.isfile(place)), None):
         raise SourceError(f"{show(other)}: expected a list of images, as the other RAW are", path=other)
-    if strange := next((file for file in named if file not in places), None):
-        raise OptionError(f"--split {show(named[strange])}={show(strange)}: expected one of the lists that are given", options=["split"])
     bases = [os.path.relpath(os.path.dirname(place), root) if within else "." for place in places]
     parts = [Part(place, "" if base == "." else base, named.get(place) or _word_of(place)) for place, base in zip(places, bases, strict=True)]
     if len({os.path.splitext(place)[1].lower() == _PARQUET for place in places}) > 1:

@@ -37,6 +37,7 @@ __all__ = [
     "Place",
     "TreeMembers",
     "first_twice",
+    "member_stat",
     "member_stats",
     "plain_name",
     "refuse_twice",
@@ -48,6 +49,8 @@ TOO_LARGE = 2**31 - 1
 _MOST_STORED = 2**32 - 1
 #: Archives at most, so that a number and 32 bits to check by fill 63.
 _ARCHIVES = 2**31
+#: 2^64 divided by the golden ratio: multiplying by an odd number modulo 2^64 loses nothing, and by this one spreads neighbours.
+_ODD, _BITS = 0x9E3779B97F4A7C15, 2**64 - 1
 #: Descriptors that are kept open: those of the shards that a few workers' threads read at once.
 _OPEN = 16
 
@@ -87,17 +90,22 @@ class Place(NamedTuple):
 
 
 def member_stats(places: npt.NDArray[np.int64], found: os.stat_result) -> npt.NDArray[np.void]:
-    """STAT_DTYPE (N,) of members at `places` (N, 3) of an archive: their own size, the archive's times, and its inode mixed with their places."""
+    """STAT_DTYPE (N,) of members at `places` (N, 3) of an archive, as `member_stat` has them."""
     _, mtime, ctime, inode = stat_columns(found)
     out = np.zeros(len(places), STAT_DTYPE)
     out["size"], out["mtime_ns"], out["ctime_ns"] = places[:, 2] >> 32, mtime, ctime
-    with np.errstate(over="ignore"):  # multiplying by odd numbers modulo 2^64 loses nothing; a shift brings the high bits down
-        mixed = places[:, 0].astype(np.uint64) >> np.uint64(31) ^ places[:, 1].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-        mixed ^= mixed >> np.uint64(32)
-        mixed = (mixed ^ np.uint64(inode & (2**64 - 1))) * np.uint64(0xD6E8FEB86659FD93)
-        mixed ^= mixed >> np.uint64(32)
-    out["inode"] = mixed.view(np.int64)
+    numbers = places.astype(np.uint64)  # products of uint64 arrays are modulo 2^64
+    mixed = (numbers[:, 0] >> np.uint64(31)) ^ (numbers[:, 1] * np.uint64(_ODD))
+    out["inode"] = ((mixed ^ (mixed >> np.uint64(32))) * np.uint64(_ODD) ^ np.uint64(inode & _BITS)).view(np.int64)
     return out
+
+
+def member_stat(place: tuple[int, int, int], found: os.stat_result) -> tuple[int, int, int, int]:
+    """A member's own size, the archive's mtime_ns and ctime_ns, and its inode mixed with the place."""
+    _, mtime, ctime, inode = stat_columns(found)
+    mixed = (place[0] >> 31) ^ (place[1] * _ODD & _BITS)
+    mixed = (mixed ^ (mixed >> 32)) * _ODD & _BITS ^ inode & _BITS
+    return place[2] >> 32, mtime, ctime, mixed if mixed < 2**63 else mixed - 2**64
 
 
 def first_twice(numbers: npt.NDArray[np.uint64]) -> tuple[int, int] | None:

@@ -18,14 +18,14 @@ import xxhash
 
 from mmcompile.compiler.sources import STAT_DTYPE
 from mmcompile.compiler.sources.keys import Keys
-from mmcompile.compiler.sources.parquet import ParquetTable, batches
+from mmcompile.compiler.sources.parquet import ParquetTable, batches, reading
 from mmcompile.compiler.sources.walk import stat_columns
 from mmcompile.errors import SourceError
 
 __all__ = ["Packed", "list_packed"]
 
 #: Files that a process keeps open, the last used: two threads of a worker may be at the end of one and the start of the next.
-_OPEN = 4
+_OPEN = 2
 _ROW_BITS = 32
 
 
@@ -44,8 +44,9 @@ def list_packed(root: str, tables: Sequence[ParquetTable], progress: Callable[[i
     places, stats, empty, n = [], [], 0, 0
     for table in tables:
         name = os.path.relpath(table.path, root)
-        found = os.stat(table.path)
-        lengths, rows, paths = _lengths(table)
+        with reading(table.path):
+            found = os.stat(table.path)
+            lengths, rows, paths = _lengths(table)
         place = np.empty((len(lengths), 3), np.int64)
         place[:, 0], place[:, 1], place[:, 2] = _mark(name, found), rows, lengths.clip(0)
         stat = np.empty(len(lengths), STAT_DTYPE)
@@ -119,7 +120,7 @@ class Packed:
                 del _opened[next(iter(_opened))]
         try:
             data = opened.read(place[1] >> _ROW_BITS, place[1] & ((1 << _ROW_BITS) - 1))
-        except (SourceError, ValueError, IndexError) as error:
+        except (SourceError, LookupError) as error:
             raise OSError(errno.EIO, "a row group that cannot be read", opened.path) from error
         if self._stat(opened.path)[0] != place[0]:
             raise OSError(errno.EAGAIN, "changed while read", opened.path)
@@ -160,20 +161,22 @@ class _Opened:
         self._file = self._table.opened()
         self._lock = threading.Lock()
         self._group = -1
-        self._start = self._stop = 0
         self._left: Iterator[Any] = iter(())
-        self._batch: Any = None
+        #: The last two batches, each with the number of its first row: of two threads one may be a row ahead, and so a batch.
+        self._held: list[tuple[int, Any]] = []
 
     def read(self, group: int, row: int) -> bytes:
         with self._lock:
-            if group != self._group or row < self._start:
-                self._group, self._start, self._stop, self._left = group, 0, 0, _images(self._table, self._file, group)
-            while row >= self._stop:
-                self._batch = next(self._left, None)
-                if self._batch is None:
+            if group != self._group or (self._held and row < self._held[0][0]):
+                self._group, self._held, self._left = group, [], _images(self._table, self._file, group)
+            while not self._held or row >= self._held[-1][0] + len(self._held[-1][1]):
+                batch = next(self._left, None)
+                if batch is None:
                     raise IndexError(row)
-                self._start, self._stop = self._stop, self._stop + len(self._batch)
-            return self._batch[row - self._start].as_py() or b""
+                start = self._held[-1][0] + len(self._held[-1][1]) if self._held else 0
+                self._held = [*self._held[-1:], (start, batch)]
+            start, batch = next(held for held in reversed(self._held) if held[0] <= row)
+            return batch[row - start].as_py() or b""
 
 
 #: What this process has open, by the mark of the file; the last used is the last.

@@ -16,6 +16,7 @@ from mmcompile.compiler.sources.arrange import lacking
 from mmcompile.compiler.sources.cells import Cells, Column, typed
 from mmcompile.compiler.sources.columns import LABEL_NAMES, as_label, as_value, field_names, find_column, named_alike
 from mmcompile.compiler.sources.keys import Keys
+from mmcompile.compiler.sources.members import TreeMembers
 from mmcompile.compiler.sources.names import show
 from mmcompile.compiler.sources.scanning import Wishes
 from mmcompile.compiler.sources.splits import rank
@@ -55,7 +56,11 @@ class Pairing:
         self._wishes = wishes
         self._fields: set[str] = set()
         self._given: tuple[str, ...] | None = None
-        self._archives: list[tuple[TarMembers, npt.NDArray[np.int64]]] = []
+        #: Of each archive all its images, and which of them are those of samples; the samples themselves are let go.
+        self._archives: list[tuple[TreeMembers, npt.NDArray[np.int64]]] = []
+        self._shown: list[str] = []
+        #: Has a sample with an image a class, or a record?
+        self.paired = False
         self._rows = 0
         self._classes = Cells(".cls", keeps_text=True)
         self._records: dict[str, Cells] = {}
@@ -88,20 +93,17 @@ class Pairing:
             _extend(into, *_placed(values, row_of), len(images), quoted=values.quoted)
             if values.nested:
                 self._nested.add(name)
-        self._archives.append((members, images))
+        self._archives.append((members.tree(), images))
+        self._shown.append(members.shown)
+        self.paired |= members.paired
         self._rows += len(images)
         self._left_out.update(members.left_out)
         self._warnings += members.warnings
 
     @property
-    def members(self) -> list[TarMembers]:
-        """What was added."""
-        return [members for members, _ in self._archives]
-
-    @property
-    def paired(self) -> bool:
-        """Has a sample with an image a class, or a record?"""
-        return any(members.paired for members, _ in self._archives)
+    def trees(self) -> list[TreeMembers]:
+        """All images of what was added, as trees of folders."""
+        return [tree for tree, _ in self._archives]
 
     def scan(self, splits: Sequence[str], classes: tuple[str, ...] | None = None) -> Scan:
         """All samples, once; `splits`: which each archive is ("": none), `classes`: the whole class map, where it was given.  Raises SourceError."""
@@ -112,10 +114,10 @@ class Pairing:
                 raise OptionError(
                     f"--image-column {show(self._wishes.image)}: samples have no such image (they have {has})", options=["image-column"]
                 )
-            named = _some([members.shown for members, _ in self._archives])
+            named = _some(self._shown)
             raise SourceError(f"no images in {named}: {_listed(self._left_out) or 'there is no file in it'}", path=named)
-        keys = Keys.join([members.keys.take(images) for members, images in self._archives])
-        stat = np.concatenate([members.stat[images] for members, images in self._archives])
+        keys = Keys.join([tree.keys.take(images) for tree, images in self._archives])
+        stat = np.concatenate([tree.stat[images] for tree, images in self._archives])
         numbers = np.repeat(np.arange(len(splits)), [len(images) for _, images in self._archives])
         self._archives.clear()
         for cells in self._records.values():

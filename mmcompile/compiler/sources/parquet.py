@@ -18,9 +18,9 @@ from mmcompile.compiler.formats import sniff
 from mmcompile.compiler.sources.cells import Column
 from mmcompile.compiler.sources.keys import Keys
 from mmcompile.compiler.sources.names import show
-from mmcompile.errors import OptionError, SourceError
+from mmcompile.errors import MMCompileError, OptionError, SourceError
 
-__all__ = ["ArrowColumns", "ParquetTable", "arrow", "batches", "pictures"]
+__all__ = ["ArrowColumns", "ParquetTable", "arrow", "batches", "pictures", "reading"]
 
 #: Bytes of a column that are in memory at one time, about, and rows at most.
 _BATCH_BYTES, _BATCH_ROWS = 16 << 20, 1 << 14
@@ -41,19 +41,28 @@ def arrow(path: str) -> Any:
     return pyarrow
 
 
+@contextlib.contextmanager
+def reading(path: str) -> Iterator[None]:
+    """What Arrow raises of a file that is damaged, or is none of Parquet, becomes a SourceError that names it."""
+    try:
+        yield
+    except MMCompileError:
+        raise
+    except (OSError, ValueError, LookupError, TypeError, ArithmeticError, NotImplementedError) as error:
+        why = "it holds text that is no UTF-8" if isinstance(error, UnicodeError) else getattr(error, "strerror", None)
+        raise SourceError(f"{show(path)}: cannot be read: {why or 'it is damaged, or no Parquet file'}", path=path) from error
+
+
 def batches(path: str, file: Any, columns: list[str], group: int | None = None) -> Iterator[Any]:
-    """Record batches of these columns (of one row group), so many rows at a time that about 16 MiB are in memory."""
-    groups = range(file.metadata.num_row_groups) if group is None else [group]
-    for number in groups:
-        held = file.metadata.row_group(number)
-        leaves = [held.column(i) for i in range(held.num_columns)]
-        size = sum(leaf.total_uncompressed_size for leaf in leaves if any(leaf.path_in_schema.startswith(name) for name in columns))
-        rows = min(max(1, _BATCH_BYTES * held.num_rows // max(1, size)), _BATCH_ROWS)
-        try:
+    """Record batches of these columns (of one row group), so many rows at a time that about 16 MiB are in memory, and a page of the file."""
+    with reading(path):
+        groups = range(file.metadata.num_row_groups) if group is None else [group]
+        for number in groups:
+            held = file.metadata.row_group(number)
+            leaves = [held.column(i) for i in range(held.num_columns)]
+            size = sum(leaf.total_uncompressed_size for leaf in leaves if any(leaf.path_in_schema.startswith(name) for name in columns))
+            rows = min(max(1, _BATCH_BYTES * held.num_rows // max(1, size)), _BATCH_ROWS)
             yield from file.iter_batches(rows, row_groups=[number], columns=columns, use_threads=False)
-        except (OSError, ValueError, NotImplementedError) as error:  # without an errno: what Arrow raises for damaged pages
-            why = getattr(error, "strerror", None) or "it is damaged"
-            raise SourceError(f"{show(path)}: row group {number} cannot be read: {why}", path=path) from error
 
 
 def pictures(schema: Any) -> str | None:
@@ -86,7 +95,7 @@ class ParquetTable:
     def __init__(self, path: str, image: str | None = None) -> None:
         """`image`: the column that is asked for.  Raises SourceError: it cannot be read, or is no Parquet file; OptionError: no pyarrow."""
         self.path, self.arrow = path, arrow(path)
-        with self.opened() as file:
+        with self.opened() as file, reading(path):
             self.schema = file.schema_arrow
             self.rows, self.groups = int(file.metadata.num_rows), int(file.metadata.num_row_groups)
         self.names = tuple(self.schema.names)
@@ -99,12 +108,8 @@ class ParquetTable:
 
     def opened(self) -> Any:
         """The file, opened.  Pages are read one by one, never a whole column of a row group."""
-        try:
+        with reading(self.path):
             return self.arrow.parquet.ParquetFile(self.path, pre_buffer=False, buffer_size=1 << 20, memory_map=False)
-        except self.arrow.ArrowInvalid as error:
-            raise SourceError(f"{show(self.path)}: it is no Parquet file, or ends early", path=self.path) from error
-        except OSError as error:
-            raise SourceError(f"cannot read {show(self.path)}: {error.strerror or 'it is no Parquet file'}", path=self.path) from error
 
     @property
     def in_struct(self) -> bool:
@@ -125,8 +130,9 @@ class ParquetTable:
         texts = [name for name in self.names if self.is_text(name)]
         if not texts or not self.rows:
             return []
-        batch = next(self.batches(texts)).slice(0, _LOOKED_AT)
-        return [{name: value for name, value in row.items() if value is not None} for row in batch.to_pylist()]
+        with reading(self.path):
+            batch = next(self.batches(texts)).slice(0, _LOOKED_AT)
+            return [{name: value for name, value in row.items() if value is not None} for row in batch.to_pylist()]
 
     def batches(self, columns: list[str]) -> Iterator[Any]:
         """All rows of these columns."""
@@ -163,10 +169,15 @@ class ArrowColumns:
 
     def paths(self, name: str) -> Keys:
         """The cells of a column of text as bytes."""
-        return Keys.join([Keys.of(_texts(part)) for part in self._parts(name)])
+        with reading(self._tables[0].path):
+            return Keys.join([Keys.of(_texts(part)) for part in self._parts(name)])
 
     def column(self, name: str, where: Callable[[int], str], *, text: bool = False) -> Column | str:
         """A column, or why it cannot be held.  With `text` it is one of text, whatever it holds."""
+        with reading(self._tables[0].path):
+            return self._column(name, text=text)
+
+    def _column(self, name: str, *, text: bool) -> Column | str:
         array = self._whole(name)
         if isinstance(array, str):
             return array

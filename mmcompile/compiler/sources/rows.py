@@ -68,7 +68,10 @@ def fresh_stamp(files: dict[str, tuple[int, int, int, int]]) -> str:
 
 
 class RowSource(Protocol):
-    """An ordered collection of rows that a build reads from."""
+    """An ordered collection of rows that a build reads from.
+
+    One that has an attribute `item_by_item` which is true makes each row for itself, and is asked for fewer at a time.
+    """
 
     @property
     def root(self) -> str:

@@ -63,24 +63,33 @@ def _is_whole(value: Any) -> bool:
 
 def as_array(value: Any, name: str) -> Array:
     """The numbers of a part of a sample, as numpy has them; a tensor of bfloat16 as uint16.  Raises SourceError for what are none."""
+    try:
+        made = _converted(value, name)
+    except (TypeError, ValueError, RuntimeError) as error:  # a tensor that is sparse, lists of different lengths
+        raise SourceError(f"{name}: {type(value).__name__} that is no array of numbers ({_line(error)})") from error
+    if made.dtype.kind not in "biufM":
+        what = "text" if isinstance(value, str | bytes) or made.dtype.kind in "US" else type(value).__name__
+        raise SourceError(f"{name}: {what}; expected pictures, arrays, tensors or numbers: map it to numbers, or leave that field out")
+    return made
+
+
+def _line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:100]
+
+
+def _converted(value: Any, name: str) -> Array:
     kind = type(value).__module__.partition(".")[0]
     if kind == "torch" and hasattr(value, "detach"):
         value = value.detach().cpu()
         torch = sys.modules["torch"]
         return np.asarray(value.view(torch.int16).numpy().view(np.uint16) if value.dtype == torch.bfloat16 else value.numpy())
+    if np.ma.isMaskedArray(value) and np.ma.is_masked(value):
+        raise ValueError("masked values: fill them")
     if isinstance(value, bool | int | float | np.generic | np.ndarray) or hasattr(value, "__array__"):
-        made = np.asarray(value)
-    elif isinstance(value, list | tuple):
-        try:
-            made = np.asarray([as_array(v, name) for v in value] if any(hasattr(v, "detach") for v in value) else value)
-        except ValueError:
-            raise SourceError(f"{name}: lists of different lengths; pad them, or leave that field out") from None
-    else:
-        made = np.empty(0, object)
-    if made.dtype.kind not in "biufM":
-        what = "text" if isinstance(value, str | bytes) or made.dtype.kind in "US" else type(value).__name__
-        raise SourceError(f"{name}: {what}; expected pictures, arrays, tensors or numbers: map it to numbers, or leave that field out")
-    return made
+        return np.asarray(value)
+    if isinstance(value, list | tuple):
+        return np.asarray([as_array(v, name) for v in value] if any(hasattr(v, "detach") for v in value) else value)
+    return np.empty(0, object)
 
 
 def _is_bfloat16(value: Any) -> bool:

@@ -114,6 +114,8 @@ class Scanning:
         if parts[0].file.lower().endswith(".parquet"):
             packed = [ParquetTable(part.file, wishes.image) for part in parts]
             self._tables, self._holds = packed, packed[0].holds
+            if fixed and self._holds is not None:
+                raise OptionError(f"--images: the images lie in column {show(self._holds)} of {show(raw)}", options=["images"])
             if other := next((table for table in packed if table.holds != self._holds), None):
                 column = show(self._holds or other.holds or "")
                 raise SourceError(f"{show(other.path)}: column {column} holds images in some files, but not in all", path=other.path)

@@ -116,7 +116,8 @@ class TableScan:
         self.kinds = {name: merged(name, list(zip(paths, [f[name] for f in found], strict=True))) for name in first.names}
         self.starts = np.concatenate([[0], np.cumsum([part.rows for part in self._parts])]).astype(np.int64)
         self.rows = int(self.starts[-1])
-        self._times = [name for name, kind in self.kinds.items() if kind.unit is not None]
+        #: Columns of times, which rows may be in the order of.
+        self._times = [name for name, kind in self.kinds.items() if kind.unit is not None and not kind.missing]
         added = next((name for name in first.names if name in _ADDED[:1] or (name in _ADDED and name == first.names[0])), None)
         #: What a column without a name is called, and one that only numbers the rows.
         self._called: dict[str, str] = {}

@@ -49,6 +49,9 @@ class _Header(NamedTuple):
     reason: str = ""
 
 
+_PLAIN = _Header()
+
+
 class TarListing:
     """The regular files of an archive, in its order: iterate once, then see what was left out.
 
@@ -72,7 +75,7 @@ class TarListing:
 
     def __iter__(self) -> Iterator[Member]:
         at, ahead = 0, _NEAR
-        before, shared = _Header(), _Header()
+        before = shared = _PLAIN
         while True:
             offset = at - self._start
             if offset + BLOCK > len(self._buffer) or offset < 0:
@@ -99,10 +102,11 @@ class TarListing:
                 elif kind == b"L":
                     before = before._replace(name=records.split(b"\0", 1)[0])
                 continue
-            name = before.name or _name_of(block)
-            size = before.size if before.size is not None else shared.size if shared.size is not None else size
-            reason = before.reason or shared.reason
-            before = _Header()
+            name, reason = before.name or _name_of(block), ""
+            if before is not _PLAIN or shared is not _PLAIN:
+                size = before.size if before.size is not None else shared.size if shared.size is not None else size
+                reason = before.reason or shared.reason
+                before = _PLAIN
             if kind in b"123456":  # what has no content, whatever its size says
                 size = 0
             at = self._next(data, size, at, name)
