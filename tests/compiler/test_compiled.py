@@ -427,7 +427,9 @@ def test_a_merged_dataset_is_mended_by_the_build_that_made_it(tmp_path: Path, ki
     data[-1] ^= 1
     path.write_bytes(data)
     assert not verify(tmp_path / "merged").ok
-    with pytest.raises(OptionError, match=r"its rows are rows of datasets.*delete the files that `mmcompile verify` names.*run the same build again"):
+    with pytest.raises(
+        OptionError, match=r"its rows are copied from datasets.*delete the files that `mmcompile verify` names.*run the same build again"
+    ):
         repair(tmp_path / "merged", a)
     path.unlink()
     report = merge(tmp_path / "merged", out_a, out_b)
