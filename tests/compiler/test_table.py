@@ -6,6 +6,7 @@ import csv
 import itertools
 import json
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -539,3 +540,48 @@ def test_a_second_build_reads_only_the_tables_that_changed(tmp_path: Path, monke
     table(tmp_path / "raw" / "B.csv", "v\n" + "\n".join(map(str, range(100, 200))) + "\n")
     report = build(source(tmp_path / "raw"), tmp_path / "out", workers=1, options=options)
     assert (report.decoded, report.kept) == (100, 100)
+
+
+# ---------------------------------------------------------------- fast and slow
+
+CELLS = st.one_of(
+    NUMBERS.map(str),
+    st.sampled_from(["", "nan", "NAN", "-inf", "INF", "NA", "+5", " 7 ", "0x10", "1e400", "007", "1_0", "x", "-0", "9223372036854775808", "true"]),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(CELLS, st.integers(-5, 5).map(str)), min_size=1, max_size=30), st.sampled_from(["\n", "\r\n"]))
+def test_lines_parsed_at_once_say_what_cells_say(rows: list[tuple[str, str]], end: str) -> None:
+    def result(rows_at_once: int, fast: bool) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("mmcompile.compiler.sources.tabletext._ROWS", rows_at_once)
+            if not fast:
+                patch.setattr("mmcompile.compiler.sources.tablefast._arrow", lambda: None)
+            found = source(path)
+            try:
+                scan = found.scan()
+                return [(f.name, f.dtype, f.shape) for f in scan.fields], {k: v.tobytes() for k, v in read_all(found).items()}, scan.warnings
+            except SourceError as error:
+                return re.sub(r"rows [0-9,]+ to [0-9,]+", "rows", str(error))
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.csv"
+        path.write_bytes(("a,b" + end + "".join(f"{a},{b}{end}" for a, b in rows)).encode())
+        assert result(1, fast=True) == result(1, fast=False)
+
+
+def test_long_files_are_read_from_any_row_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmcompile.compiler.sources.tabletext._PLAIN_BYTES", 1 << 10)
+    monkeypatch.setattr("mmcompile.compiler.sources.tabletext._ROWS", 64)
+    n = 3000
+    lines = [f"{i},{i / 7!r},{'' if i % 11 else chr(34)}s{i % 3}{'' if i % 11 else chr(34)},2020-01-01 00:00:{i % 60:02}" for i in range(n)]
+    found = source(table(tmp_path / "a.csv", "i,f,s,t\n" + "\n".join(lines)), columns=("i", "f", "s", "t"), order_by="none")
+    assert found.scan().rows == n
+    for start in (0, 1, 63, 64, 65, 1499, 2990):
+        values = found.read(start, min(n, start + 100))
+        rows = range(start, min(n, start + 100))
+        assert values["i"].tolist() == list(rows)
+        assert values["f"].tolist() == [i / 7 for i in rows]
+        assert values["s"].tolist() == [i % 3 for i in rows]
+        assert values["t"].tolist() == [1577836800 + i % 60 for i in rows]

@@ -90,6 +90,11 @@ class TextTable:
     def wrong(self, what: str, **details: Any) -> SourceError:
         return SourceError(f"{show(self.path)}: {what}", path=self.path, **details)
 
+    @property
+    def between(self) -> str | None:
+        """What stands between cells, where that alone does."""
+        return None if self._spaced else self._between
+
     def first(self) -> list[dict[str, str]]:
         """Its first rows, at most 100, each as cells by column; a cell that is no text or number is left out."""
         if self._json:

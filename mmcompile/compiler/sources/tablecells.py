@@ -14,17 +14,17 @@ import numpy.typing as npt
 from mmcompile.compiler.sources.tablefields import ColumnKind
 from mmcompile.format.fields import UNITS
 
-__all__ = ["CellKinds", "as_times", "as_values", "is_number", "one_time"]
+__all__ = ["GAPS", "CellKinds", "as_times", "as_values", "is_number", "one_time"]
 
 Array = npt.NDArray[np.generic]
 
 #: What stands for no value in columns that hold no texts.
-_GAPS = frozenset({"", "NA", "N/A", "n/a", "NaN", "nan", "-nan", "NAN", "NULL", "null", "None", "none", "<NA>", "#N/A", "NaT", "."})
-_GAP = "|".join(re.escape(word) for word in sorted(_GAPS, reverse=True))
+GAPS = frozenset({"", "NA", "N/A", "n/a", "NaN", "nan", "-nan", "NAN", "NULL", "null", "None", "none", "<NA>", "#N/A", "NaT", "."})
+_GAP = "|".join(re.escape(word) for word in sorted(GAPS, reverse=True))
 _OFFSET = r"(?:Z|[+-][0-9]{2}(?::?[0-9]{2})?)"
 _FORMS = {
     "int": r"[ \t]*[+-]?[0-9]{1,30}[ \t]*",
-    "float": r"[ \t]*[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[ \t]*|[+-]?[Ii]nf(?:inity)?",
+    "float": r"[ \t]*[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[ \t]*|[+-]?(?i:inf(?:inity)?|nan)",
     "bool": r"true|True|TRUE|false|False|FALSE",
     "time": rf"[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}(?:[ T][0-9]{{2}}:[0-9]{{2}}(?::[0-9]{{2}}(?:[.,][0-9]{{1,9}})?)?{_OFFSET}?)?",
 }
@@ -69,7 +69,7 @@ class CellKinds:
             self._count_gaps(cells, start)
             return stray
         self.kinds = fits
-        values = [cell for cell in cells if cell not in _GAPS] if self._count_gaps(cells, start) else cells
+        values = [cell for cell in cells if cell not in GAPS] if self._count_gaps(cells, start) else cells
         if "int" in fits and values:
             whole = list(map(int, values))
             self._low, self._high = min(self._low, *whole, 0), max(self._high, *whole, 0)
@@ -77,10 +77,25 @@ class CellKinds:
             self._look_at_times(values)
         return None
 
+    @property
+    def number(self) -> str | None:
+        """The dtype that its cells are numbers of so far, None where they are none, or that is not known yet."""
+        if not self.seen or self.kinds not in ({"int", "float"}, {"float"}):
+            return None
+        return "int64" if "int" in self.kinds else "float64"
+
+    def add_numbers(self, rows: int, missing: int, gap: int, low: int, high: int) -> None:
+        """More cells, known to be numbers of that dtype: how many, how many gaps and which is the first of these, the least and greatest number."""
+        if missing and self.gap < 0:
+            self.gap = self._rows + gap
+        self._rows += rows
+        self._missing += missing
+        self._low, self._high = min(self._low, low), max(self._high, high)
+
     def _count_gaps(self, cells: Sequence[str], start: int) -> int:
-        count = sum(map(_GAPS.__contains__, cells))
+        count = sum(map(GAPS.__contains__, cells))
         if count and self.gap < 0:
-            self.gap = start + next(i for i, cell in enumerate(cells) if cell in _GAPS)
+            self.gap = start + next(i for i, cell in enumerate(cells) if cell in GAPS)
         self._missing += count
         self._empty += cells.count("") if count else 0
         return count
@@ -88,7 +103,7 @@ class CellKinds:
     def _stray(self, cells: Sequence[str]) -> int:
         left = set(self.kinds)
         for i, cell in enumerate(cells):
-            if cell in _GAPS:
+            if cell in GAPS:
                 continue
             left = {kind for kind in left if _ONE[kind].match(cell)}
             if not left:
@@ -96,7 +111,7 @@ class CellKinds:
         return 0
 
     def _look_at_times(self, values: Sequence[str]) -> None:
-        for cell in values:
+        for cell in _shapes(values):
             if len(cell) == 10:
                 self._aware.add(False)
                 continue
@@ -124,6 +139,14 @@ class CellKinds:
         return ColumnKind("int64", UNITS[self._unit], self._aware == {True}, missing=missing, gap=gap)
 
 
+_ZEROS = str.maketrans("123456789", "000000000")
+
+
+def _shapes(cells: Sequence[str]) -> set[str]:
+    """The different cells, with 0 for each digit."""
+    return set("\0".join(cells).translate(_ZEROS).split("\0"))
+
+
 def as_values(cells: Sequence[str], dtype: str) -> Array:
     """Cells as numbers of a dtype (N,); a gap is NaN.  Raises ValueError, OverflowError for a cell that is no such number."""
     if dtype == "bool":
@@ -143,7 +166,7 @@ def _yes(cell: str) -> bool:
 
 
 def _float(cell: str) -> float:
-    if cell in _GAPS:
+    if cell in GAPS:
         return float("nan")
     return float(_yes(cell)) if _ONE["bool"].match(cell) else float(cell)
 
@@ -151,11 +174,10 @@ def _float(cell: str) -> float:
 def as_times(cells: Sequence[str], unit: str) -> npt.NDArray[np.int64]:
     """ISO times as units since 1970 (N,), of UTC where they say how far from it they are.  Raises ValueError for what is no time, or beyond int64."""
     offsets: npt.NDArray[np.int64] | None = None
-    if any(len(cell) > 16 and _ENDS_IN_OFFSET.search(cell, 16) for cell in cells):
+    if any(len(shape) > 16 and _ENDS_IN_OFFSET.search(shape, 16) for shape in _shapes(cells)):
         found = [(_ENDS_IN_OFFSET.search(cell, 16) if len(cell) > 16 else None) for cell in cells]
         offsets = np.array([0 if m is None else _seconds(m[0]) for m in found], np.int64)
         cells = [cell if m is None else cell[: m.start()] for cell, m in zip(cells, found, strict=True)]
-    cells = [cell.replace(",", ".") for cell in cells]
     seconds = np.array([cell[:19] for cell in cells], "datetime64[s]").astype(np.int64)
     if offsets is not None:
         seconds -= offsets

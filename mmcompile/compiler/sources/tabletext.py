@@ -10,6 +10,7 @@ import itertools
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ import numpy.typing as npt
 
 from mmcompile.compiler.sources.delimited import TextTable
 from mmcompile.compiler.sources.names import show
-from mmcompile.compiler.sources.tablecells import CellKinds, as_times, as_values
+from mmcompile.compiler.sources.tablecells import GAPS, CellKinds, as_times, as_values
+from mmcompile.compiler.sources.tablefast import parse_lines
 from mmcompile.compiler.sources.tablefields import ColumnKind, Reading
 from mmcompile.errors import SourceError
 
@@ -25,6 +27,9 @@ __all__ = ["TextPart"]
 
 #: Rows between two places that are remembered; they are parsed at one time.
 _ROWS = 1 << 12
+#: Bytes of plain lines that are parsed in one call.
+_PLAIN_BYTES = 1 << 20
+_SORTED_GAPS = sorted(GAPS)
 #: A column is of numbers if at least this share of its first cells are: then a cell that is none is a mistake, not a category.
 _SHARE = 0.5
 #: Numbers and dates as people of many countries write them: no two of these agree, so none is guessed.
@@ -46,6 +51,10 @@ class TextPart:
         self.names = self._table.names
         self.rows = 0
         self._places: list[tuple[int, int, int]] = []  # (row, byte offset, line)
+        self._coded: tuple[Any, dict[str, int]] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_coded": None}
 
     # ------------------------------------------------------------------ scanning
 
@@ -53,14 +62,11 @@ class TextPart:
         """What each column holds.  Raises SourceError, naming row or line, for what is no table or no number among numbers."""
         cells = {name: CellKinds() for name in self.names}
         self._places = []
-        for row, offset, line, columns in self._blocks(None):
-            self._places.append((row, offset, line))
-            for name, column in zip(self.names, columns, strict=True):
-                seen = cells[name].seen
-                stray = cells[name].extend(column)
-                if stray is not None and (seen or _looks_numeric(column)):
-                    raise self._no_number(name, row + stray, column[stray])
-            self.rows = row + len(columns[0])
+        for block in self._blocks(None, lambda: {name: found.number or "string" for name, found in cells.items()}):
+            self._places.append((block.row, block.offset, block.line))
+            for name, column in block.columns.items():
+                self._look(name, cells[name], column, block.row)
+            self.rows = block.row + block.rows
             progress(self.rows)
         kinds = {}
         for name, found in cells.items():
@@ -69,6 +75,23 @@ class TextPart:
                 raise self._table.wrong(f"column {show(name)}: {kind}: expected the like in all rows, or leave it out with --columns", column=name)
             kinds[name] = kind
         return kinds
+
+    def _look(self, name: str, cells: CellKinds, column: Any, row: int) -> None:
+        """See what more cells of a column are."""
+        if isinstance(column, tuple):
+            seen = cells.seen
+            stray = cells.extend(column)
+            if stray is not None and (seen or _looks_numeric(column)):
+                raise self._no_number(name, row + stray, column[stray])
+            return
+        import pyarrow.compute as pc
+
+        low = high = 0
+        if cells.number == "int64" and column.null_count < len(column):
+            found = pc.min_max(column).as_py()
+            low, high = found["min"], found["max"]
+        gap = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False))) if column.null_count else -1
+        cells.add_numbers(len(column), column.null_count, gap, low, high)
 
     def _no_number(self, name: str, row: int, cell: str) -> SourceError:
         hint = "numbers are written as 1234.5, " if _NUMBER.match(cell) else "times are written as 2023-01-31 09:30:00, " if _DATE.match(cell) else ""
@@ -81,9 +104,8 @@ class TextPart:
     def texts(self, name: str, most: int) -> set[str] | None:
         """The different texts of a column but for the empty one; None where they are more than `most`."""
         found: set[str] = set()
-        at = self.names.index(name)
-        for *_, columns in self._blocks(None):
-            found.update(columns[at])
+        for block in self._blocks(None, lambda: {name: "string"}):
+            found.update(block.columns[name])
             if len(found) > most + 1:
                 return None
         found.discard("")
@@ -93,55 +115,80 @@ class TextPart:
 
     def stream(self, readings: Sequence[Reading]) -> Iterator[list[Array]]:
         """All rows, some thousand at a time."""
-        for row, _, _, columns in self._blocks(None):
-            yield [self._values(columns[self.names.index(r.column)], r, row) for r in readings]
+        for block in self._blocks(None, lambda: _types(readings)):
+            yield [self._values(block.columns[r.column], r, block.row) for r in readings]
 
     def read(self, readings: Sequence[Reading], start: int, stop: int) -> list[Array]:
         """The rows [start, stop) of these columns, (stop - start,) each."""
         found: list[list[Array]] = []
-        for row, _, _, columns in self._blocks(start):
-            if row >= stop:
-                break
-            first, last = max(start - row, 0), min(stop - row, len(columns[0]))
-            found.append([self._values(columns[self.names.index(r.column)][first:last], r, row + first) for r in readings])
-            if row + last >= stop:
+        for block in self._blocks(start, lambda: _types(readings)):
+            first, last = max(start - block.row, 0), min(stop - block.row, block.rows)
+            found.append([self._values(block.columns[r.column][first:last], r, block.row + first) for r in readings])
+            if block.row + last >= stop:
                 break
         return [np.concatenate(parts) for parts in zip(*found, strict=True)]
 
-    def _values(self, cells: Sequence[str], reading: Reading, row: int) -> Array:
+    def _values(self, cells: Any, reading: Reading, row: int) -> Array:
+        if not isinstance(cells, tuple):
+            return np.asarray(cells.to_numpy(zero_copy_only=False)).astype(reading.dtype, copy=False)
         if reading.categories is not None:
-            codes = {text: i for i, text in enumerate(reading.categories)} | {"": -1}
+            codes = self._codes(reading)
             return np.array([codes[cell] for cell in cells], np.int32)
         try:
             return as_values(cells, reading.dtype) if reading.unit is None else as_times(cells, reading.unit)
         except (ValueError, OverflowError) as error:
             raise self._table.wrong(f"rows {row + 1:,} to {row + len(cells):,}, column {show(reading.column)}: {str(error)[:100]}") from error
 
-    def _blocks(self, start: int | None) -> Iterator[tuple[int, int, int, list[tuple[str, ...]]]]:
-        """(row, byte offset, line, cells by column) of each block, from the one that holds row `start`; None: from the first row on."""
+    def _codes(self, reading: Reading) -> dict[str, int]:
+        """The number of each category; those of one column are kept."""
+        if self._coded is None or self._coded[0] is not reading.categories:
+            self._coded = reading.categories, {text: i for i, text in enumerate(reading.categories or ())} | {"": -1}
+        return self._coded[1]
+
+    def _blocks(self, start: int | None, types: Callable[[], dict[str, str]]) -> Iterator[_Block]:
+        """Blocks of rows from the one that holds row `start` on, None: the first; `types` says which columns are wanted of the next, and as what."""
         at = (0, 0, 0) if start is None else self._places[max(0, bisect_right(self._places, (start, 1 << 62, 0)) - 1)]
         try:
             with open(self.path, "rb") as file:
-                yield from self._rows(_Lines(self._table, file, at), at[0], header=at[1] == 0)
+                lines = _Lines(self._table, file, at)
+                if not lines.offset:
+                    self._skip_names(lines)
+                row, slow = at[0], start is None
+                while True:
+                    block = None if slow else self._plain_block(lines, row, types())
+                    block = block or self._any_block(lines, row)
+                    if block is None:
+                        return
+                    slow = not lines.offset
+                    yield block
+                    row += block.rows
         except OSError as error:
             if isinstance(error, SourceError):
                 raise
             raise SourceError(f"cannot read {show(self.path)}: {error.strerror}", path=self.path) from error
 
-    def _rows(self, lines: _Lines, row: int, *, header: bool) -> Iterator[tuple[int, int, int, list[tuple[str, ...]]]]:
-        width = len(self.names)
-        reader = self._table.reader(iter(lines))
+    def _plain_block(self, lines: _Lines, row: int, types: dict[str, str]) -> _Block | None:
+        """The rows of the next lines, parsed in one call; None, and no line is taken, where they are not plain."""
+        offset, line = lines.offset, lines.line
+        data = lines.take(_PLAIN_BYTES) if self._table.between is not None and offset else b""
+        columns = parse_lines(data, self.names, types, self._table.between or ",", _SORTED_GAPS) if data else None
+        if columns is None:
+            lines.back(offset, line)
+            return None
+        made = {name: tuple(column.to_pylist()) if types[name] == "string" else column for name, column in columns.items()}
+        return _Block(row, offset, line, len(next(iter(made.values()))), made)
+
+    def _skip_names(self, lines: _Lines) -> None:
+        for _ in range(self._table.remarks):
+            next(iter(lines))
+        if self._table.header:
+            next((cells for cells in self._table.reader(iter(lines)) if cells), None)
+
+    def _any_block(self, lines: _Lines, row: int) -> _Block | None:
+        """The next rows, cell by cell; None at the end.  Raises SourceError, naming row or line."""
+        offset, line, width = lines.offset, lines.line, len(self.names)
         try:
-            if header:
-                for _ in range(self._table.remarks):
-                    next(iter(lines))
-                if self._table.header:
-                    next((cells for cells in reader if cells), None)
-            while True:
-                offset, line = lines.offset, lines.line
-                rows = list(itertools.islice(reader, _ROWS))
-                if not rows:
-                    return
+            while rows := list(itertools.islice(self._table.reader(iter(lines)), _ROWS)):
                 if set(map(len, rows)) != {width}:
                     rows = [cells for cells in rows if cells]
                     for i, cells in enumerate(rows):
@@ -149,13 +196,30 @@ class TextPart:
                             count = f"{len(cells)} cell{'s'[: len(cells) != 1]}"
                             raise self._table.wrong(f"row {row + i + 1:,} has {count}, expected {width} as in the first", row=row + i)
                 if rows:
-                    yield row, offset, line, list(zip(*rows, strict=True))
-                    row += len(rows)
+                    return _Block(row, offset, line, len(rows), dict(zip(self.names, zip(*rows, strict=True), strict=True)))
         except csv.Error as error:
             why = "a quote that is never closed" if re.search("limit|unexpected end", str(error)) else str(error)
             if "new-line character" in why:
                 why = "a carriage return that ends no line: save it with line ends of \\n or \\r\\n"
             raise self._table.wrong(f"line {lines.line:,}: {why}", line=lines.line) from None
+        return None
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Rows from row `row` on, whose first line begins at a byte offset: tuples of cells, or Arrow arrays of numbers, by column."""
+
+    row: int
+    offset: int
+    line: int
+    rows: int
+    columns: dict[str, Any]
+
+
+def _types(readings: Sequence[Reading]) -> dict[str, str]:
+    """As what Arrow parses columns."""
+    plain = ("float64", "int64", "uint64")
+    return {r.column: r.dtype if r.dtype in plain and r.unit is None and r.categories is None else "string" for r in readings}
 
 
 def _looks_numeric(cells: Sequence[str]) -> bool:
@@ -186,3 +250,19 @@ class _Lines:
             self.offset += len(line)
             self.line += 1
             yield text
+
+    def take(self, size: int) -> bytes:
+        """The next whole lines, of about so many bytes; none where a line is longer."""
+        data: bytes = self._file.read(size)
+        if len(data) == size and not data.endswith(b"\n"):
+            data += self._file.readline(size)
+            if len(data) == 2 * size:
+                return b""
+        self.offset += len(data)
+        self.line += data.count(b"\n")
+        return data
+
+    def back(self, offset: int, line: int) -> None:
+        """Go back to a place."""
+        self._file.seek(offset)
+        self.offset, self.line = offset, line
