@@ -22,6 +22,7 @@ from mmcompile.compiler.sources.choose import SourceOptions, open_source
 from mmcompile.compiler.sources.compiled import CompiledSource
 from mmcompile.errors import CorruptShardError, FormatError, OptionError, OutputExistsError, SourceError
 from mmcompile.format.reader import Reader
+from mmcompile.format.store import Store
 from mmcompile.format.verify import verify
 from tests.compiler.builds import SMALL, dataset, images, inline, keys, make_raw, picture, run, write
 
@@ -464,6 +465,19 @@ def test_the_settings_are_a_config_but_for_a_list_of_rows(tmp_path: Path) -> Non
     run(source(out_a, rows=str(tmp_path / "rows")), tmp_path / "rows_of", None)
     with pytest.raises(OptionError, match="--rows FILE; its settings hold the hash"):
         as_config(index(tmp_path / "rows_of")["settings"])
+
+
+def test_a_merge_into_a_store_copies_from_disks_and_from_the_store(tmp_path: Path) -> None:
+    a, _, out_a, out_b = two(tmp_path)
+    url = f"memory://{tmp_path.name}/merged"
+    for step in range(2):
+        run(source(out_a, out_b), url, None)
+        shutil.rmtree(tmp_path / "merged", ignore_errors=True)
+        merge(tmp_path / "merged", out_a, out_b)
+        expected = dataset(tmp_path / "merged")
+        assert {name: Store(url).read(name) for name in expected} == expected
+        write(a, {f"cat/new{step}.png": picture(90 + step)})
+        run(a, out_a)
 
 
 def test_a_path_alone_is_recognised_by_the_library(tmp_path: Path) -> None:
