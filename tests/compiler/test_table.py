@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import re
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from mmcompile import MMapShardDataset
 from mmcompile.compiler.driver import BuildOptions, build
 from mmcompile.compiler.rowstore import RowPreprocess
+from mmcompile.compiler.sources import tablefast
 from mmcompile.compiler.sources.rows import RowSource
 from mmcompile.compiler.sources.table import TableSource, TableWishes
 from mmcompile.errors import OptionError, SourceError
@@ -585,3 +587,51 @@ def test_long_files_are_read_from_any_row_on(tmp_path: Path, monkeypatch: pytest
         assert values["f"].tolist() == [i / 7 for i in rows]
         assert values["s"].tolist() == [i % 3 for i in rows]
         assert values["t"].tolist() == [1577836800 + i % 60 for i in rows]
+
+
+def test_one_file_is_open_at_a_time(tmp_path: Path) -> None:
+    for i in range(40):
+        parquet(tmp_path / f"{i:02}.parquet", {"ts": [1, 2], "v": [i, i]})
+    before = len(os.listdir("/proc/self/fd"))
+    found = source(tmp_path)
+    found.scan()
+    assert found.read(0, 80)["x"][:, 1].tolist() == [i for i in range(40) for _ in range(2)]
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
+
+
+def test_values_that_are_no_numbers_cannot_order_rows(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "a.parquet", {"t": [1.0, float("nan")], "v": [1, 2]})
+    with pytest.raises(SourceError, match="column t: some values are no numbers"):
+        source(path, order_by="t").scan()
+    with pytest.raises(OptionError, match="column s holds texts: expected times or numbers"):
+        source(table(tmp_path / "b.csv", "s,v\na,1\nb,2\n"), order_by="s").scan()
+
+
+def test_many_columns_have_their_names_in_a_file(tmp_path: Path) -> None:
+    names = [f"f{i}" for i in range(300)]
+    build(source(table(tmp_path / "a.csv", ",".join(names) + "\n" + ",".join(map(str, range(300))) + "\n")), tmp_path / "out", workers=1)
+    index, _ = load_index(tmp_path / "out")
+    assert index.fields[0].columns is not None
+    assert index.fields[0].columns.file
+    assert MMapShardDataset(tmp_path / "out")[0].tolist() == list(range(300))
+
+
+def test_texts_that_are_no_utf_8_and_folders_in_themselves(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "a.csv").write_bytes(b"s,v\n\xe9,1\na,2\n")
+    found = source(tmp_path / "raw")
+    assert found.scan().fields[1].categories is not None
+    assert read_all(found)["s"].tolist() == [1, 0]
+    build(found, tmp_path / "out", workers=1)
+    (tmp_path / "raw" / "sub").symlink_to(tmp_path / "raw")
+    with pytest.raises(SourceError, match="a folder that contains itself"):
+        source(tmp_path / "raw").scan()
+
+
+def test_rows_in_text_are_read_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setattr("mmcompile.compiler.sources.tablefast._arrow", tablefast._arrow.__wrapped__)
+    assert read_all(source(table(tmp_path / "a.csv", "v\n1\n2\n")))["x"].tolist() == [[1], [2]]
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    with pytest.raises(OptionError, match=r"pip install 'mmcompile\[parquet\]'"):
+        source(tmp_path / "a.parquet").scan()

@@ -39,6 +39,7 @@ class TableSource:
         self._stats: list[tuple[int, int, int, int]] = []
         self._scan: TableScan | None = None
         self._spool: Spool | None = None
+        self._open = 0
 
     @property
     def root(self) -> str:
@@ -59,7 +60,7 @@ class TableSource:
             files = by_key(files, self._wishes.group_by)
         self._stats = [_stat(file.path) for file in files]
         self._parts = [ArrowPart(f.path) if f.path.lower().endswith(PARQUETS) else TextPart(f.path) for f in files]
-        self._spool = None
+        self._spool, self._open = None, 0
         self._scan = TableScan(files, self._parts, self._wishes, show(self.root))
         found = self._scan.run(self._stats, progress or (lambda _: None))
         found.counts.update({f"left out ({extension})": n for extension, n in sorted(left_out.items())})
@@ -74,6 +75,9 @@ class TableSource:
         for a, b in scan.ranges.within(start, stop):
             for part, first, last in in_parts(scan.starts, a, b):
                 self._refuse_changed(part)
+                if self._open != part:  # one file is open, and decoded, at a time
+                    self._parts[self._open].close()
+                    self._open = part
                 found.append(self._fields(self._parts[part].read(self._readings, first, last)))
         return _joined(found)
 
@@ -124,6 +128,7 @@ class TableSource:
             self._refuse_changed(i)
             for arrays in part.stream(self._readings):
                 yield self._fields(arrays)
+            part.close()
 
     def _refuse_changed(self, part: int) -> None:
         path = self._parts[part].path

@@ -64,9 +64,16 @@ class ArrowPart:
         self.rows = int(meta.num_rows)
         self._stops = np.cumsum([meta.row_group(i).num_rows for i in range(meta.num_row_groups)]).tolist()
         self._types = {name: schema.field(name).type for name in self.names}
+        self.close()
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_file": None, "_kept": None, "_at": None}
+
+    def close(self) -> None:
+        """Let go of the file, and of what is decoded of it; the next call opens it again."""
+        if self._file is not None:
+            self._file.close()
+        self._file = self._kept = self._at = None
 
     def _wrong(self, what: str, **details: Any) -> SourceError:
         return SourceError(f"{show(self.path)}: {what}", path=self.path, **details)

@@ -36,6 +36,16 @@ def _is_table(name: str) -> bool:
     return name.lower().endswith(SUFFIXES) and not name.startswith((".", "_"))
 
 
+def _holds_itself(here: str, top: str) -> bool:
+    """Is a folder below `top` one of those that it lies in, by a link?"""
+    above, real = here, os.path.realpath(here)
+    while above != top:
+        above = os.path.dirname(above)
+        if os.path.realpath(above) == real:
+            return True
+    return False
+
+
 def _walk(folder: str, left_out: Counter[str]) -> Iterator[str]:
     """The tables below a folder, as paths relative to it, folder by folder, names sorted as text."""
 
@@ -44,7 +54,7 @@ def _walk(folder: str, left_out: Counter[str]) -> Iterator[str]:
 
     for here, below, names in os.walk(folder, followlinks=True, onerror=fail):
         below[:] = sorted(name for name in below if not name.startswith((".", "_")))
-        if os.path.realpath(here) in {os.path.realpath(os.path.join(here, *[".."] * up)) for up in range(1, here.count("/") - folder.count("/") + 1)}:
+        if _holds_itself(here, folder):
             raise SourceError(f"{show(here)}: a folder that contains itself", path=here)
         for name in sorted(names):
             path = os.path.join(here, name)

@@ -64,6 +64,8 @@ class TablePart(Protocol):
 
     def read(self, readings: Sequence[Reading], start: int, stop: int) -> list[Array]: ...
 
+    def close(self) -> None: ...
+
 
 class TableScan:
     """One pass over the tables `parts`, which are in the order of their groups.
@@ -83,6 +85,8 @@ class TableScan:
     def run(self, stats: Sequence[Stat], progress: Callable[[int], None]) -> RowScan:
         """Raises SourceError, OptionError; `stats` are what `stat` said of each file before it was opened."""
         self._look(progress)
+        if not self.rows:
+            return RowScan(0, (), ("",), np.zeros(1, np.int64), ("",))
         wishes = self._wishes
         split = self._cuts()
         group = None if wishes.group_by is None or self._is_key(wishes.group_by) else self._find(wishes.group_by, "group-by")
@@ -102,6 +106,7 @@ class TableScan:
         found, done = [], 0
         for part in self._parts:
             found.append(part.scan(lambda n, before=done: progress(before + n)))  # type: ignore[misc]
+            part.close()
             done += part.rows
         first = self._parts[0]
         for part in self._parts[1:]:
@@ -143,6 +148,9 @@ class TableScan:
             self._said.append(f"column {show(self._added[0])} numbers the rows: left out (--columns takes it)")
         layout = lay_out(self.kinds, wishes.columns, alone, without, self._where, self._called)
         self._said += layout.said
+        used = {reading.column for readings in layout.columns for reading in readings}
+        if aware := [name for name in self._parts[0].names if name in used and self.kinds[name].aware]:
+            self._said.append(f"times are those of UTC, whatever their zone was: {', '.join(map(show, aware))}")
         fields: list[Field] = []
         columns: list[tuple[Reading, ...]] = []
         for spec, readings in zip(layout.fields, layout.columns, strict=True):
@@ -163,6 +171,7 @@ class TableScan:
         found: set[str] = set()
         for part in self._parts:
             texts = part.texts(name, MOST_TEXTS)
+            part.close()
             if texts is None or len(found := found | texts) > MOST_TEXTS:
                 raise SourceError(
                     f"{self._where}: column {show(name)} holds more than {MOST_TEXTS:,} different texts, too many for categories: leave it out with "
@@ -186,7 +195,17 @@ class TableScan:
         if kind.missing:
             raise SourceError(f"column {show(name)}: {kind.missing:,} values are missing, and rows cannot be ordered without", column=name)
         reading = reading_of(name, kind)
-        return itertools.chain.from_iterable((arrays[0] for arrays in part.stream([reading])) for part in self._parts)
+        for arrays in self._stream(reading):
+            if arrays.dtype.kind == "f" and np.isnan(arrays).any():
+                raise SourceError(f"column {show(name)}: some values are no numbers (NaN), and rows cannot be ordered without", column=name)
+            yield arrays
+
+    def _stream(self, reading: Reading) -> Iterator[Array]:
+        """All values of a column, over all files."""
+        for part in self._parts:
+            for arrays in part.stream([reading]):
+                yield arrays[0]
+            part.close()
 
     def _by_file(self, order: str | None) -> tuple[list[str], Rows, Array | None]:
         """(names, ends of groups, values to split by where they had to be sorted), groups as the files say them."""
@@ -201,7 +220,7 @@ class TableScan:
         ends = np.array(stops, np.int64)
         self.ranges = Ranges(np.zeros(1, np.int64), np.array([self.rows], np.int64))
         column = order or next(iter(self._times), None)
-        if column is None or self._wishes.order_by == AS_THEY_STAND or not self.rows:
+        if column is None or self._wishes.order_by == AS_THEY_STAND:
             return names, ends, None
         check = OrderCheck(np.concatenate([[0], ends[:-1]]))
         for values in self._column(column):
@@ -276,7 +295,7 @@ class TableScan:
         if kind.is_text:
             texts = self._texts(group)
             reading = Reading(group, "int32", categories=texts)
-            codes = np.concatenate([arrays[0] for part in self._parts for arrays in part.stream([reading])])
+            codes = np.concatenate(list(self._stream(reading)))
             return list(texts), codes
         values, codes = np.unique(np.concatenate(list(self._column(group))), return_inverse=True)
         shown = values if kind.unit is None else values.view(f"datetime64[{kind.unit}]")

@@ -56,6 +56,9 @@ class TextPart:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_coded": None}
 
+    def close(self) -> None:
+        """No file is held open between calls."""
+
     # ------------------------------------------------------------------ scanning
 
     def scan(self, progress: Callable[[int], None]) -> dict[str, ColumnKind]:
