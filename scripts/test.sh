@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Sets up .venv-test and runs the tests; arguments go to pytest.  PYTHON=... picks the interpreter, VENV=... another environment.
+# Sets up .venv-test and runs the tests in two processes, each file in one of them, as many tests wait for processes, servers and limits of time;
+# arguments go to pytest (`-n 0`: all in one).  PYTHON=... picks the interpreter, VENV=... another environment.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_common.sh"
 
 test_venv
 cd "$ROOT"
-exec "$VENV/bin/python" -m pytest -q "$@"
+exec "$VENV/bin/python" -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder "$@"

@@ -44,7 +44,7 @@ from mmcompile.compiler.planning import with_lists
 from mmcompile.compiler.preprocess import PIXEL_REVISION, Preprocess
 from mmcompile.compiler.rowrun import Here, RowRunner, start_readers
 from mmcompile.compiler.rowstore import RowPreprocess, StoredField, stored_fields
-from mmcompile.compiler.rowtask import RowJob, RowSeal, block_rows, blocks_of, read_row_seal
+from mmcompile.compiler.rowtask import RowJob, RowSeal, blocks_of, read_row_seal
 from mmcompile.compiler.seals import UNREADABLE, read_sealed, write_sealed
 from mmcompile.compiler.sources import roots_of
 from mmcompile.compiler.sources.compiledrows import CompiledRows
@@ -56,6 +56,7 @@ from mmcompile.format.commit import write_atomic
 from mmcompile.format.index import Index, load_index
 from mmcompile.format.lock import Lock
 from mmcompile.format.npy import file_bytes, file_name, hash_bytes, open_array
+from mmcompile.format.samples import block_rows
 from mmcompile.format.store import is_url
 
 __all__ = ["RowBuild", "RowTask"]
@@ -203,7 +204,7 @@ class RowBuild:
         """Are the files of a finished shard there, with the header that they must have?"""
         if seal.rows != task.stop - task.start or set(seal.files) != {"hashes", *(f.stored.name for f in self.fields)}:
             return False
-        blocks = -(-seal.rows // block_rows(sum(f.stored.row_bytes for f in self.fields)))
+        blocks = -(-seal.rows // block_rows(tuple(f.stored for f in self.fields)))
         wanted = [("hashes", np.dtype("<u8"), (blocks,)), *((f.stored.name, f.stored.stored, (seal.rows, *f.stored.shape)) for f in self.fields)]
         try:
             for kind, dtype, shape in wanted:
@@ -268,8 +269,10 @@ class RowBuild:
 
     def _task_bytes(self, task: RowTask) -> int:
         rows = task.stop - task.start
-        row_bytes = sum(f.stored.row_bytes for f in self.fields)
-        files = [(np.dtype("<u8"), (-(-rows // block_rows(row_bytes)),)), *((f.stored.stored, (rows, *f.stored.shape)) for f in self.fields)]
+        files = [
+            (np.dtype("<u8"), (-(-rows // block_rows(tuple(f.stored for f in self.fields))),)),
+            *((f.stored.stored, (rows, *f.stored.shape)) for f in self.fields),
+        ]
         return sum(file_bytes(dtype, shape) for dtype, shape in files)
 
     def _rows_to_read(self) -> int:

@@ -20,7 +20,7 @@ import numpy as np
 
 from mmcompile.compiler.engines import LocalExecutor, signal_name
 from mmcompile.compiler.rowstore import merge_sums
-from mmcompile.compiler.rowtask import RowJob, RowPiece, RowResult, RowSeal, block_rows, load_source, run_rows, seal_rows
+from mmcompile.compiler.rowtask import RowJob, RowPiece, RowResult, RowSeal, load_source, run_rows, seal_rows
 from mmcompile.compiler.sources.rows import RowSource
 from mmcompile.errors import EngineError, MMCompileError, SourceError
 
@@ -151,7 +151,7 @@ class RowRunner:
         self._faults: list[tuple[int, MMCompileError]] = []
         self._failures: list[str] = []
         self._done = 0
-        block = block_rows(job.row_bytes)
+        block = job.block
         self._rows, self._blocks = block * job.blocks, block
 
     def run(self, tasks: Iterable[tuple[Any, RowSeal]]) -> Iterator[tuple[Any, RowSeal]]:

@@ -33,6 +33,8 @@ _FLOATS = tuple(_DIGITS)
 _IMAGE_DTYPES = ("uint8", "uint16", "int16", "int32", *_FLOATS)
 #: Numbers summed at a time, as float64: 2 MiB, which a core's cache holds.
 _CHUNK = 1 << 18
+#: Numbers of an index end at 1e300: a sum of a shard beyond this is none.
+_MOST_SUM = 1e280
 #: Rows are folded to at least so many numbers before they are added: one call of numpy is dear.
 _FOLD = 512
 
@@ -244,10 +246,11 @@ def all_finite(sums: dict[str, Any] | None) -> bool:
 
 
 def merge_sums(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One entry for all; a sum that is no finite number is None."""
+    """One entry for all; a sum that is no finite number, or that an index could not hold with those of other shards, is None."""
     out = _entry(parts[0]["depth"], sum(p["pixels"] for p in parts), [], [])
     for name in ("sum", "sum_squares"):
-        out[name] = [exact_total(list(column)) for column in zip(*(p[name] for p in parts), strict=True)]
+        totals = [exact_total(list(column)) for column in zip(*(p[name] for p in parts), strict=True)]
+        out[name] = [None if total is None or abs(total) > _MOST_SUM else total for total in totals]
     return [out]
 
 

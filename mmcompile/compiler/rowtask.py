@@ -23,14 +23,13 @@ from mmcompile.compiler.seals import UNREADABLE, files_by_kind, read_sealed, wri
 from mmcompile.compiler.sources.rows import RowSource
 from mmcompile.errors import SourceError
 from mmcompile.format.npy import ALIGN, file_name, save_array
+from mmcompile.format.samples import block_rows
 
 __all__ = [
-    "BLOCK_BYTES",
     "RowJob",
     "RowPiece",
     "RowResult",
     "RowSeal",
-    "block_rows",
     "blocks_of",
     "load_source",
     "read_row_seal",
@@ -38,8 +37,6 @@ __all__ = [
     "seal_rows",
 ]
 
-#: Bytes of rows, over all fields, that one hash stands for (FORMAT.md, section 8).
-BLOCK_BYTES = 1 << 20
 #: Blocks in a piece of a source that reads ranges: enough that a call costs nothing beside them, and little memory.
 _BLOCKS = 8
 
@@ -60,6 +57,11 @@ class RowJob:
     @property
     def row_bytes(self) -> int:
         return sum(f.stored.row_bytes for f in self.fields)
+
+    @property
+    def block(self) -> int:
+        """Rows that one hash stands for."""
+        return block_rows(tuple(f.stored for f in self.fields))
 
 
 @dataclass(frozen=True)
@@ -122,11 +124,6 @@ def blocks_of(source: RowSource) -> int:
     return 1 if getattr(source, "item_by_item", False) else _BLOCKS
 
 
-def block_rows(row_bytes: int) -> int:
-    """Rows that one hash stands for."""
-    return max(1, BLOCK_BYTES // max(1, row_bytes))
-
-
 _sources: dict[Path, RowSource] = {}
 
 
@@ -145,7 +142,7 @@ def run_rows(job: RowJob, piece: RowPiece) -> RowResult:
     Raises SourceError for what a source cannot give or a dtype cannot hold, OSError for what cannot be read or written now.
     """
     source = load_source(job.source) if isinstance(job.source, Path) else job.source
-    n, block = piece.stop - piece.start, block_rows(job.row_bytes)
+    n, block = piece.stop - piece.start, job.block
     found = source.read(piece.start, piece.stop)
     hashes = [xxhash.xxh3_64() for _ in range(0, n, block)]
     result = RowResult(np.empty(len(hashes), np.uint64), {}, Counter())

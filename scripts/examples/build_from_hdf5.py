@@ -1,4 +1,4 @@
-"""Builds a dataset from the arrays of an HDF5 file: each becomes a field, read in slices; groups called train, val, test are splits.
+"""Builds a dataset from the arrays of an HDF5 file: each becomes a field, read in slices.
 
     build_from_hdf5.py FILE.h5 OUT [--group NAME] [--keep image,label]
 

@@ -183,6 +183,7 @@ def test_of_several_images_the_first_as_text_is_taken_and_another_can_be_chosen(
     assert scan.left_out == {"excluded": 1}
     assert source(raw).read(scan.keys[0]) == picture(1)
     assert list(source(raw, image_column="z.png").scan().keys) == [b"a.z.png"]
+    assert "--exclude nope* matches nothing" in source(raw, exclude=("nope*",)).scan().warnings
     with pytest.raises(OptionError, match=r"--image-column jpg: samples have no such image \(they have b\.png, z\.png\)"):
         source(raw, image_column="jpg").scan()
 

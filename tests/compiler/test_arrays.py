@@ -139,6 +139,15 @@ def test_a_folder_of_npy_files_is_a_sample_each(tmp_path: Path) -> None:
         read("npy-folder", tmp_path)
 
 
+def test_a_folder_without_arrays_and_several_arrays_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"no \.npy file, and no class folder that holds one"):
+        read("npy-folder", tmp_path)
+    for name in ("a", "b"):
+        np.save(tmp_path / f"{name}.npy", X)
+    with pytest.raises(OptionError, match="--source npy is one file or folder, 2 were given"):
+        open_source([str(tmp_path / "a.npy"), str(tmp_path / "b.npy")], SourceOptions())
+
+
 def test_class_folders_of_npy_files_give_labels(tmp_path: Path) -> None:
     for i, name in enumerate(("dog/b", "cat/z", "cat/a", "empty/")):
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -21,9 +21,12 @@ from mmcompile.compiler.sources import choose
 from mmcompile.compiler.sources.choose import SourceOptions, open_source
 from mmcompile.compiler.sources.compiled import CompiledSource
 from mmcompile.errors import CorruptShardError, FormatError, OptionError, OutputExistsError, SourceError
+from mmcompile.format.index import Names
 from mmcompile.format.reader import Reader
+from mmcompile.format.store import Store
 from mmcompile.format.verify import verify
 from tests.compiler.builds import SMALL, dataset, images, inline, keys, make_raw, picture, run, write
+from tests.support import make_dataset
 
 Files = dict[str, bytes]
 
@@ -426,7 +429,9 @@ def test_a_merged_dataset_is_mended_by_the_build_that_made_it(tmp_path: Path, ki
     data[-1] ^= 1
     path.write_bytes(data)
     assert not verify(tmp_path / "merged").ok
-    with pytest.raises(OptionError, match=r"its rows are rows of datasets.*delete the files that `mmcompile verify` names.*run the same build again"):
+    with pytest.raises(
+        OptionError, match=r"its rows are copied from datasets.*delete the files that `mmcompile verify` names.*run the same build again"
+    ):
         repair(tmp_path / "merged", a)
     path.unlink()
     report = merge(tmp_path / "merged", out_a, out_b)
@@ -464,6 +469,46 @@ def test_the_settings_are_a_config_but_for_a_list_of_rows(tmp_path: Path) -> Non
     run(source(out_a, rows=str(tmp_path / "rows")), tmp_path / "rows_of", None)
     with pytest.raises(OptionError, match="--rows FILE; its settings hold the hash"):
         as_config(index(tmp_path / "rows_of")["settings"])
+
+
+def test_a_merge_into_a_store_copies_from_disks_and_from_the_store(tmp_path: Path) -> None:
+    a, _, out_a, out_b = two(tmp_path)
+    url = f"memory://{tmp_path.name}/merged"
+    for step in range(2):
+        run(source(out_a, out_b), url, None)
+        shutil.rmtree(tmp_path / "merged", ignore_errors=True)
+        merge(tmp_path / "merged", out_a, out_b)
+        expected = dataset(tmp_path / "merged")
+        assert {name: Store(url).read(name) for name in expected} == expected
+        write(a, {f"cat/new{step}.png": picture(90 + step)})
+        run(a, out_a)
+
+
+def test_values_go_along_and_categories_are_one_list_of_names(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    settings = {"preprocess": SMALL.settings(), "source": {"kind": "manifest"}, "shard_bytes": 1 << 28}
+    breeds = {"a": ("pug", "fox"), "b": ("fox", "cur", "pug")}
+    made = {}
+    for name, names in breeds.items():
+        values = {"age": rng.normal(size=5).astype("f4"), "breed": rng.integers(-1, len(names), 5), "box": rng.integers(0, 9, (5, 4))}
+        made[name] = values
+        pixels = rng.integers(0, 256, (5, 3, 8, 8)).astype(np.uint8)
+        facts = {"breed": {"categories": names}}
+        make_dataset(tmp_path / name, pixels, shards=(2, 3), settings=settings, values=values, facts=facts)
+    merge(tmp_path / "merged", tmp_path / "a", tmp_path / "b")
+    reader, rows = Reader(tmp_path / "merged"), np.arange(10)
+    for name in ("age", "box"):
+        assert np.array_equal(reader.gather(name, rows), np.concatenate([made[d][name] for d in "ab"]))
+    names = ("cur", "fox", "pug")
+    assert next(f for f in reader.index.fields if f.name == "breed").categories == Names(names)
+    wanted = ["" if n < 0 else breeds[d][n] for d in "ab" for n in made[d]["breed"].tolist()]
+    assert ["" if n < 0 else names[n] for n in reader.gather("breed", rows).tolist()] == wanted
+    assert verify(tmp_path / "merged").ok
+    merge(tmp_path / "pugs", tmp_path / "a", tmp_path / "b", where="breed == 'pug' and age > 0")
+    ages = np.concatenate([made[d]["age"] for d in "ab"])
+    assert Reader(tmp_path / "pugs").gather("age", np.arange(len(keys(tmp_path / "pugs")))).tolist() == [
+        age for age, name in zip(ages.tolist(), wanted, strict=True) if name == "pug" and age > 0
+    ]
 
 
 def test_a_path_alone_is_recognised_by_the_library(tmp_path: Path) -> None:

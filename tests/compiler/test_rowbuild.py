@@ -336,6 +336,13 @@ def test_a_column_that_does_not_vary_or_has_missing_values_cannot_be_normalised(
         run(source, tmp_path / "out", preprocess=RowPreprocess(normalize="auto"))
 
 
+def test_numbers_too_large_for_statistics_are_stored_without_them(tmp_path: Path) -> None:
+    run(one("float64", np.array([[1e150, 1.0], [2e145, 2.0], [1e308, 3.0]])), tmp_path / "out")
+    assert Reader(tmp_path / "out").index.statistics == {}
+    run(one("float64", np.array([1e100, 2e100])), tmp_path / "fine")
+    assert Reader(tmp_path / "fine").index.statistics["all"]["x"]["mean"] == [pytest.approx(1.5e100)]
+
+
 def test_given_means_are_baked_into_floats_and_left_to_readers_of_integers(tmp_path: Path) -> None:
     normalize = Normalize((1.0, 2.0), (2.0, 4.0))
     values = np.array([[3, 10], [5, 6]])

@@ -220,7 +220,7 @@ def test_ten_thousand_breaks_leave_nothing(root: Path) -> None:
 
     before, after = breaks(500), breaks(10_000)
     assert threads() == 0
-    assert after[2] == before[2]
+    assert after[2] <= before[2]  # what an earlier test left may be collected meanwhile
     assert after[0] - before[0] < 1000
     assert after[1] - before[1] < 4 << 20  # 400 bytes a loop would be as much
 

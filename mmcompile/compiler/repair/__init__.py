@@ -90,10 +90,10 @@ def repair(
         index = load_index(folder)[0]
         kind = index.settings["source"].get("kind") if isinstance(index.settings.get("source"), dict) else None
         if kind == "dataset" or not index.keyed:
-            said = "rows of datasets" if kind == "dataset" else "of arrays or tables"
+            said = "copied from datasets" if kind == "dataset" else "of arrays or tables"
             raise OptionError(
-                f"{folder}: its rows are {said}, with no file for each to repair it from; delete the files that `mmcompile verify` names (all of "
-                "the dataset where these are its index or table), and run the same build again: it makes them anew"
+                f"{folder}: its rows are {said}, with no file for each to repair it from; delete the files that `mmcompile verify` names, and "
+                "run the same build again: it makes them anew (where these are its index or table, delete all of the dataset)"
             )
     FolderSource(os.fspath(source)).location()
     if is_inside(folder, source):

@@ -33,7 +33,7 @@ from mmcompile.format.npy import hash_bytes
 __all__ = ["ArchiveSource", "is_archive", "names_below"]
 
 #: Archives that are listed at a time: a disk or a network serves several requests as fast as one.
-_THREADS = 8
+_THREADS = 4
 #: Endings of names: of a tar archive, and of one that was compressed.
 _ENDINGS = {
     "tar": (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tzst", ".tar.lz4"),
@@ -200,6 +200,7 @@ class ArchiveSource:
                 progress(found)
         if pairing.paired:
             scan = pairing.scan(self._splits(), self.layout.classes)
+            warnings += choice.warnings()
         elif self.wishes != Wishes():
             given = {"image-column": self.wishes.image, "label-column": self.wishes.label, "columns": self.wishes.columns}
             options = [name for name, wish in given.items() if wish is not None]
@@ -260,7 +261,7 @@ class ArchiveSource:
             try:
                 for number in range(len(self.names)):
                     waiting.append(pool.submit(self._list, number, choice))
-                    if len(waiting) > 2 * _THREADS:
+                    if len(waiting) > _THREADS:
                         yield waiting.popleft().result()
                 while waiting:
                     yield waiting.popleft().result()

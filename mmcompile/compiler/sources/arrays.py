@@ -301,7 +301,7 @@ def recognised(raw: Sequence[str]) -> str | None:
         except OSError:
             return None  # whoever reads it as a folder says what is wrong
     forms = {os.path.splitext(path)[1].lower() if os.path.isfile(path) else "" for path in raw}
-    if forms in ({".npy"}, {".npz"}) and len(raw) == 1:
+    if forms in ({".npy"}, {".npz"}):
         return forms.pop()[1:]
     return "idx" if all(os.path.isfile(path) and is_idx(path) for path in raw) else None
 

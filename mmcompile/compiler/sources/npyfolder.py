@@ -104,7 +104,7 @@ class NpyFolder:
         self._size, first = 0, os.fsencode(os.path.join(*next(((f, names[0]) for f, names in found if names), ("", ""))))
         self._keys = keys = Keys.of(walk())
         if not len(keys):
-            return RowScan(0, (), ("",), np.zeros(1, np.int64), ("",))
+            raise SourceError(f"{show(self._root)}: no .npy file, and no class folder that holds one", path=self._root)
         self._first = lies_in_npy(os.path.join(self._root, os.fsdecode(keys[0])), sample=True)
         self._labels = np.repeat(np.arange(len(counts), dtype=np.int64), counts) if classes is not None else None
         field = as_field("x", self._first.dtype, self._first.shape, self._first.named, self._meanings, alone=True)

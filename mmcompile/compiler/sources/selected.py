@@ -49,7 +49,7 @@ class Selection:
         """What was asked for, as canonical JSON values; of numbers of rows the hash."""
         out: dict[str, object] = {name: [name_to_json(glob) for glob in sorted(patterns)] for name, patterns in self._patterns.items() if patterns}
         if self.where is not None:
-            out["where"] = self.where.text
+            out["where"] = name_to_json(self.where.text)
         if self._rows is not None:
             out["rows"] = hash_bytes(self._rows.astype("<i8").tobytes())
         return out
