@@ -265,4 +265,4 @@ def _codes(column: Any, categories: tuple[str, ...]) -> Array:
         column = column.dictionary_encode()
     at = {text: i for i, text in enumerate(categories)}
     place: Array = np.array([*(at.get(text, -1) for text in column.dictionary.to_pylist()), -1], np.int32)
-    return np.asarray(place[as_numpy(column.indices.cast("int64").fill_null(len(place) - 1))])
+    return np.asarray(place[as_numpy(column.indices.cast("int64"), len(place) - 1)])

@@ -20,28 +20,33 @@ __all__ = ["as_numpy", "first_gap", "parse_lines"]
 _DTYPES = {"halffloat": "float16", "float": "float32", "double": "float64"}
 
 
-def as_numpy(column: Any) -> npt.NDArray[Any]:
-    """The numbers of an Arrow array (N,), a view where it has no gap; gaps are NaN, those of whole numbers make float64.
+def as_numpy(column: Any, gap: float | None = None) -> npt.NDArray[Any]:
+    """The numbers of an Arrow array (N,), a view where it has no gap; gaps are `gap`, None: NaN, and those of whole numbers then make float64.
 
-    Arrow's own `to_numpy` imports pandas where that is installed, which takes longer than reading many a table.
+    Arrow's own `to_numpy`, and its scalars, import pandas where that is installed, which takes longer than reading many a table.
     """
-    word = str(column.type)
-    if word == "halffloat" and column.null_count:
-        return np.asarray(column.to_numpy(zero_copy_only=False))
-    if column.null_count:
-        column = (column if word in ("float", "double") else column.cast("float64")).fill_null(float("nan"))
     kind = _DTYPES.get(str(column.type), str(column.type))
+    data = column.buffers()[1] or b""
     if kind == "bool":
-        column = column.cast("uint8")
-    dtype = np.dtype(kind)
-    return np.frombuffer(column.buffers()[1] or b"", dtype, len(column), column.offset * dtype.itemsize)
+        values: npt.NDArray[Any] = _bits(data, column) != 0
+    else:
+        dtype = np.dtype(kind)
+        values = np.frombuffer(data, dtype, len(column), column.offset * dtype.itemsize)
+    if not column.null_count:
+        return values
+    if gap is None and values.dtype.kind != "f":
+        values = values.astype(np.float64)
+    return np.asarray(np.where(_bits(column.buffers()[0], column) != 0, values, values.dtype.type(np.nan if gap is None else gap)))
+
+
+def _bits(data: Any, column: Any) -> npt.NDArray[np.uint8]:
+    """The bits (N,) that such a buffer of an Arrow array has for its cells."""
+    return np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")[column.offset : column.offset + len(column)]
 
 
 def first_gap(column: Any) -> int:
     """The first row of an Arrow array that has no value; -1 where all have one."""
-    import pyarrow.compute as pc
-
-    return int(pc.index(column.is_null(), True).as_py()) if column.null_count else -1
+    return int(np.argmin(_bits(column.buffers()[0], column))) if column.null_count else -1
 
 
 @functools.cache
