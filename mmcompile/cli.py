@@ -359,7 +359,7 @@ def info(out: str, table: str | None, as_config: bool, generation: str | None, a
     if as_config:
         from mmcompile.compiler import options
 
-        say_json(options.as_config(document["settings"]))
+        say_json(options.as_config(document["settings"], out))
     elif as_json:
         say_json(document)
     else:

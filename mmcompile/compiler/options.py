@@ -97,8 +97,11 @@ def typed(preprocess: Preprocess) -> str:
     return " ".join(f"{flag} {size(value)}" for name, flag in names if (value := getattr(preprocess, name)) is not None)
 
 
-def as_config(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a dataset, as its index has them, as what a --config file holds; building with that gives the same bytes."""
+def as_config(settings: Mapping[str, Any], out: str) -> dict[str, Any]:
+    """The settings of the dataset `out`, as its index has them, as what a --config file holds; building with that gives the same bytes.
+
+    Raises OptionError for what settings hold only a hash of.
+    """
     preprocess = settings["preprocess"]
     made = None if "mode" not in preprocess else Preprocess.from_settings(preprocess)
     config = _row_config(preprocess) if made is None else _image_config(made)
@@ -113,12 +116,12 @@ def as_config(settings: Mapping[str, Any]) -> dict[str, Any]:
     if made is not None and made.compat is not None:
         source.pop("hidden", None)
         source.pop("extensions", None)
-    if "classes" in source:
-        raise OptionError(
-            "this dataset was made with --classes-from; its settings hold the hash of the names, and the dataset itself is where to take them from",
-            options=["classes-from"],
-        )
-    if splits := source.pop("splits", None):
+    if source.pop("classes", None) is not None:
+        config["classes-from"] = out
+    several = source.pop("roots", None) is not None
+    if (splits := source.pop("splits", None)) and several:
+        raise OptionError("this dataset was made of several RAW with --split, which is to be given with them again", options=["split"])
+    if splits:
         config["split"] = [f"{name}={name_from_json(folder) or '.'}" for name, folder in splits]
     for name, value in source.items():
         if value not in (None, False, [], ""):

@@ -463,12 +463,12 @@ def test_what_a_killed_build_has_sealed_is_not_copied_again(tmp_path: Path, monk
 def test_the_settings_are_a_config_but_for_a_list_of_rows(tmp_path: Path) -> None:
     _, _, out_a, _ = two(tmp_path)
     merge(tmp_path / "some", out_a, where="class == 'cat'", rows=5)
-    config = as_config(index(tmp_path / "some")["settings"])
+    config = as_config(index(tmp_path / "some")["settings"], "some")
     assert (config["source"], config["where"], "generations" in config) == ("dataset", "class == 'cat'", False)
     (tmp_path / "rows").write_text("1\n2\n")
     run(source(out_a, rows=str(tmp_path / "rows")), tmp_path / "rows_of", None)
     with pytest.raises(OptionError, match="--rows FILE; its settings hold the hash"):
-        as_config(index(tmp_path / "rows_of")["settings"])
+        as_config(index(tmp_path / "rows_of")["settings"], "rows_of")
 
 
 def test_a_merge_into_a_store_copies_from_disks_and_from_the_store(tmp_path: Path) -> None:

@@ -479,7 +479,7 @@ def test_several_lists_are_splits(tmp_path: Path) -> None:
     ):
         with pytest.raises(OptionError, match=why):
             open_source(raw, SourceOptions(**options))
-    config = as_config({"source": named.identity(), "preprocess": SMALL.settings(), "shard_bytes": 1 << 28})
+    config = as_config({"source": named.identity(), "preprocess": SMALL.settings(), "shard_bytes": 1 << 28}, "out")
     assert config["split"] == ["test=sub/extra.csv", "train=val_list.csv"]
     again = open_source(raw, SourceOptions(split=tuple(config["split"])))
     assert again.identity() == named.identity()

@@ -194,7 +194,7 @@ def test_an_order_that_is_none_is_refused(order: str) -> None:
 def test_settings_as_a_config_are_those_settings(asked: Preprocess) -> None:
     source = {"kind": "folder", "include": [], "exclude": ["a/*"], "hidden": False, "extensions": None}
     settings = {"preprocess": asked.settings(), "source": source, "shard_bytes": 12345, "order": "shuffled:3"}
-    config = as_config(settings)
+    config = as_config(settings, "out")
     assert (config.pop("exclude"), config.pop("shard-bytes"), config.pop("order")) == (["a/*"], 12345, "shuffled:3")
     values: dict[str, Any] = {name.replace("-", "_"): tuple(v) if isinstance(v, list) else v for name, v in config.items()}
     if "mean" in values:
