@@ -186,7 +186,7 @@ def test_another_engine_is_refused_with_the_name_that_works() -> None:
         BuildOptions(engine="spark")
     with pytest.raises(OptionError, match="give the engine, too"):
         BuildOptions(address="tcp://there:8786")
-    with pytest.raises(OptionError, match="at least 1"):
+    with pytest.raises(OptionError, match="from 1 to 4,096"):
         LocalExecutor(0)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mmcompile import MMapShardDataset
@@ -555,6 +555,7 @@ CELLS = st.one_of(
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(CELLS, st.integers(-5, 5).map(str)), min_size=1, max_size=30), st.sampled_from(["\n", "\r\n"]))
+@example(rows=[("", "0"), ("1_0", "0"), ("0.0", "0")], end="\n")
 def test_lines_parsed_at_once_say_what_cells_say(rows: list[tuple[str, str]], end: str) -> None:
     def result(rows_at_once: int, fast: bool) -> Any:
         with pytest.MonkeyPatch.context() as patch:

@@ -84,7 +84,10 @@ class TextPart:
         if isinstance(column, tuple):
             seen = cells.seen
             stray = cells.extend(column)
-            if stray is not None and (seen or _looks_numeric(column)):
+            if stray is None:
+                return
+            # Only of the first block is it looked at what comes behind: how long the others are depends on how they are read.
+            if seen or any(cell not in GAPS for cell in column[:stray]) or (not row and _looks_numeric(column)):
                 raise self._no_number(name, row + stray, column[stray])
             return
         import pyarrow.compute as pc
