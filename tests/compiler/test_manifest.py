@@ -268,6 +268,9 @@ def test_times_are_counted_in_the_unit_that_holds_them(tmp_path: Path, cells: li
         (["99999999999999999999", "1", "1", "2"], "over 64 bits"),
         (["2020-01-01", "", "2020-01-01", "2020-01-01"], "a time is missing (row 2)"),
         (["2020-02-31", "2020-01-01", "2020-01-01", "2020-01-01"], "no calendar"),
+        (["2000-01-01", "1600-01-01 00:00:00.000000001", "2500-01-01", ""], "beyond what 64 bits hold in ns: 1600-01-01 00:00:00.000000001 (row 2)"),
+        (["1", "2.5", "1e999", "inf"], "beyond float64: 1e999 (row 3)"),
+        (["inf", "2.5", "1", "-" + "9" * 401], "(row 4)"),
         (["", "", "", ""], "no value in it"),
     ],
 )
@@ -278,6 +281,25 @@ def test_a_column_that_cannot_be_held_is_left_out_and_an_error_where_it_was_aske
     with pytest.raises(OptionError) as caught:
         column(tmp_path, cells, columns=("x",))
     assert why in str(caught.value)
+
+
+@pytest.mark.parametrize("cells", [["1", "x12", "3", "4"], ["x12", "", "3", "4.5"], ["2020-01-01", "2020-01-02", "2020-01-02", "x12"]])
+def test_a_cell_that_makes_a_column_text_is_named(tmp_path: Path, cells: list[str]) -> None:
+    row = cells.index("x12") + 1
+    _, found = column(tmp_path, cells)
+    (line,) = found.warnings
+    assert line.startswith(f"column x is left out: x12 (row {row}) is no value like others in it")
+    _, found = column(tmp_path, ["a", "b", "c", "4"])
+    assert not found.warnings
+    records = [{"path": f"{i}.png", "x": cell if cell == "x12" else i + 0.5} for i, cell in enumerate(cells)]
+    (line,) = scan(make(tmp_path, "\n".join(map(json.dumps, records)), "list.jsonl")).warnings
+    assert f"x12 (row {row})" in line
+
+
+def test_a_number_of_json_that_is_beyond_float64_leaves_its_column_out(tmp_path: Path) -> None:
+    found = scan(make(tmp_path, '{"path": "0.png", "x": 0.5}\n{"path": "1.png", "x": 1e400}\n', "list.jsonl"))
+    assert not found.fields
+    assert any("beyond float64: 1E+400 (row 2)" in line for line in found.warnings)
 
 
 def test_text_is_left_out_unless_it_is_asked_for(tmp_path: Path) -> None:
@@ -428,6 +450,16 @@ def test_a_column_of_splits_orders_rows(tmp_path: Path) -> None:
     assert found.splits == (Split("train", 0, 1), Split("test", 1, 3), Split("zoo", 3, 4))
     assert values(found, "n") == [2, 0, 3, 1]
     assert list(found.keys) == [b"2.png", b"0.png", b"3.png", b"1.png"]
+
+
+def test_blanks_around_splits_do_not_count_and_case_is_said(tmp_path: Path) -> None:
+    found = scan(make(tmp_path, "path,split\n0.png,train\n1.png,train \n2.png, train\n3.png,test\n"))
+    assert (found.splits, found.warnings) == ((Split("train", 0, 3), Split("test", 3, 4)), ())
+    found = scan(make(tmp_path, "path,split\n0.png,Train\n1.png,train \n2.png,train\n3.png,test\n"))
+    assert len(found.splits) == 3
+    assert found.warnings == ("splits Train and train differ in case only, and are two",)
+    with pytest.raises(SourceError, match=r"row 2 is of no split"):
+        scan(make(tmp_path, "path,split\n0.png,train\n1.png,  \n"))
 
 
 def test_exclude_takes_rows_out_before_their_files_are_looked_for(tmp_path: Path) -> None:

@@ -250,10 +250,17 @@ class Scanning:
         column = columns.column(split, self.where, text=True)
         if isinstance(column, str):
             raise SourceError(f"{self._what}: column {show(split)}: {column}", path=self._path)
-        if column.missing.any():
-            raise SourceError(f"{self._what}: {self.where(int(column.missing.argmax()))} is of no split: column {show(split)} is empty there")
-        self._counts[f"splits by column {show(split)}"] = len(column.names or ())
-        return column.values.astype(np.int64), column.names
+        plain = [name.strip() for name in column.names or ()]
+        names = tuple(sorted(set(plain) - {""}))
+        numbers = np.array([*(names.index(name) if name else -1 for name in plain), -1], np.int64)[column.values.astype(np.int64)]
+        if len(gaps := np.flatnonzero(numbers < 0)):
+            raise SourceError(f"{self._what}: {self.where(int(gaps[0]))} is of no split: column {show(split)} is empty there")
+        self._counts[f"splits by column {show(split)}"] = len(names)
+        folded = [name.casefold() for name in names]
+        if alike := [i for i, name in enumerate(folded) if folded.index(name) < i]:
+            first = names[folded.index(folded[alike[0]])]
+            self._warnings.append(f"splits {show(first)} and {show(names[alike[0]])} differ in case only, and are two")
+        return numbers, names
 
     def _label(self, columns: TextColumns | ArrowColumns, label: str | None) -> tuple[tuple[str, ...] | None, npt.NDArray[np.int64] | None]:
         if label is None:
@@ -305,6 +312,10 @@ class Scanning:
             self._counts[f"rows of {show(shown)}{f' ({form})' * bool(form)}, images by column {show(image)}"] = rows
         if len(forms) > _TOLD:
             self._counts[f"rows of {len(forms) - _TOLD:,} other files"] = stops[-1] - stops[_TOLD - 1]
+        if isinstance(columns, TextColumns):
+            for name, (row, cell) in columns.strays().items():
+                what = f"{show(cell[:60])} ({self.where(row)}) is no value like others in it"
+                self._warnings.append(f"column {show(name)} is left out: {what}; mend it, or take all as categories with --columns {show(name)}")
         if columns.texts:
             named = ", ".join(show(name) for name in columns.texts[:5])
             self._counts[f"columns of text left out ({named}); --columns takes them as categories"] = len(columns.texts)
