@@ -537,9 +537,71 @@ def test_a_class_map_may_be_fixed(tmp_path: Path) -> None:
         scan(path, classes_from=str(names), label_column="label")
 
 
-def test_metadata_that_names_no_image_leaves_class_folders_alone(tmp_path: Path) -> None:
-    write(tmp_path, {"a/0.png": picture(0), "b/0.png": picture(1), "metadata.csv": b"name,size\nx,1\n"})
-    assert not isinstance(open_source([str(tmp_path)], SourceOptions()), ManifestSource)
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (b"name,size\nx,1\n", "none of its columns \\(name, size\\) names images: .*--image-column"),
+        (b"file_name,label\n", "no row in it"),
+        (b"", "it is empty"),
+        (None, "no regular file"),
+    ],
+)
+@pytest.mark.parametrize("below", ["", "train"])
+def test_metadata_of_images_that_is_not_understood_is_an_error(tmp_path: Path, text: bytes | None, why: str, below: str) -> None:
+    write(tmp_path, {"train/a/0.png": picture(0), "train/b/0.png": picture(1)})
+    path = tmp_path / below / "metadata.csv"
+    if text is None:
+        os.mkfifo(path)
+    else:
+        path.write_bytes(text)
+    with pytest.raises((SourceError, OptionError), match=why):
+        scan(tmp_path)
+    assert not isinstance(open_source([str(tmp_path)], SourceOptions(source="folder")), ManifestSource)
+
+
+@pytest.mark.parametrize("cell", ["03392", "6/03392", "7"])
+@pytest.mark.parametrize("name", ["path", "image", "file_name", "Filename"])
+def test_a_column_called_as_images_are_that_names_none_is_an_error_of_the_list(tmp_path: Path, name: str, cell: str) -> None:
+    path = tmp_path / "list.csv"
+    path.write_text(f"{name},n\n{cell},1\n{cell}1,2\n")
+    for raw in (path, tmp_path):
+        with pytest.raises(SourceError, match=f"column {name}: expected paths of images, found '{cell}'.*--source table"):
+            scan(raw)
+        assert not isinstance(open_source([str(raw)], SourceOptions(source="table")), ManifestSource)
+    with pytest.raises(SourceError, match=r"^2 rows .*row 1: .*no such file"):
+        scan(path, image_column=name)
+    other = tmp_path / "other.csv"
+    other.write_text("a,b\n1,2\n")
+    with pytest.raises(SourceError, match=r"holds list.csv and other.csv: give one"):
+        scan(tmp_path)
+
+
+def test_a_folder_with_only_a_list_of_images_elsewhere_is_an_error_of_the_list(tmp_path: Path) -> None:
+    path = tmp_path / "list.csv"
+    path.write_text("n,where\n1,elsewhere/0.png\n2,elsewhere/1.png\n")
+    for raw in (path, tmp_path):
+        with pytest.raises(SourceError, match=r"^2 rows .*row 1: elsewhere/0.png: no such file"):
+            scan(raw)
+
+
+@pytest.mark.parametrize("option", ["image_column", "label_column"])
+def test_a_column_of_images_or_labels_that_is_asked_for_makes_a_list(tmp_path: Path, option: str) -> None:
+    path = tmp_path / "list.csv"
+    path.write_text("a,b\n1,2\n")
+    assert not isinstance(open_source([str(path)], SourceOptions()), ManifestSource)
+    for raw in (path, tmp_path):
+        with pytest.raises((SourceError, OptionError), match=r"row 1: 1: no such file|none of its columns \(a, b\) names images"):
+            scan(raw, **{option: "a"})
+
+
+@pytest.mark.parametrize("name", ["list.csv", "list.jsonl", "list.parquet"])
+@pytest.mark.parametrize("source", [None, "manifest", "coco"])
+def test_a_pipe_in_place_of_a_list_is_refused_at_once(tmp_path: Path, name: str, source: str | None) -> None:
+    pytest.importorskip("pyarrow")
+    path = tmp_path / name
+    os.mkfifo(path)
+    with pytest.raises((SourceError, OptionError), match="no regular file"):
+        scan(path, source=source)
 
 
 def test_a_list_at_a_url_is_refused_in_one_line() -> None:
@@ -548,7 +610,7 @@ def test_a_list_at_a_url_is_refused_in_one_line() -> None:
 
 
 def test_a_table_of_numbers_is_no_list_of_images(tmp_path: Path) -> None:
-    for text in ("a,b\n1,2\n", "file,size\n1,2\n"):
+    for text in ("a,b\n1,2\n", "size,age\n1,2\n"):
         path = make(tmp_path, text)
         assert not isinstance(open_source([str(path)], SourceOptions()), ManifestSource)
 

@@ -131,6 +131,8 @@ class CocoSource:
 
 def _members(path: str, wanted: tuple[str, ...]) -> Any:
     """`list_members`; raises SourceError in place of what that and the file raise."""
+    if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
+        raise SourceError(f"{show(path)}: no regular file: expected a file of COCO annotations", path=path)
     try:
         with open(path, "rb") as file:
             yield from list_members(file, wanted)

@@ -61,6 +61,8 @@ class TextTable:
         self.path, self.names = path, tuple[str, ...]()
         self.header = True
         self._json = path.lower().endswith(JSON_SUFFIXES)
+        if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for, and is gone once it is read
+            raise self.wrong("no regular file: expected a table of text")
         try:
             with open(path, "rb") as file:
                 head = file.read(_HEAD_BYTES)

@@ -25,6 +25,7 @@ from mmcompile.compiler.sources.packed import Packed
 from mmcompile.compiler.sources.parquet import ParquetTable
 from mmcompile.compiler.sources.scanning import Part, Scanning, Wishes, names_images
 from mmcompile.compiler.sources.splits import SPLITS, Layout
+from mmcompile.compiler.sources.tablefiles import is_tables
 from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.canonical import name_to_json
 from mmcompile.format.store import is_url
@@ -125,11 +126,11 @@ def is_manifest(raw: str) -> bool:
         return raw.lower().endswith((*TEXT_SUFFIXES, *JSON_SUFFIXES))
     if os.path.isdir(raw):
         for folder in (raw, *_split_folders(raw)):
-            if found := _metadata(folder):
-                return any(_lists_images(os.path.join(folder, name)) for name in found)
-        files = _parquet_files(raw)
+            if found := _metadata(folder):  # of images it is the list, whatever is wrong with it
+                return not is_tables([raw]) or any(_lists_images(os.path.join(folder, name)) for name in found)
+        files = _parquet_files(raw) or _loose_lists(raw)
         return bool(files) and _lists_images(files[0])
-    return os.path.isfile(raw) and raw.lower().endswith((*TEXT_SUFFIXES, *JSON_SUFFIXES, _PARQUET)) and _lists_images(raw)
+    return os.path.exists(raw) and raw.lower().endswith((*TEXT_SUFFIXES, *JSON_SUFFIXES, _PARQUET)) and _lists_images(raw)
 
 
 def _one_of(places: Sequence[str], file: str, root: str) -> str:
@@ -178,6 +179,8 @@ def _parts(raw: str) -> tuple[Part, ...]:
     if below := [(folder, found) for folder in _split_folders(raw) if (found := _metadata(folder))]:
         return tuple(Part(_only(folder, found), os.path.basename(folder), os.path.basename(folder)) for folder, found in below)
     files = _parquet_files(raw)
+    if not files and (loose := _loose_lists(raw)):
+        return (Part(_only(raw, [os.path.basename(file) for file in loose])),)
     if not files:
         raise SourceError(f"{show(raw)}: expected metadata.csv or metadata.jsonl in it or in its folders train, test, …; or Parquet files", path=raw)
     splits = [_split_of(file) for file in files]
@@ -195,12 +198,20 @@ def _split_folders(raw: str) -> list[str]:
 
 
 def _metadata(folder: str) -> list[str]:
-    return [name for name in _METADATA if os.path.isfile(os.path.join(folder, name))]
+    return [name for name in _METADATA if os.path.lexists(path := os.path.join(folder, name)) and not os.path.isdir(path)]
+
+
+def _loose_lists(raw: str) -> list[str]:
+    """The text tables directly in RAW, where there are no images below it: by their names alone, lists of images elsewhere or tables of numbers."""
+    if not is_tables([raw]):
+        return []
+    return sorted(os.path.join(raw, name) for name in os.listdir(raw) if name.lower().endswith(TEXT_SUFFIXES) and not name.startswith((".", "_")))
 
 
 def _only(folder: str, found: list[str]) -> str:
     if len(found) > 1:
-        raise SourceError(f"{show(folder)} holds {' and '.join(found)}: give one of them as RAW", path=folder)
+        others = f" and {len(found) - 2:,} more" if len(found) > 2 else ""
+        raise SourceError(f"{show(folder)} holds {' and '.join(map(show, found[:2]))}{others}: give one of them as RAW", path=folder)
     return os.path.join(folder, found[0])
 
 

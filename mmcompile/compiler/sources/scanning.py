@@ -71,8 +71,10 @@ class Part:
 
 
 def names_images(table: TextTable | ParquetTable, folder: str) -> bool:
-    """Is there a column that names images, by what it names below this folder or by what the names end with?"""
-    return any(found_in(cells, folder) or _has_extensions(cells) for cells in _first_cells(table).values())
+    """Is there a column that names images, by its own name, by what it names below this folder or by what the names end with?"""
+    found = _first_cells(table)
+    called = any(found[name] for word in IMAGE_NAMES if (name := named_alike(found, (word,))))
+    return called or any(found_in(cells, folder) or _has_extensions(cells) for cells in found.values())
 
 
 def _first_cells(table: TextTable | ParquetTable) -> dict[str, list[str]]:
@@ -209,7 +211,15 @@ class Scanning:
                 options=["image-column"],
             )
         found = [(name, [self._base(part, c.get(name, [])) for part, c in zip(self._parts, cells, strict=True)]) for name in candidates]
-        name, bases = next((f for f in found if any(hits for _, hits in f[1])), found[0])
+        there = next((f for f in found if any(hits for _, hits in f[1])), None)
+        there = there or next((f for f in found if any(_has_extensions(c.get(f[0], [])) for c in cells)), None)
+        name, bases = there or found[0]
+        if there is None and wish is None and (cell := next((c[name][0] for c in cells if c.get(name)), None)):
+            raise SourceError(
+                f"{self._what}: column {show(name)}: expected paths of images, found {cell!r:.80}, which is no file beside it: say with --images"
+                " where they are, or with --image-column which column names them; if this is a table of numbers: --source table",
+                path=self._path,
+            )
         return name, [base for base, _ in bases]
 
     def _base(self, part: Part, cells: list[str]) -> tuple[str, int]:
