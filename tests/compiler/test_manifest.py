@@ -660,6 +660,17 @@ def packed(root: Path, n: int = 23, **options: Any) -> Path:
     return parquet(root / "data" / "train.parquet", {"image": images, "label": [i % 3 for i in range(n)]}, row_group_size=7, **options)
 
 
+@pytest.mark.parametrize("absolute", [False, True])
+def test_rows_with_a_path_in_place_of_bytes_are_said(tmp_path: Path, absolute: bool) -> None:
+    write(tmp_path, {"x.png": picture(0)})
+    path = str(tmp_path / "x.png") if absolute else "x.png"
+    rows = [{"bytes": picture(1), "path": "a.png"}, {"bytes": None, "path": "gone.png"}, {"bytes": None, "path": path}]
+    (line,) = scan(parquet(tmp_path / "t.parquet", {"image": rows})).warnings
+    assert line.startswith(f"rows that hold no image, and are rejects: 2 (t.parquet#2 has no bytes, only a path, {path}: embed them")
+    (line,) = scan(parquet(tmp_path / "t.parquet", {"image": rows[:2]})).warnings
+    assert line == "rows that hold no image, and are rejects: 1"
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_images_in_parquet_files_equal_the_same_files(tmp_path: Path, workers: int) -> None:
     packed(tmp_path / "raw")

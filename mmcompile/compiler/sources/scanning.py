@@ -178,7 +178,7 @@ class Scanning:
         if self._holds is not None:
             keys, stat, empty = list_packed(self._root, cast(Sequence[ParquetTable], self._tables), progress)
             if empty:
-                self._warnings.append(f"rows that hold no image, and are rejects: {empty:,}")
+                self._warnings.append(f"rows that hold no image, and are rejects: {empty:,}{self._elsewhere(keys, stat)}")
         elif image in columns.nested:
             raise SourceError(f"{self._what}: column {show(image)} holds no paths, but values of several parts", path=self._path)
         else:
@@ -193,6 +193,14 @@ class Scanning:
         if beside:
             self._left_out["in no row"] += beside
         return keys, stat, rows
+
+    def _elsewhere(self, keys: Keys, stat: npt.NDArray[np.void]) -> str:
+        """What to say of the first row without bytes whose path is one of a file; "" where there is none among the first of them."""
+        for row in np.flatnonzero(stat["size"] == 0)[:_LOOKED_AT].tolist():
+            for part in self._parts:
+                if os.path.isfile(os.path.join(os.fsencode(os.path.dirname(part.file)), keys[row])):
+                    return f" ({self.where(row)} has no bytes, only a path, {show(as_text(keys[row]))}: embed them, or give a list of paths)"
+        return ""
 
     # ------------------------------------------------------------------ which column is what
 
