@@ -7,6 +7,7 @@ files row #0 is the first.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import itertools
@@ -23,20 +24,22 @@ from mmcompile.compiler.sources.keys import Placed
 from mmcompile.compiler.sources.names import show
 from mmcompile.compiler.sources.packed import Packed
 from mmcompile.compiler.sources.parquet import ParquetTable
-from mmcompile.compiler.sources.scanning import Part, Scanning, Wishes, names_images
+from mmcompile.compiler.sources.scanning import Part, Scanning, Wishes, finds_images, names_images
 from mmcompile.compiler.sources.splits import SPLITS, Layout
 from mmcompile.compiler.sources.tablefiles import is_tables
 from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.canonical import name_to_json
 from mmcompile.format.store import is_url
 
-__all__ = ["ManifestSource", "Wishes", "is_manifest", "typed_columns"]
+__all__ = ["ManifestSource", "Wishes", "is_manifest", "typed_columns", "unused_lists"]
 
 #: A list of this name says something of the images beside it (Hugging Face's ImageFolder).
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 _PARQUET = ".parquet"
 #: Where Parquet files of one dataset lie, below its folder; and entries of a folder that are looked at before it is held to have none.
 _FOLDERS, _ENTRIES = ("data", "default"), 4096
+#: Tables in a folder of images whose first rows are looked at.
+_TABLES = 16
 #: A file of several, as Hugging Face numbers them.
 _NUMBERED = re.compile(r"^(.+?)-[0-9]{5}-of-[0-9]{5}(?:-[0-9a-f]+)?$")
 
@@ -131,6 +134,19 @@ def is_manifest(raw: str) -> bool:
         files = _parquet_files(raw) or _loose_lists(raw)
         return bool(files) and _lists_images(files[0])
     return os.path.exists(raw) and raw.lower().endswith((*TEXT_SUFFIXES, *JSON_SUFFIXES, _PARQUET)) and _lists_images(raw)
+
+
+def unused_lists(folder: str) -> tuple[str, ...]:
+    """Warnings of tables directly in a folder of images that name images in it, and that are not used where the folder is built."""
+    found = []
+    with os.scandir(folder) as entries:
+        names = sorted(entry.name for entry in entries if entry.name.lower().endswith((*TEXT_SUFFIXES, *JSON_SUFFIXES)) and entry.is_file())
+    for name in [name for name in names if not name.startswith(".")][:_TABLES]:
+        path = os.path.join(folder, name)
+        with contextlib.suppress(SourceError):  # what is no table is no list
+            if finds_images(TextTable(path), folder):
+                found.append(f"{show(name)} names these images, and is not used: to use it, mmcompile build {show(path)} OUT")
+    return tuple(found)
 
 
 def _one_of(places: Sequence[str], file: str, root: str) -> str:

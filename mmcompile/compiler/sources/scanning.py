@@ -37,7 +37,7 @@ from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.canonical import as_text
 from mmcompile.format.index import Field, Split, row_dtype
 
-__all__ = ["Part", "Scanning", "Wishes", "names_images"]
+__all__ = ["Part", "Scanning", "Wishes", "finds_images", "names_images"]
 
 #: Rows that are held against the disk to find which column names images.
 _LOOKED_AT = 20
@@ -75,6 +75,12 @@ def names_images(table: TextTable | ParquetTable, folder: str) -> bool:
     found = _first_cells(table)
     called = any(found[name] for word in IMAGE_NAMES if (name := named_alike(found, (word,))))
     return called or any(found_in(cells, folder) or _has_extensions(cells) for cells in found.values())
+
+
+def finds_images(table: TextTable, folder: str) -> bool:
+    """Is there a column whose first cells name files that are there: below this folder, or below one in it?"""
+    cells = [found for found in _first_cells(table).values() if _has_extensions(found)]
+    return any(found and (found_in(found, folder) or folder_of(found, folder)[1]) for found in cells)
 
 
 def _first_cells(table: TextTable | ParquetTable) -> dict[str, list[str]]:
