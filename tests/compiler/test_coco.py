@@ -157,6 +157,25 @@ def test_other_json_and_other_options_are_refused(tmp_path: Path) -> None:
     assert not isinstance(open_source([str(path)], SourceOptions()), CocoSource)
 
 
+def test_a_file_without_annotations_is_said(tmp_path: Path) -> None:
+    made = document()
+    assert not scan(save(tmp_path, made)).warnings
+    del made["annotations"]
+    found = scan(save(tmp_path, made))
+    assert not found.values["labels"].any()
+    assert found.warnings == ("instances_val.json has no annotations, which say what images show: no image is of any class",)
+
+
+@pytest.mark.parametrize("behind", ["x", "{}", "]", "\n{}"])
+@pytest.mark.parametrize("made", [document(), {}])
+def test_text_behind_the_object_is_refused(tmp_path: Path, made: dict[str, Any], behind: str) -> None:
+    path = save(tmp_path, json.dumps(made) + behind)
+    with pytest.raises(SourceError, match="expected nothing behind the object"):
+        scan(path, source="coco")
+    if made:
+        assert len(scan(save(tmp_path, json.dumps(made) + " \n\t")).keys) == 5
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.floats(allow_nan=False) | st.integers() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),

@@ -26,6 +26,7 @@ from mmcompile.compiler.sources import keys as keys_module
 from mmcompile.compiler.sources import packed as packed_module
 from mmcompile.compiler.sources import parquet as parquet_module
 from mmcompile.compiler.sources.choose import SourceOptions, open_source
+from mmcompile.compiler.sources.folder import FolderSource
 from mmcompile.compiler.sources.manifest import ManifestSource, Wishes
 from mmcompile.errors import DecodeError, OptionError, OutputExistsError, SourceError
 from mmcompile.format.fields import Split
@@ -268,6 +269,9 @@ def test_times_are_counted_in_the_unit_that_holds_them(tmp_path: Path, cells: li
         (["99999999999999999999", "1", "1", "2"], "over 64 bits"),
         (["2020-01-01", "", "2020-01-01", "2020-01-01"], "a time is missing (row 2)"),
         (["2020-02-31", "2020-01-01", "2020-01-01", "2020-01-01"], "no calendar"),
+        (["2000-01-01", "1600-01-01 00:00:00.000000001", "2500-01-01", ""], "beyond what 64 bits hold in ns: 1600-01-01 00:00:00.000000001 (row 2)"),
+        (["1", "2.5", "1e999", "inf"], "beyond float64: 1e999 (row 3)"),
+        (["inf", "2.5", "1", "-" + "9" * 401], "(row 4)"),
         (["", "", "", ""], "no value in it"),
     ],
 )
@@ -278,6 +282,25 @@ def test_a_column_that_cannot_be_held_is_left_out_and_an_error_where_it_was_aske
     with pytest.raises(OptionError) as caught:
         column(tmp_path, cells, columns=("x",))
     assert why in str(caught.value)
+
+
+@pytest.mark.parametrize("cells", [["1", "x12", "3", "4"], ["x12", "", "3", "4.5"], ["2020-01-01", "2020-01-02", "2020-01-02", "x12"]])
+def test_a_cell_that_makes_a_column_text_is_named(tmp_path: Path, cells: list[str]) -> None:
+    row = cells.index("x12") + 1
+    _, found = column(tmp_path, cells)
+    (line,) = found.warnings
+    assert line.startswith(f"column x is left out: x12 (row {row}) is no value like others in it")
+    _, found = column(tmp_path, ["a", "b", "c", "4"])
+    assert not found.warnings
+    records = [{"path": f"{i}.png", "x": cell if cell == "x12" else i + 0.5} for i, cell in enumerate(cells)]
+    (line,) = scan(make(tmp_path, "\n".join(map(json.dumps, records)), "list.jsonl")).warnings
+    assert f"x12 (row {row})" in line
+
+
+def test_a_number_of_json_that_is_beyond_float64_leaves_its_column_out(tmp_path: Path) -> None:
+    found = scan(make(tmp_path, '{"path": "0.png", "x": 0.5}\n{"path": "1.png", "x": 1e400}\n', "list.jsonl"))
+    assert not found.fields
+    assert any("beyond float64: 1E+400 (row 2)" in line for line in found.warnings)
 
 
 def test_text_is_left_out_unless_it_is_asked_for(tmp_path: Path) -> None:
@@ -430,6 +453,16 @@ def test_a_column_of_splits_orders_rows(tmp_path: Path) -> None:
     assert list(found.keys) == [b"2.png", b"0.png", b"3.png", b"1.png"]
 
 
+def test_blanks_around_splits_do_not_count_and_case_is_said(tmp_path: Path) -> None:
+    found = scan(make(tmp_path, "path,split\n0.png,train\n1.png,train \n2.png, train\n3.png,test\n"))
+    assert (found.splits, found.warnings) == ((Split("train", 0, 3), Split("test", 3, 4)), ())
+    found = scan(make(tmp_path, "path,split\n0.png,Train\n1.png,train \n2.png,train\n3.png,test\n"))
+    assert len(found.splits) == 3
+    assert found.warnings == ("splits Train and train differ in case only, and are two",)
+    with pytest.raises(SourceError, match=r"row 2 is of no split"):
+        scan(make(tmp_path, "path,split\n0.png,train\n1.png,  \n"))
+
+
 def test_exclude_takes_rows_out_before_their_files_are_looked_for(tmp_path: Path) -> None:
     found = scan(make(tmp_path, "path,n\n0.png,0\ngone.png,1\n2.png,2\n"), exclude=("gone.png",))
     assert (values(found, "n"), found.left_out) == ([0, 2], {"excluded": 1, "in no row": 2})
@@ -505,9 +538,88 @@ def test_a_class_map_may_be_fixed(tmp_path: Path) -> None:
         scan(path, classes_from=str(names), label_column="label")
 
 
-def test_metadata_that_names_no_image_leaves_class_folders_alone(tmp_path: Path) -> None:
-    write(tmp_path, {"a/0.png": picture(0), "b/0.png": picture(1), "metadata.csv": b"name,size\nx,1\n"})
-    assert not isinstance(open_source([str(tmp_path)], SourceOptions()), ManifestSource)
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (b"name,size\nx,1\n", "none of its columns \\(name, size\\) names images: .*--image-column"),
+        (b"file_name,label\n", "no row in it"),
+        (b"", "it is empty"),
+        (None, "no regular file"),
+    ],
+)
+@pytest.mark.parametrize("below", ["", "train"])
+def test_metadata_of_images_that_is_not_understood_is_an_error(tmp_path: Path, text: bytes | None, why: str, below: str) -> None:
+    write(tmp_path, {"train/a/0.png": picture(0), "train/b/0.png": picture(1)})
+    path = tmp_path / below / "metadata.csv"
+    if text is None:
+        os.mkfifo(path)
+    else:
+        path.write_bytes(text)
+    with pytest.raises((SourceError, OptionError), match=why):
+        scan(tmp_path)
+    assert not isinstance(open_source([str(tmp_path)], SourceOptions(source="folder")), ManifestSource)
+
+
+@pytest.mark.parametrize("name", ["labels.csv", "train.tsv", "x.jsonl"])
+@pytest.mark.parametrize("folder", ["images", "."])
+def test_a_list_of_images_in_a_folder_that_is_built_without_it_is_said(tmp_path: Path, name: str, folder: str) -> None:
+    write(tmp_path, {f"{folder}/{i}.png": picture(i) for i in range(3)})
+    os.mkfifo(tmp_path / "pipe.csv")
+    write(tmp_path, {"empty.csv": b"", "numbers.csv": b"a,b\n1,2\n", "gone.csv": b"a,b\ngone.png,2\n"})
+    found = open_source([str(tmp_path)], SourceOptions())
+    assert isinstance(found, FolderSource)
+    assert not found.scan().warnings
+    path = tmp_path / name
+    path.write_text({"labels.csv": "what,label\n1.png,a\n", "train.tsv": "1.png\ta\n", "x.jsonl": '{"f": "1.png"}\n'}[name])
+    made = found.scan()
+    assert made.warnings == (f"{name} names these images, and is not used: to use it, mmcompile build {path} OUT",)
+    assert len(made.keys) == 3
+    assert len(scan(path).keys) == 1
+
+
+@pytest.mark.parametrize("cell", ["03392", "6/03392", "7"])
+@pytest.mark.parametrize("name", ["path", "image", "file_name", "Filename"])
+def test_a_column_called_as_images_are_that_names_none_is_an_error_of_the_list(tmp_path: Path, name: str, cell: str) -> None:
+    path = tmp_path / "list.csv"
+    path.write_text(f"{name},n\n{cell},1\n{cell}1,2\n")
+    for raw in (path, tmp_path):
+        with pytest.raises(SourceError, match=f"column {name}: expected paths of images, found '{cell}'.*--source table"):
+            scan(raw)
+        assert not isinstance(open_source([str(raw)], SourceOptions(source="table")), ManifestSource)
+    with pytest.raises(SourceError, match=r"^2 rows .*row 1: .*no such file"):
+        scan(path, image_column=name)
+    other = tmp_path / "other.csv"
+    other.write_text("a,b\n1,2\n")
+    with pytest.raises(SourceError, match=r"holds list.csv and other.csv: give one"):
+        scan(tmp_path)
+
+
+def test_a_folder_with_only_a_list_of_images_elsewhere_is_an_error_of_the_list(tmp_path: Path) -> None:
+    path = tmp_path / "list.csv"
+    path.write_text("n,where\n1,elsewhere/0.png\n2,elsewhere/1.png\n")
+    for raw in (path, tmp_path):
+        with pytest.raises(SourceError, match=r"^2 rows .*row 1: elsewhere/0.png: no such file"):
+            scan(raw)
+
+
+@pytest.mark.parametrize("option", ["image_column", "label_column"])
+def test_a_column_of_images_or_labels_that_is_asked_for_makes_a_list(tmp_path: Path, option: str) -> None:
+    path = tmp_path / "list.csv"
+    path.write_text("a,b\n1,2\n")
+    assert not isinstance(open_source([str(path)], SourceOptions()), ManifestSource)
+    for raw in (path, tmp_path):
+        with pytest.raises((SourceError, OptionError), match=r"row 1: 1: no such file|none of its columns \(a, b\) names images"):
+            scan(raw, **{option: "a"})
+
+
+@pytest.mark.parametrize("name", ["list.csv", "list.jsonl", "list.parquet"])
+@pytest.mark.parametrize("source", [None, "manifest", "coco"])
+def test_a_pipe_in_place_of_a_list_is_refused_at_once(tmp_path: Path, name: str, source: str | None) -> None:
+    pytest.importorskip("pyarrow")
+    path = tmp_path / name
+    os.mkfifo(path)
+    with pytest.raises((SourceError, OptionError), match="no regular file"):
+        scan(path, source=source)
 
 
 def test_a_list_at_a_url_is_refused_in_one_line() -> None:
@@ -516,7 +628,7 @@ def test_a_list_at_a_url_is_refused_in_one_line() -> None:
 
 
 def test_a_table_of_numbers_is_no_list_of_images(tmp_path: Path) -> None:
-    for text in ("a,b\n1,2\n", "file,size\n1,2\n"):
+    for text in ("a,b\n1,2\n", "size,age\n1,2\n"):
         path = make(tmp_path, text)
         assert not isinstance(open_source([str(path)], SourceOptions()), ManifestSource)
 
@@ -564,6 +676,17 @@ def test_real_parquet_files_hold_what_their_note_says(tmp_path: Path) -> None:
 def packed(root: Path, n: int = 23, **options: Any) -> Path:
     images = [{"bytes": picture(i), "path": f"{i}.png"} for i in range(n)]
     return parquet(root / "data" / "train.parquet", {"image": images, "label": [i % 3 for i in range(n)]}, row_group_size=7, **options)
+
+
+@pytest.mark.parametrize("absolute", [False, True])
+def test_rows_with_a_path_in_place_of_bytes_are_said(tmp_path: Path, absolute: bool) -> None:
+    write(tmp_path, {"x.png": picture(0)})
+    path = str(tmp_path / "x.png") if absolute else "x.png"
+    rows = [{"bytes": picture(1), "path": "a.png"}, {"bytes": None, "path": "gone.png"}, {"bytes": None, "path": path}]
+    (line,) = scan(parquet(tmp_path / "t.parquet", {"image": rows})).warnings
+    assert line.startswith(f"rows that hold no image, and are rejects: 2 (t.parquet#2 has no bytes, only a path, {path}: embed them")
+    (line,) = scan(parquet(tmp_path / "t.parquet", {"image": rows[:2]})).warnings
+    assert line == "rows that hold no image, and are rejects: 1"
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -33,6 +33,7 @@ _FORMS = {
 }
 #: All cells of a chunk, each ended by a NUL, which no cell holds.
 _ALL = {kind: re.compile(rf"(?:(?>{form}|{_NO_VALUE})\0)*+") for kind, form in _FORMS.items()}
+_ONE = {kind: re.compile(rf"(?:{form})\Z") for kind, form in _FORMS.items()}
 _PRECISION = re.compile(rb"(?:\.([0-9]+))?Z?$")
 
 
@@ -56,6 +57,8 @@ class Cells:
     def __init__(self, name: str, *, keeps_text: bool) -> None:
         self.name, self.keeps_text = name, keeps_text
         self.kinds = set(_FORMS)
+        #: Of text: the first cell that is none of what at least half of those up to it, and some thousand behind it, are; its row and itself.
+        self.stray: tuple[int, str] | None = None
         self._blob, self._lengths = bytearray(), array("q")
         self._count = 0
 
@@ -68,12 +71,14 @@ class Cells:
 
     def extend(self, cells: Sequence[str], *, quoted: bool = False) -> None:
         """More cells, without NUL; `quoted`: the source says that they are text."""
-        self._count += len(cells)
+        before, self._count = self.kinds, self._count + len(cells)
         if quoted:
-            self.kinds.clear()
+            self.kinds = set()
         elif self.kinds:
             joined = "\0".join(cells) + "\0"
             self.kinds = {kind for kind in self.kinds if _ALL[kind].fullmatch(joined)}
+        if before and not self.kinds:
+            self.stray = _stray(cells, before, self._count - len(cells))
         if not self.kinds and not self.keeps_text:
             self._blob, self._lengths = bytearray(), array("q")
             return
@@ -96,6 +101,19 @@ class Cells:
         return keys
 
 
+def _stray(cells: Sequence[str], kinds: set[str], before: int) -> tuple[int, str] | None:
+    """See Cells.stray; `before`: how many cells there are before these, all of `kinds`."""
+    rows = [row for row, cell in enumerate(cells) if cell.encode("utf-8", "surrogatepass") not in _MISSING]
+    fits = {kind: [row for row in rows if _ONE[kind].match(cells[row])] for kind in kinds}
+    kind = max(sorted(fits), key=lambda kind: len(fits[kind]))
+    known = before if kinds != _FORMS.keys() else 0  # else they are gaps all
+    if 2 * (known + len(fits[kind])) < known + len(rows):
+        return None
+    fit = set(fits[kind])
+    row = next((row for row in rows if row not in fit), None)
+    return None if row is None else (before + row, cells[row])
+
+
 def typed(cells: Cells, where: Callable[[int], str]) -> Column | str:
     """The column that these cells are (they are empty from then on), or why it cannot be held.  `where(row)` names a row.
 
@@ -116,10 +134,15 @@ def typed(cells: Cells, where: Callable[[int], str]) -> Column | str:
         return Column(name, whole, missing)
     if "float" in kinds:
         nan = float("nan")
-        return Column(name, np.fromiter((nan if cell in _MISSING else float(cell) for cell in keys), np.float64, len(keys)), missing)
+        numbers = np.fromiter((nan if cell in _MISSING else float(cell) for cell in keys), np.float64, len(keys))
+        # "inf" has an n, and no number has one
+        beyond = next((int(row) for row in np.flatnonzero(np.isinf(numbers)) if b"n" not in keys[int(row)].lower()), None)
+        if beyond is not None:
+            return f"a number is beyond float64: {keys[beyond].decode():.40} ({where(beyond)})"
+        return Column(name, numbers, missing)
     if "bool" in kinds:
         return Column(name, np.fromiter((cell[:1] in (b"t", b"T") for cell in keys), bool, len(keys)), missing)
-    return _times(name, keys, missing)
+    return _times(name, keys, missing, where)
 
 
 def _chunks(keys: Keys) -> Iterator[tuple[slice, Keys]]:
@@ -148,7 +171,7 @@ def _numbered(name: str, keys: Keys, where: Callable[[int], str]) -> Column:
     return Column(name, values, values < 0, names)
 
 
-def _times(name: str, keys: Keys, missing: npt.NDArray[np.bool_]) -> Column | str:
+def _times(name: str, keys: Keys, missing: npt.NDArray[np.bool_], where: Callable[[int], str]) -> Column | str:
     """Times in the coarsest unit that holds all of them."""
     longest = max((len(cell) for cell in keys), default=0)
     fraction = max((len(found[1]) for cell in keys if (found := _PRECISION.search(cell)) and found[1]), default=0)
@@ -156,7 +179,13 @@ def _times(name: str, keys: Keys, missing: npt.NDArray[np.bool_]) -> Column | st
     out = np.empty(len(keys), f"datetime64[{unit}]")
     try:
         for part, some in _chunks(keys):
-            out[part] = [b"1970-01-01".decode() if cell in _MISSING else cell.rstrip(b"Z").decode() for cell in some]
+            cells = ["1970-01-01" if cell in _MISSING else cell.rstrip(b"Z").decode() for cell in some]
+            out[part] = cells
+            # numpy wraps what int64 cannot hold, so that no second is the one that was read
+            wrapped = np.flatnonzero(out[part].astype("datetime64[D]") != np.array([cell[:10] for cell in cells], "datetime64[D]"))
+            if len(wrapped):
+                row = part.start + int(wrapped[0])
+                return f"a time is beyond what 64 bits hold in {unit}: {cells[wrapped[0]]} ({where(row)})"
     except ValueError:
         return "times that no calendar has"
     return Column(name, out.astype(np.int64), missing, unit=unit)

@@ -101,6 +101,8 @@ class CocoSource:
         rows = faults.rows = np.flatnonzero(kept)
         keys = keys.take(rows)
         warnings = [line for line in (refuse_twice(keys, faults),) if line]
+        if "annotations" not in found.seen:
+            warnings.append(f"{show(os.path.basename(self.raw))} has no annotations, which say what images show: no image is of any class")
         stat, beside = find_files(self.root, keys, faults, progress)
         faults.raise_any()
         fields, values = found.values()
@@ -129,11 +131,13 @@ class CocoSource:
         return here
 
 
-def _members(path: str, wanted: tuple[str, ...]) -> Any:
+def _members(path: str, wanted: tuple[str, ...], seen: set[str] | None = None) -> Any:
     """`list_members`; raises SourceError in place of what that and the file raise."""
+    if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
+        raise SourceError(f"{show(path)}: no regular file: expected a file of COCO annotations", path=path)
     try:
         with open(path, "rb") as file:
-            yield from list_members(file, wanted)
+            yield from list_members(file, wanted, seen)
     except ValueError as error:
         why = "it is no UTF-8" if isinstance(error, UnicodeError) else str(error)
         raise SourceError(f"{show(path)}: it is no file of COCO annotations: {why}", path=path) from error
@@ -147,10 +151,12 @@ class _Annotations:
     def __init__(self, path: str) -> None:
         """Raises SourceError."""
         self._path = path
+        #: What the file has, by name.
+        self.seen: set[str] = set()
         ids, images, kinds = array("q"), array("q"), array("q")
         files, lengths = bytearray(), array("q")
         self._categories: dict[int, str] = {}
-        for name, number, member in _members(path, _LISTS):
+        for name, number, member in _members(path, _LISTS, self.seen):
             what = f"{name}[{number}]"
             if name == "images":
                 file = _take(path, what, member, "file_name", str).encode("utf-8", "surrogateescape")

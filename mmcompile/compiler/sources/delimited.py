@@ -10,11 +10,13 @@ import csv
 import io
 import itertools
 import json
+import math
 import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from mmcompile.compiler.formats import EXTENSIONS
@@ -59,6 +61,8 @@ class TextTable:
         self.path, self.names = path, tuple[str, ...]()
         self.header = True
         self._json = path.lower().endswith(JSON_SUFFIXES)
+        if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for, and is gone once it is read
+            raise self.wrong("no regular file: expected a table of text")
         try:
             with open(path, "rb") as file:
                 head = file.read(_HEAD_BYTES)
@@ -193,7 +197,7 @@ class TextTable:
             if line.isspace():
                 continue
             try:
-                record = json.loads(line)
+                record = json.loads(line, parse_float=_number)
             except (ValueError, RecursionError):
                 record = None
             if not isinstance(record, dict):
@@ -232,7 +236,13 @@ def _as_text(value: Any) -> str:
     """A JSON value as a CSV file would hold it."""
     if value is None:
         return ""
-    return value if isinstance(value, str) else repr(value)
+    return str(value) if isinstance(value, str | Decimal) else repr(value)
+
+
+def _number(text: str) -> float | Decimal:
+    """A number of JSON; what float64 would make infinite stays what it is."""
+    value = float(text)
+    return Decimal(text) if math.isinf(value) else value
 
 
 def _cells(count: int) -> str:

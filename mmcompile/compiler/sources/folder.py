@@ -10,7 +10,7 @@ import errno
 import os
 import stat as stat_bits
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from mmcompile.compiler.sources import Scan
@@ -77,8 +77,11 @@ class FolderSource:
         SourceError: the folder is missing, a folder in it cannot be listed or contains itself, there is no image, or it cannot be told which
         folders are splits or classes.
         """
+        from mmcompile.compiler.sources.manifest import unused_lists  # which is a FolderSource in part
+
         choice = Choice(self.include, self.exclude, self.hidden, self.extensions)
-        return arrange({"": self.root}, self.tree(choice, progress), choice, self.layout)
+        found = arrange({"": self.root}, self.tree(choice, progress), choice, self.layout)
+        return replace(found, warnings=(*found.warnings, *unused_lists(self.root)))
 
     def tree(self, choice: Choice, progress: Callable[[int], None] | None = None, prefix: bytes = b"") -> Iterator[Folder]:
         """Every folder of the tree with its items, in no particular order; all keys begin with `prefix`, a name.  Raises SourceError."""

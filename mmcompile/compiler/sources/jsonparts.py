@@ -22,20 +22,24 @@ def is_unicode(text: str) -> bool:
     return text.isascii() or not _HALVES.search(text)
 
 
-def list_members(file: IO[bytes], wanted: Collection[str]) -> Iterator[tuple[str, int, Any]]:
-    """(name, number, member) of each member of the lists of these names, in the object that the file is.
+def list_members(file: IO[bytes], wanted: Collection[str], seen: set[str] | None = None) -> Iterator[tuple[str, int, Any]]:
+    """(name, number, member) of each member of the lists of these names, in the object that the file is; `seen` gets the names that it has.
 
     Raises ValueError, saying what was expected and about where, when the file is no such object; its other members are read, and dropped.
     """
     text = _Text(file)
     text.take("{", "an object")
     if text.peek() == "}":
+        text.take("}", "the end")
+        text.end()
         return
     while True:
         name = text.value()
         if not isinstance(name, str):
             raise text.wrong("a name")
         text.take(":", "a colon")
+        if seen is not None:
+            seen.add(name)
         if name in wanted and text.peek() != "[":
             raise text.wrong(f"a list of {name}")
         if name in wanted:
@@ -44,6 +48,8 @@ def list_members(file: IO[bytes], wanted: Collection[str]) -> Iterator[tuple[str
         else:
             text.skip()
         if text.peek() == "}":
+            text.take("}", "the end")
+            text.end()
             return
         text.take(",", "a comma")
 
@@ -74,6 +80,15 @@ class _Text:
         if self.peek() != mark:
             raise self.wrong(expected)
         self._at += 1
+
+    def end(self) -> None:
+        """Nothing but space comes next."""
+        while True:
+            self._at = _SPACE.match(self._buffer, self._at).end()  # type: ignore[union-attr]
+            if self._at < len(self._buffer):
+                raise self.wrong("nothing behind the object")
+            if not self._more(_CHUNK):
+                return
 
     def value(self) -> Any:
         """The next value."""

@@ -7,6 +7,7 @@ files row #0 is the first.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import itertools
@@ -23,19 +24,22 @@ from mmcompile.compiler.sources.keys import Placed
 from mmcompile.compiler.sources.names import show
 from mmcompile.compiler.sources.packed import Packed
 from mmcompile.compiler.sources.parquet import ParquetTable
-from mmcompile.compiler.sources.scanning import Part, Scanning, Wishes, names_images
+from mmcompile.compiler.sources.scanning import Part, Scanning, Wishes, finds_images, names_images
 from mmcompile.compiler.sources.splits import SPLITS, Layout
+from mmcompile.compiler.sources.tablefiles import is_tables
 from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.canonical import name_to_json
 from mmcompile.format.store import is_url
 
-__all__ = ["ManifestSource", "Wishes", "is_manifest", "typed_columns"]
+__all__ = ["ManifestSource", "Wishes", "is_manifest", "typed_columns", "unused_lists"]
 
 #: A list of this name says something of the images beside it (Hugging Face's ImageFolder).
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 _PARQUET = ".parquet"
 #: Where Parquet files of one dataset lie, below its folder; and entries of a folder that are looked at before it is held to have none.
 _FOLDERS, _ENTRIES = ("data", "default"), 4096
+#: Tables in a folder of images whose first rows are looked at.
+_TABLES = 16
 #: A file of several, as Hugging Face numbers them.
 _NUMBERED = re.compile(r"^(.+?)-[0-9]{5}-of-[0-9]{5}(?:-[0-9a-f]+)?$")
 
@@ -125,11 +129,24 @@ def is_manifest(raw: str) -> bool:
         return raw.lower().endswith((*TEXT_SUFFIXES, *JSON_SUFFIXES))
     if os.path.isdir(raw):
         for folder in (raw, *_split_folders(raw)):
-            if found := _metadata(folder):
-                return any(_lists_images(os.path.join(folder, name)) for name in found)
-        files = _parquet_files(raw)
+            if found := _metadata(folder):  # of images it is the list, whatever is wrong with it
+                return not is_tables([raw]) or any(_lists_images(os.path.join(folder, name)) for name in found)
+        files = _parquet_files(raw) or _loose_lists(raw)
         return bool(files) and _lists_images(files[0])
-    return os.path.isfile(raw) and raw.lower().endswith((*TEXT_SUFFIXES, *JSON_SUFFIXES, _PARQUET)) and _lists_images(raw)
+    return os.path.exists(raw) and raw.lower().endswith((*TEXT_SUFFIXES, *JSON_SUFFIXES, _PARQUET)) and _lists_images(raw)
+
+
+def unused_lists(folder: str) -> tuple[str, ...]:
+    """Warnings of tables directly in a folder of images that name images in it, and that are not used where the folder is built."""
+    found = []
+    with os.scandir(folder) as entries:
+        names = sorted(entry.name for entry in entries if entry.name.lower().endswith((*TEXT_SUFFIXES, *JSON_SUFFIXES)) and entry.is_file())
+    for name in [name for name in names if not name.startswith(".")][:_TABLES]:
+        path = os.path.join(folder, name)
+        with contextlib.suppress(SourceError):  # what is no table is no list
+            if finds_images(TextTable(path), folder):
+                found.append(f"{show(name)} names these images, and is not used: to use it, mmcompile build {show(path)} OUT")
+    return tuple(found)
 
 
 def _one_of(places: Sequence[str], file: str, root: str) -> str:
@@ -178,6 +195,8 @@ def _parts(raw: str) -> tuple[Part, ...]:
     if below := [(folder, found) for folder in _split_folders(raw) if (found := _metadata(folder))]:
         return tuple(Part(_only(folder, found), os.path.basename(folder), os.path.basename(folder)) for folder, found in below)
     files = _parquet_files(raw)
+    if not files and (loose := _loose_lists(raw)):
+        return (Part(_only(raw, [os.path.basename(file) for file in loose])),)
     if not files:
         raise SourceError(f"{show(raw)}: expected metadata.csv or metadata.jsonl in it or in its folders train, test, …; or Parquet files", path=raw)
     splits = [_split_of(file) for file in files]
@@ -195,12 +214,20 @@ def _split_folders(raw: str) -> list[str]:
 
 
 def _metadata(folder: str) -> list[str]:
-    return [name for name in _METADATA if os.path.isfile(os.path.join(folder, name))]
+    return [name for name in _METADATA if os.path.lexists(path := os.path.join(folder, name)) and not os.path.isdir(path)]
+
+
+def _loose_lists(raw: str) -> list[str]:
+    """The text tables directly in RAW, where there are no images below it: by their names alone, lists of images elsewhere or tables of numbers."""
+    if not is_tables([raw]):
+        return []
+    return sorted(os.path.join(raw, name) for name in os.listdir(raw) if name.lower().endswith(TEXT_SUFFIXES) and not name.startswith((".", "_")))
 
 
 def _only(folder: str, found: list[str]) -> str:
     if len(found) > 1:
-        raise SourceError(f"{show(folder)} holds {' and '.join(found)}: give one of them as RAW", path=folder)
+        others = f" and {len(found) - 2:,} more" if len(found) > 2 else ""
+        raise SourceError(f"{show(folder)} holds {' and '.join(map(show, found[:2]))}{others}: give one of them as RAW", path=folder)
     return os.path.join(folder, found[0])
 
 

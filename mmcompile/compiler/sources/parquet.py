@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -108,6 +109,8 @@ class ParquetTable:
 
     def opened(self) -> Any:
         """The file, opened.  Pages are read one by one, never a whole column of a row group."""
+        if os.path.exists(self.path) and not os.path.isfile(self.path):  # a pipe would be waited for
+            raise SourceError(f"{show(self.path)}: no regular file: expected a Parquet file", path=self.path)
         with reading(self.path):
             return self.arrow.parquet.ParquetFile(self.path, pre_buffer=False, buffer_size=1 << 20, memory_map=False)
 

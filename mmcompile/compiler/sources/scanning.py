@@ -37,7 +37,7 @@ from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.canonical import as_text
 from mmcompile.format.index import Field, Split, row_dtype
 
-__all__ = ["Part", "Scanning", "Wishes", "names_images"]
+__all__ = ["Part", "Scanning", "Wishes", "finds_images", "names_images"]
 
 #: Rows that are held against the disk to find which column names images.
 _LOOKED_AT = 20
@@ -71,8 +71,16 @@ class Part:
 
 
 def names_images(table: TextTable | ParquetTable, folder: str) -> bool:
-    """Is there a column that names images, by what it names below this folder or by what the names end with?"""
-    return any(found_in(cells, folder) or _has_extensions(cells) for cells in _first_cells(table).values())
+    """Is there a column that names images, by its own name, by what it names below this folder or by what the names end with?"""
+    found = _first_cells(table)
+    called = any(found[name] for word in IMAGE_NAMES if (name := named_alike(found, (word,))))
+    return called or any(found_in(cells, folder) or _has_extensions(cells) for cells in found.values())
+
+
+def finds_images(table: TextTable, folder: str) -> bool:
+    """Is there a column whose first cells name files that are there: below this folder, or below one in it?"""
+    cells = [found for found in _first_cells(table).values() if _has_extensions(found)]
+    return any(found and (found_in(found, folder) or folder_of(found, folder)[1]) for found in cells)
 
 
 def _first_cells(table: TextTable | ParquetTable) -> dict[str, list[str]]:
@@ -176,7 +184,7 @@ class Scanning:
         if self._holds is not None:
             keys, stat, empty = list_packed(self._root, cast(Sequence[ParquetTable], self._tables), progress)
             if empty:
-                self._warnings.append(f"rows that hold no image, and are rejects: {empty:,}")
+                self._warnings.append(f"rows that hold no image, and are rejects: {empty:,}{self._elsewhere(keys, stat)}")
         elif image in columns.nested:
             raise SourceError(f"{self._what}: column {show(image)} holds no paths, but values of several parts", path=self._path)
         else:
@@ -191,6 +199,14 @@ class Scanning:
         if beside:
             self._left_out["in no row"] += beside
         return keys, stat, rows
+
+    def _elsewhere(self, keys: Keys, stat: npt.NDArray[np.void]) -> str:
+        """What to say of the first row without bytes whose path is one of a file; "" where there is none among the first of them."""
+        for row in np.flatnonzero(stat["size"] == 0)[:_LOOKED_AT].tolist():
+            for part in self._parts:
+                if os.path.isfile(os.path.join(os.fsencode(os.path.dirname(part.file)), keys[row])):
+                    return f" ({self.where(row)} has no bytes, only a path, {show(as_text(keys[row]))}: embed them, or give a list of paths)"
+        return ""
 
     # ------------------------------------------------------------------ which column is what
 
@@ -209,7 +225,15 @@ class Scanning:
                 options=["image-column"],
             )
         found = [(name, [self._base(part, c.get(name, [])) for part, c in zip(self._parts, cells, strict=True)]) for name in candidates]
-        name, bases = next((f for f in found if any(hits for _, hits in f[1])), found[0])
+        there = next((f for f in found if any(hits for _, hits in f[1])), None)
+        there = there or next((f for f in found if any(_has_extensions(c.get(f[0], [])) for c in cells)), None)
+        name, bases = there or found[0]
+        if there is None and wish is None and (cell := next((c[name][0] for c in cells if c.get(name)), None)):
+            raise SourceError(
+                f"{self._what}: column {show(name)}: expected paths of images, found {cell!r:.80}, which is no file beside it: say with --images"
+                " where they are, or with --image-column which column names them; if this is a table of numbers: --source table",
+                path=self._path,
+            )
         return name, [base for base, _ in bases]
 
     def _base(self, part: Part, cells: list[str]) -> tuple[str, int]:
@@ -250,10 +274,17 @@ class Scanning:
         column = columns.column(split, self.where, text=True)
         if isinstance(column, str):
             raise SourceError(f"{self._what}: column {show(split)}: {column}", path=self._path)
-        if column.missing.any():
-            raise SourceError(f"{self._what}: {self.where(int(column.missing.argmax()))} is of no split: column {show(split)} is empty there")
-        self._counts[f"splits by column {show(split)}"] = len(column.names or ())
-        return column.values.astype(np.int64), column.names
+        plain = [name.strip() for name in column.names or ()]
+        names = tuple(sorted(set(plain) - {""}))
+        numbers = np.array([*(names.index(name) if name else -1 for name in plain), -1], np.int64)[column.values.astype(np.int64)]
+        if len(gaps := np.flatnonzero(numbers < 0)):
+            raise SourceError(f"{self._what}: {self.where(int(gaps[0]))} is of no split: column {show(split)} is empty there")
+        self._counts[f"splits by column {show(split)}"] = len(names)
+        folded = [name.casefold() for name in names]
+        if alike := [i for i, name in enumerate(folded) if folded.index(name) < i]:
+            first = names[folded.index(folded[alike[0]])]
+            self._warnings.append(f"splits {show(first)} and {show(names[alike[0]])} differ in case only, and are two")
+        return numbers, names
 
     def _label(self, columns: TextColumns | ArrowColumns, label: str | None) -> tuple[tuple[str, ...] | None, npt.NDArray[np.int64] | None]:
         if label is None:
@@ -305,6 +336,10 @@ class Scanning:
             self._counts[f"rows of {show(shown)}{f' ({form})' * bool(form)}, images by column {show(image)}"] = rows
         if len(forms) > _TOLD:
             self._counts[f"rows of {len(forms) - _TOLD:,} other files"] = stops[-1] - stops[_TOLD - 1]
+        if isinstance(columns, TextColumns):
+            for name, (row, cell) in columns.strays().items():
+                what = f"{show(cell[:60])} ({self.where(row)}) is no value like others in it"
+                self._warnings.append(f"column {show(name)} is left out: {what}; mend it, or take all as categories with --columns {show(name)}")
         if columns.texts:
             named = ", ".join(show(name) for name in columns.texts[:5])
             self._counts[f"columns of text left out ({named}); --columns takes them as categories"] = len(columns.texts)

@@ -48,6 +48,10 @@ class TextColumns:
         """Those that are text, and were not asked for."""
         return tuple(name for name, cells in self._cells.items() if name not in self.nested and cells.is_text and not cells.keeps_text)
 
+    def strays(self) -> dict[str, tuple[int, str]]:
+        """Of `texts`, those that are text for a few cells only: the row of the first of these, and that cell."""
+        return {name: stray for name in self.texts if (stray := self._cells[name].stray) is not None}
+
     def paths(self, name: str) -> Keys:
         """The cells of a column as bytes; to be asked for once."""
         return self._cells.pop(name).keys()
