@@ -646,3 +646,88 @@ def test_reading_a_table_does_not_import_pandas(tmp_path: Path) -> None:
         "for path in sys.argv[1:]:\n    source = TableSource([path])\n    source.read(0, source.scan().rows)\nassert 'pandas' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program, *paths], check=True)
+
+
+# ---------------------------------------------------------------- splits as folders, and what is no file
+
+
+def test_a_folder_of_tables_that_leads_back_into_itself_is_refused(tmp_path: Path) -> None:
+    table(tmp_path / "t" / "a.csv", "v\n1\n2\n")
+    (tmp_path / "t" / "x").symlink_to(".")
+    with pytest.raises(SourceError, match="x: a folder that contains itself"):
+        source(tmp_path / "t").scan()
+    (tmp_path / "t" / "x").unlink()
+    (tmp_path / "t" / "x").symlink_to("..")
+    with pytest.raises(SourceError, match="a folder that contains itself"):
+        source(tmp_path / "t").scan()
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_pipe_is_refused_at_once(tmp_path: Path, name: str, inside: bool) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(SourceError, match=f"{name}: a pipe or device"):
+        source(tmp_path if inside else tmp_path / name).scan()
+
+
+@pytest.mark.parametrize("layout", ["{}/A.csv", "split={}/A.csv", "{}.csv", "{}/symbol=A/a.csv"])
+def test_folders_and_tables_called_as_splits_are_splits(tmp_path: Path, layout: str) -> None:
+    for i, name in enumerate(("test", "train", "val")):
+        table(tmp_path / layout.format(name), f"v\n{i}\n{i + 10}\n")
+    found = source(tmp_path)
+    scan = found.scan()
+    assert [(s.name, s.start, s.stop) for s in scan.splits] == [("train", 0, 2), ("val", 2, 4), ("test", 4, 6)]
+    assert scan.groups == (("train", "val", "test") if layout == "{}.csv" else ("A",) * 3)
+    assert read_all(found)["x"].ravel().tolist() == [1, 11, 2, 12, 0, 10]
+
+
+def test_several_raw_that_are_called_as_splits_are_splits(tmp_path: Path) -> None:
+    raw = [table(tmp_path / "test" / "A.csv", "v\n1\n"), table(tmp_path / "train" / "A.csv", "v\n2\n")]
+    scan = TableSource([os.path.dirname(path) for path in raw]).scan()
+    assert [s.name for s in scan.splits] == ["train", "test"]
+    assert scan.groups == ("A", "A")
+
+
+def test_splits_keep_groups_of_a_column_apart(tmp_path: Path) -> None:
+    table(tmp_path / "train" / "a.csv", "g,v\nB,1\nA,2\nB,3\n")
+    table(tmp_path / "test" / "b.csv", "g,v\nC,4\nA,5\n")
+    found = source(tmp_path, group_by="g")
+    scan = found.scan()
+    assert [(s.name, s.start, s.stop) for s in scan.splits] == [("train", 0, 3), ("test", 3, 5)]
+    assert (scan.groups, scan.stops.tolist()) == (("A", "B", "C") * 2, [1, 3, 3, 4, 4, 5])
+    assert read_all(found)["x"].ravel().tolist() == [2, 1, 3, 5, 4]
+    report = build(source(tmp_path, group_by="g"), tmp_path.parent / f"{tmp_path.name}-out", workers=1)
+    assert report.shards == 2
+
+
+def test_splits_that_cannot_be_told_are_refused(tmp_path: Path) -> None:
+    table(tmp_path / "train" / "a.csv", "t,v\n1,1\n2,1\n")
+    table(tmp_path / "test" / "a.csv", "t,v\n")
+    with pytest.raises(SourceError, match="no row is in split test"):
+        source(tmp_path).scan()
+    with pytest.raises(OptionError, match=r"holds splits already .train, test."):
+        source(tmp_path, split_by="t=2").scan()
+    table(tmp_path / "more.csv", "t,v\n1,1\n")
+    with pytest.raises(SourceError, match=r"more.csv: lies in none of the splits beside it .train, test."):
+        source(tmp_path).scan()
+
+
+# ---------------------------------------------------------------- cells that are like others
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_yes_and_no_beside_whole_numbers_are_1_and_0(tmp_path: Path, form: str) -> None:
+    path = tmp_path / f"a.{form}"
+    if form == "csv":
+        table(path, "a,b\n1,true\n2,False\n")
+    else:
+        parquet(path, {"a": [1, 2], "b": [True, False]})
+    values = read_all(source(path))["x"]
+    assert (values.dtype, values.tolist()) == (np.dtype("int64"), [[1, 1], [2, 0]])
+
+
+@pytest.mark.parametrize("cut", ["2500-01-01", "2020-02-30"])
+def test_a_cut_that_is_no_time_of_the_column_is_one_line(tmp_path: Path, cut: str) -> None:
+    path = table(tmp_path / "a.csv", "ts,v\n2020-01-01 00:00:00.123456789,1\n2020-01-02,2\n")
+    with pytest.raises(OptionError, match=f"--split-by: '{cut}': "):
+        source(path, split_by=f"ts={cut}").scan()

@@ -156,7 +156,10 @@ def as_values(cells: Sequence[str], dtype: str) -> Array:
             return np.array(list(map(float, cells))).astype(dtype, copy=False)
         except ValueError:
             return np.array([_float(cell) for cell in cells]).astype(dtype, copy=False)
-    return np.array(list(map(int, cells)), dtype)
+    try:
+        return np.array(list(map(int, cells)), dtype)
+    except ValueError:  # yes and no, beside columns of whole numbers
+        return np.array([int(_yes(cell)) if _ONE["bool"].match(cell) else int(cell) for cell in cells], dtype)
 
 
 def _yes(cell: str) -> bool:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from mmcompile.compiler.sources.columns import find_column
 from mmcompile.compiler.sources.names import show
 from mmcompile.compiler.sources.rows import RowScan, fresh_stamp
+from mmcompile.compiler.sources.splits import rank
 from mmcompile.compiler.sources.tablecells import as_times, one_time
 from mmcompile.compiler.sources.tablefields import MOST_TEXTS, ColumnKind, Layout, Reading, lay_out, merged, reading_of
 from mmcompile.compiler.sources.tablefiles import TableFile
@@ -94,11 +95,17 @@ class TableScan:
         if split is not None:
             if wishes.order_by is not None and order != split[0]:
                 raise OptionError(f"--split-by {split[0]} cuts rows that rise in that column: leave --order-by out, or give the same column")
+            if self._files[0].split:
+                shown = ", ".join(map(show, self._file_splits()))
+                raise OptionError(
+                    f"--split-by {wishes.split_by}: {self._where} holds splits already ({shown}): leave it out, or build one of them",
+                    options=["split-by"],
+                )
             order = split[0]
         self._lay_out(group, order)
         names, stops, values = self._grouped(group, order) if group is not None else self._by_file(order)
         splits, ranges = self._split(names, stops, values, split, order)
-        return self._result(names, stops, splits, ranges, stats)
+        return self._result(splits, ranges, stats)
 
     # ------------------------------------------------------------------ columns
 
@@ -211,12 +218,14 @@ class TableScan:
         """(names, ends of groups, values to split by where they had to be sorted), groups as the files say them."""
         names: list[str] = []
         stops: list[int] = []
+        last = None
         for file, stop in zip(self._files, self.starts[1:].tolist(), strict=True):
-            if names and names[-1] == file.group:
+            if last == (file.split, file.group):
                 stops[-1] = stop
             else:
                 names.append(file.group)
                 stops.append(stop)
+            last = file.split, file.group
         ends = np.array(stops, np.int64)
         self.ranges = Ranges(np.zeros(1, np.int64), np.array([self.rows], np.int64))
         column = order or next(iter(self._times), None)
@@ -251,6 +260,11 @@ class TableScan:
     def _grouped(self, group: str, order: str | None) -> tuple[list[str], Rows, Array | None]:
         """(names, ends of groups, values to split by), groups as a column says them."""
         names, codes = self._codes(group)
+        splits = self._file_splits()
+        if len(splits) > 1:  # the groups of one split behind those of another
+            numbers = [splits.index(file.split) for file in self._files]
+            codes = codes + np.repeat(np.array(numbers, np.int64), np.diff(self.starts)) * len(names)
+            names = names * len(splits)
         column = order or next(iter(self._times), None)
         values = None
         if column is not None and self._wishes.order_by != AS_THEY_STAND:
@@ -303,6 +317,18 @@ class TableScan:
 
     # ------------------------------------------------------------------ splits
 
+    def _file_splits(self) -> list[str]:
+        """The splits that tables lie in, in order; [""] where there are none."""
+        return list(dict.fromkeys(file.split for file in self._files))
+
+    def _split_stops(self, groups: int) -> list[int]:
+        """Where the groups of each of these end."""
+        if self._wishes.group_by is not None and not self._is_key(self._wishes.group_by):
+            count = len(self._file_splits())
+            return [groups // count * (i + 1) for i in range(count)]
+        found = list(dict.fromkeys((file.split, file.group) for file in self._files))
+        return [sum(rank(split) <= rank(name) for split, _ in found) for name in self._file_splits()]
+
     def _cuts(self) -> tuple[str, list[Any]] | None:
         """(column, values at which a split ends and the next begins)."""
         if self._wishes.split_by is None:
@@ -324,7 +350,10 @@ class TableScan:
             time = one_time(text)
             if time is None or UNITS.index(time[1]) > UNITS.index(max(kind.unit, "s", key=UNITS.index)) or (time[2] and not kind.aware):
                 raise OptionError(f"--split-by: {text!r} is no time like those of the column ({kind})", options=["split-by"])
-            return int(as_times([text], kind.unit)[0])
+            try:
+                return int(as_times([text], kind.unit)[0])
+            except (ValueError, OverflowError) as error:
+                raise OptionError(f"--split-by: {text!r}: {str(error)[:100]}", options=["split-by"]) from None
         try:
             return float(text) if kind.dtype.startswith("float") else int(text)
         except ValueError:
@@ -332,11 +361,16 @@ class TableScan:
 
     def _split(
         self, names: list[str], stops: Rows, values: Array | None, split: tuple[str, list[Any]] | None, order: str | None
-    ) -> tuple[list[tuple[str, list[int]]], Ranges]:
-        """(splits with the rows of each group in it, their rows)."""
+    ) -> tuple[list[tuple[str, list[str], list[int]]], Ranges]:
+        """(splits with their groups and the rows of each, their rows)."""
         begins = np.concatenate([[0], stops[:-1]])
         if split is None:
-            return [("", np.diff(np.concatenate([[0], stops])).tolist())], self.ranges
+            rows = (stops - begins).tolist()
+            ends = self._split_stops(len(names))
+            made = [(name, names[a:b], rows[a:b]) for name, a, b in zip(self._file_splits(), [0, *ends], ends, strict=False)]
+            if empty := next((name for name, _, found in made if name and not sum(found)), None):
+                raise SourceError(f"{self._where}: no row is in split {show(empty)}")
+            return made, self.ranges
         counts = cut_counts([values] if values is not None else self._column(split[0]), stops, split[1])
         bounds = np.concatenate([begins[:, None], begins[:, None] + counts, stops[:, None]], axis=1)
         pieces, out = [], []
@@ -345,19 +379,19 @@ class TableScan:
             if not any(b > a for a, b in found):
                 raise OptionError(f"--split-by {self._wishes.split_by}: no row is in split {name}", options=["split-by"])
             pieces += [(a, b) for a, b in found]
-            out.append((name, [b - a for a, b in found]))
+            out.append((name, names, [b - a for a, b in found]))
         return out, self.ranges.take(pieces)
 
-    def _result(self, names: list[str], stops: Rows, splits: list[tuple[str, list[int]]], ranges: Ranges, stats: Sequence[Stat]) -> RowScan:
+    def _result(self, splits: list[tuple[str, list[str], list[int]]], ranges: Ranges, stats: Sequence[Stat]) -> RowScan:
         self.ranges = ranges
-        counts = [n for _, found in splits for n in found]
+        counts = [n for _, _, found in splits for n in found]
         ends = np.cumsum(counts).astype(np.int64)
         made, at = [], 0
-        for name, found in splits:
+        for name, _, found in splits:
             if name:
                 made.append(Split(name, at, at + sum(found)))
             at += sum(found)
-        groups = tuple(itertools.chain.from_iterable(names for _ in splits))
+        groups = tuple(itertools.chain.from_iterable(names for _, names, _ in splits))
         return RowScan(
             self.rows,
             self.layout.fields,
