@@ -731,3 +731,73 @@ def test_a_cut_that_is_no_time_of_the_column_is_one_line(tmp_path: Path, cut: st
     path = table(tmp_path / "a.csv", "ts,v\n2020-01-01 00:00:00.123456789,1\n2020-01-02,2\n")
     with pytest.raises(OptionError, match=f"--split-by: '{cut}': "):
         source(path, split_by=f"ts={cut}").scan()
+
+
+# ---------------------------------------------------------------- labels
+
+
+@pytest.mark.parametrize(
+    ("cells", "numbers", "classes"),
+    [
+        (["b", "a", "", "b"], [1, 0, -1, 1], ("a", "b")),
+        (["0", "2", "1", "2"], [0, 2, 1, 2], ("0", "1", "2")),
+        (["1", "NA", "1", "0"], [1, -1, 1, 0], ("0", "1")),
+        (["true", "false", "", "true"], [1, 0, -1, 1], ("false", "true")),
+    ],
+)
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_a_column_called_like_a_label_is_the_label(tmp_path: Path, form: str, cells: list[str], numbers: list[int], classes: tuple[str, ...]) -> None:
+    path = table(tmp_path / "a.csv", "v,Class\n" + "".join(f"{i},{cell}\n" for i, cell in enumerate(cells)))
+    if form == "parquet":
+        from pyarrow import csv as arrow_csv
+
+        read = arrow_csv.read_csv(path, convert_options=arrow_csv.ConvertOptions(strings_can_be_null=True))
+        path = parquet(tmp_path / "a.parquet", {name: read.column(name) for name in read.column_names})
+    found = source(path)
+    scan = found.scan()
+    assert [(f.name, f.meaning) for f in scan.fields] == [("x", "value"), ("label", "class")]
+    assert scan.classes == classes
+    assert any("column Class is the label" in line for line in scan.warnings)
+    assert scan.counts.get("without a label (-1)", 0) == numbers.count(-1)
+    values = read_all(found)
+    assert (values["label"].tolist(), values["x"].ravel().tolist()) == (numbers, [0, 1, 2, 3])
+    build(source(path), tmp_path / "out", workers=1)
+    ds = MMapShardDataset(tmp_path / "out")
+    assert (tuple(ds.classes), list(ds.targets)) == (classes, numbers)
+
+
+@pytest.mark.parametrize("cells", [["0.5", "1", "2"], ["-1", "0", "1"], ["25", "346", "100"], ["100000", "0", "7"]])
+def test_numbers_that_are_not_like_classes_stay_values(tmp_path: Path, cells: list[str]) -> None:
+    path = table(tmp_path / "a.csv", "v,target\n" + "".join(f"1,{cell}\n" for cell in cells))
+    found = source(path)
+    scan = found.scan()
+    assert ([f.name for f in scan.fields], scan.classes) == (["x"], None)
+    assert read_all(found)["x"][:, 1].tolist() == list(map(float, cells))
+
+
+def test_the_label_is_what_is_asked_for(tmp_path: Path) -> None:
+    path = table(tmp_path / "a.csv", "v,side,label,w\n1,-1,0,0.5\n2,1,1,1.5\n3,-1,2,2\n")
+    found = source(path, label="side")
+    scan = found.scan()
+    assert ([f.name for f in scan.fields], scan.classes) == (["x", "label"], ("-1", "1"))
+    assert read_all(found)["label"].tolist() == [0, 1, 0]
+    assert [f.name for f in source(path, label="none").scan().fields] == ["x"]
+    assert [f.name for f in source(path, columns=("v", "label")).scan().fields] == ["v", "label"]
+    assert source(path, columns=("v",), label="label").scan().classes == ("0", "1", "2")
+    assert [f.name for f in source(path, columns=("v", "w")).scan().fields] == ["v", "w"]
+    with pytest.raises(OptionError, match="--label-column w: expected at most 65,536 different whole numbers"):
+        source(path, label="w").scan()
+    with pytest.raises(OptionError, match=r"--label-column sied: .* did you mean side"):
+        source(path, label="sied").scan()
+
+
+def test_a_class_that_comes_later_renumbers_rows_that_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmcompile.compiler.sources.rows._SETTLED_NS", 0)
+    table(tmp_path / "raw" / "A.csv", "v,label\n1,b\n")
+    first = source(tmp_path / "raw").scan().stamps[0]
+    assert first
+    build(source(tmp_path / "raw"), tmp_path / "out", preprocess=RowPreprocess(), workers=1)
+    table(tmp_path / "raw" / "B.csv", "v,label\n2,a\n")
+    assert source(tmp_path / "raw").scan().stamps[0] != first
+    build(source(tmp_path / "raw"), tmp_path / "out", workers=1)
+    assert list(MMapShardDataset(tmp_path / "out").targets) == [1, 0]

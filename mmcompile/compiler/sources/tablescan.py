@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from mmcompile.compiler.sources import LABEL
 from mmcompile.compiler.sources.columns import find_column
 from mmcompile.compiler.sources.names import show
 from mmcompile.compiler.sources.rows import RowScan, fresh_stamp
@@ -18,9 +19,10 @@ from mmcompile.compiler.sources.splits import rank
 from mmcompile.compiler.sources.tablecells import as_times, one_time
 from mmcompile.compiler.sources.tablefields import MOST_TEXTS, ColumnKind, Layout, Reading, lay_out, merged, reading_of
 from mmcompile.compiler.sources.tablefiles import TableFile
+from mmcompile.compiler.sources.tablelabel import NO_LABEL, Label, find_label, take_label
 from mmcompile.compiler.sources.tableorder import OrderCheck, Ranges, Rows, as_ranges, cut_counts, sorted_rows, split_names
 from mmcompile.errors import OptionError, SourceError
-from mmcompile.format.canonical import canonical
+from mmcompile.format.canonical import canonical, name_to_json
 from mmcompile.format.fields import UNITS, Field, Names, Split
 from mmcompile.format.npy import hash_bytes
 
@@ -42,12 +44,14 @@ class TableWishes:
 
     `columns`: those that become fields, each by itself, or as NAME=A+B+C side by side.  `group_by`: the column, or KEY of folders KEY=VALUE, whose
     values are the groups.  `order_by`: the column that rows of a group rise in; AS_THEY_STAND: none.  `split_by`: COLUMN=CUT,CUT,….
+    `label`: the column that is the label; NO_LABEL: none.
     """
 
     columns: tuple[str, ...] | None = None
     group_by: str | None = None
     order_by: str | None = None
     split_by: str | None = None
+    label: str | None = None
 
 
 class TablePart(Protocol):
@@ -80,6 +84,7 @@ class TableScan:
         self.layout = Layout((), ())
         self.ranges = Ranges(np.zeros(0, np.int64), np.zeros(0, np.int64))
         self.order: Rows | None = None
+        self._label: Label | None = None
         self._said: list[str] = []
         self._counts: Counter[str] = Counter()
 
@@ -139,9 +144,13 @@ class TableScan:
         elif added is not None and self.kinds[added].dtype in ("int64", "uint64") and len(first.names) > 1:
             self._added.append(added)
 
+    def _alias(self, name: str) -> str:
+        """The column that is called so."""
+        return {called: column for column, called in self._called.items()}.get(name, name)
+
     def _find(self, name: str, option: str) -> str:
-        alias = {called: column for column, called in self._called.items()}
-        return alias.get(name) or find_column(name, list(self.kinds), option, self._where)
+        alias = self._alias(name)
+        return alias if alias != name else find_column(name, list(self.kinds), option, self._where)
 
     def _is_key(self, name: str) -> bool:
         """Is this the KEY of folders that tables lie in?"""
@@ -153,7 +162,11 @@ class TableScan:
         without = [*self._added, *([group] if group is not None else [])]
         if wishes.columns is None and self._added:
             self._said.append(f"column {show(self._added[0])} numbers the rows: left out (--columns takes it)")
-        layout = lay_out(self.kinds, wishes.columns, alone, without, self._where, self._called)
+        wanted, label = wishes.columns, self._take_label(alone, without)
+        if label is not None:
+            without.append(label)
+            wanted = wanted if wanted is None else tuple(name for name in wanted if self._alias(name) != label)
+        layout = lay_out(self.kinds, wanted, alone, without, self._where, self._called, label)
         self._said += layout.said
         used = {reading.column for readings in layout.columns for reading in readings}
         if aware := [name for name in self._parts[0].names if name in used and self.kinds[name].aware]:
@@ -171,7 +184,34 @@ class TableScan:
             else:
                 fields.append(spec)
                 columns.append(readings)
+        if self._label is not None:
+            fields.append(LABEL)
+            columns.append((self._label.reading,))
         self.layout = Layout(tuple(fields), tuple(columns))
+
+    def _take_label(self, alone: Sequence[str], without: Sequence[str]) -> str | None:
+        """The column that is the label, None where there is none."""
+        asked, listed = self._wishes.label, self._wishes.columns
+        if asked == NO_LABEL:
+            return None
+        if asked is not None:
+            column: str | None = self._find(asked, "label-column")
+        else:
+            given = self.kinds if listed is None else dict.fromkeys(map(self._alias, listed))
+            column = find_label(self.kinds, [name for name in given if name in self.kinds and name not in (*alone, *without)])
+        if column is None:
+            return None
+        kind = self.kinds[column]
+        found = take_label(column, kind, lambda: self._texts(column), self._stream, asked=asked is not None)
+        if isinstance(found, str):
+            self._said.append(f"column {show(column)} is a value, not the label, as {found} (--label-column {column} makes classes of them)")
+            return None
+        self._label = found
+        hint = "" if asked is not None else f" (--label-column {NO_LABEL} makes it a value)"
+        self._said.append(f"column {show(column)} is the label, {found.said}{hint}")
+        if kind.missing:
+            self._counts["without a label (-1)"] = kind.missing
+        return column
 
     def _texts(self, name: str) -> tuple[str, ...]:
         """The different texts of a column, sorted as text."""
@@ -397,12 +437,19 @@ class TableScan:
             self.layout.fields,
             groups,
             ends,
-            tuple(self._stamp(int(end) - n, int(end), stats) for end, n in zip(ends, counts, strict=True)),
+            tuple(self._labelled(self._stamp(int(end) - n, int(end), stats)) for end, n in zip(ends, counts, strict=True)),
             tuple(made),
-            None,
+            None if self._label is None else self._label.classes,
             tuple(self._said),
             dict(self._counts),
         )
+
+    def _labelled(self, stamp: str) -> str:
+        """A stamp that changes with what class numbers stand for, too."""
+        reading = None if self._label is None else self._label.reading
+        if not stamp or reading is None or (reading.categories is None and reading.numbers is None):
+            return stamp
+        return hash_bytes(canonical([stamp, [name_to_json(name) for name in reading.categories or ()], list(reading.numbers or ())]))
 
     def _stamp(self, start: int, stop: int, stats: Sequence[Stat]) -> str:
         """The stamp of the rows [start, stop): of what files they are read from, and which rows of these."""
