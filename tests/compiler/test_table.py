@@ -603,7 +603,7 @@ def test_one_file_is_open_at_a_time(tmp_path: Path) -> None:
 
 def test_values_that_are_no_numbers_cannot_order_rows(tmp_path: Path) -> None:
     path = parquet(tmp_path / "a.parquet", {"t": [1.0, float("nan")], "v": [1, 2]})
-    with pytest.raises(SourceError, match="column t: some values are no numbers"):
+    with pytest.raises(SourceError, match=r"column t: no number .NaN. in row 2 of"):
         source(path, order_by="t").scan()
     with pytest.raises(OptionError, match="column s holds texts: expected times or numbers"):
         source(table(tmp_path / "b.csv", "s,v\na,1\nb,2\n"), order_by="s").scan()
@@ -801,3 +801,53 @@ def test_a_class_that_comes_later_renumbers_rows_that_stand(tmp_path: Path, monk
     assert source(tmp_path / "raw").scan().stamps[0] != first
     build(source(tmp_path / "raw"), tmp_path / "out", workers=1)
     assert list(MMapShardDataset(tmp_path / "out").targets) == [1, 0]
+
+
+# ---------------------------------------------------------------- what is doubtful is named
+
+
+@pytest.mark.parametrize("text", ["a b\n1 2\n3 4\n", "1 2\n3 4\n", "a:b\n1:2\n3:4\n", "name price\nx 1.5\ny 2\n"])
+def test_columns_that_are_not_told_apart_are_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(SourceError, match=r"one column of text with numbers in it.*expected commas, semicolons, tabs or bars"):
+        source(table(tmp_path / "a.csv", text)).scan()
+
+
+def test_one_column_of_texts_is_categories(tmp_path: Path) -> None:
+    assert read_all(source(table(tmp_path / "a.csv", "kind\nred brick\ns1\n")))["kind"].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_a_missing_time_is_named_with_its_table(tmp_path: Path, form: str) -> None:
+    for name, second in (("A", "2020-01-02"), ("B", None)):
+        path = tmp_path / f"{name}.{form}"
+        if form == "csv":
+            table(path, f"ts,v\n2020-01-01,1\n{second or ''},2\n")
+        else:
+            parquet(path, {"ts": pa.array(np.array(["2020-01-01", second or "NaT"], "datetime64[s]")), "v": [1, 2]})
+    with pytest.raises(SourceError, match=rf"column ts: 1 times are missing .the first in row 2 of .*B\.{form}"):
+        source(tmp_path).scan()
+    with pytest.raises(SourceError, match=rf"column ts: 1 values are missing .the first in row 2 of .*B\.{form}"):
+        source(tmp_path, order_by="ts", columns=("v",)).scan()
+
+
+@pytest.mark.parametrize(
+    ("text", "wishes", "count", "first"),
+    [
+        ("s,t,v\nA,1,1\nA,1,2\nA,2,3\nB,2,4\nB,2,5\n", {"group_by": "s"}, 2, 2),
+        ("s,t,v\nA,1,1\nB,1,2\nA,2,3\nB,2,4\nA,2,5\n", {"group_by": "s"}, 1, 5),
+        ("t,v\n1,1\n2,2\n1,3\n", {}, 1, 3),
+        ("t,v\n1,1\n2,2\n2,3\n2,4\n", {}, 2, 3),
+    ],
+)
+def test_rows_that_stand_twice_are_counted(tmp_path: Path, text: str, wishes: dict[str, str], count: int, first: int) -> None:
+    scan = source(table(tmp_path / "a.csv", text), order_by="t", **wishes).scan()
+    assert any(re.search(rf"t stands still in {count} rows: .*the first: row {first} of", line) for line in scan.warnings), scan.warnings
+    assert not any("stands still" in line for line in source(table(tmp_path / "b.csv", "t,v\n2,1\n1,2\n"), order_by="t").scan().warnings)
+
+
+def test_rows_that_stand_twice_are_counted_where_they_are_sorted_aside(tmp_path: Path) -> None:
+    n = 3000
+    times = np.random.default_rng(0).permutation(n)
+    times[[5, 10]] = times[7]
+    path = parquet(tmp_path / "a.parquet", {"t": times, "v": np.arange(n)})
+    assert any("t stands still in 2 rows: " in line and "the first: row 8 of" in line for line in source(path, order_by="t").scan().warnings)

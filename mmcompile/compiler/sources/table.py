@@ -20,7 +20,8 @@ from mmcompile.compiler.sources.rows import RowScan
 from mmcompile.compiler.sources.tablearrow import ArrowPart
 from mmcompile.compiler.sources.tablefiles import PARQUETS, by_key, list_tables
 from mmcompile.compiler.sources.tablelabel import as_classes
-from mmcompile.compiler.sources.tablescan import TablePart, TableScan, TableWishes, in_parts
+from mmcompile.compiler.sources.tableorder import in_parts
+from mmcompile.compiler.sources.tablescan import TablePart, TableScan, TableWishes
 from mmcompile.compiler.sources.tablespool import Spool
 from mmcompile.compiler.sources.tabletext import TextPart
 from mmcompile.errors import SourceError

@@ -29,7 +29,8 @@ MOST_TEXTS = 65_536
 class ColumnKind:
     """What a column holds: numbers of `dtype`, times in a `unit` (`aware`: of UTC), or texts; "" is a column without a value.
 
-    `missing` of its cells are none, the first in row `gap`.  `low` and `high` are the least and greatest of whole numbers of 64 bits.
+    `missing` of its cells are none, the first in row `gap` of the table `path` ("": not known).  `low` and `high` are the least and greatest of whole
+    numbers of 64 bits.
     """
 
     dtype: str
@@ -39,6 +40,14 @@ class ColumnKind:
     gap: int = -1
     low: int = 0
     high: int = 0
+    path: str = ""
+
+    @property
+    def first_gap(self) -> str:
+        """Where the first cell without a value is, in words."""
+        place = f"row {self.gap + 1:,}" if self.gap >= 0 else ""
+        words = " of ".join(filter(None, (place, show(self.path) if self.path else "")))
+        return f" (the first in {words})" if words else ""
 
     @property
     def is_text(self) -> bool:
@@ -85,9 +94,9 @@ class Layout:
 def merged(column: str, kinds: Sequence[tuple[str, ColumnKind]]) -> ColumnKind:
     """What one column of several tables (each with its path) holds.  Raises SourceError where it is of one kind here and of another there."""
     found: tuple[str, ColumnKind] | None = None
-    missing = 0
+    missing = sum(kind.missing for _, kind in kinds)
+    gap, where = next(((kind.gap, path) for path, kind in kinds if kind.missing), (-1, ""))
     for path, kind in kinds:
-        missing += kind.missing
         if not kind.dtype:
             continue
         if found is None:
@@ -113,7 +122,7 @@ def merged(column: str, kinds: Sequence[tuple[str, ColumnKind]]) -> ColumnKind:
             both = replace(was, dtype=dtype, low=min(was.low, kind.low), high=max(was.high, kind.high))
             _refuse_inexact(column, both, was.dtype, kind.dtype)
         found = found[0], both
-    return replace(found[1], missing=missing) if found is not None else ColumnKind("", missing=missing)
+    return replace(found[1] if found is not None else ColumnKind(""), missing=missing, gap=gap, path=where)
 
 
 def _is_exact(kind: ColumnKind, dtype: str) -> bool:
@@ -138,7 +147,7 @@ def _refuse_inexact(column: str, kind: ColumnKind, *dtypes: str) -> None:
 
 def reading_of(column: str, kind: ColumnKind, texts: tuple[str, ...] | None = None) -> Reading:
     """How a column is read by itself.  Raises SourceError for a gap that its dtype has no value for."""
-    where = f" (the first in row {kind.gap + 1:,})" if kind.gap >= 0 else ""
+    where = kind.first_gap
     if not kind.is_known:
         raise SourceError(
             f"column {show(column)} holds {kind}: expected numbers, times or texts: leave it out with --columns, or save it as one of these",

@@ -16,17 +16,17 @@ from mmcompile.compiler.sources.columns import find_column
 from mmcompile.compiler.sources.names import show
 from mmcompile.compiler.sources.rows import RowScan, fresh_stamp
 from mmcompile.compiler.sources.splits import rank
-from mmcompile.compiler.sources.tablecells import as_times, one_time
+from mmcompile.compiler.sources.tablecells import cut_of
 from mmcompile.compiler.sources.tablefields import MOST_TEXTS, ColumnKind, Layout, Reading, lay_out, merged, reading_of
 from mmcompile.compiler.sources.tablefiles import TableFile
 from mmcompile.compiler.sources.tablelabel import NO_LABEL, Label, find_label, take_label
-from mmcompile.compiler.sources.tableorder import OrderCheck, Ranges, Rows, as_ranges, cut_counts, sorted_rows, split_names
+from mmcompile.compiler.sources.tableorder import OrderCheck, Ranges, Rows, as_ranges, cut_counts, in_parts, sorted_rows, split_names
 from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.canonical import canonical, name_to_json
-from mmcompile.format.fields import UNITS, Field, Names, Split
+from mmcompile.format.fields import Field, Names, Split
 from mmcompile.format.npy import hash_bytes
 
-__all__ = ["AS_THEY_STAND", "TablePart", "TableScan", "TableWishes", "in_parts"]
+__all__ = ["AS_THEY_STAND", "TablePart", "TableScan", "TableWishes"]
 
 #: For --order-by: rows stand as they are.
 AS_THEY_STAND = "none"
@@ -240,11 +240,16 @@ class TableScan:
         if not kind.is_number and kind.unit is None:
             raise OptionError(f"column {show(name)} holds {kind}: expected times or numbers to order rows by", options=["order-by"])
         if kind.missing:
-            raise SourceError(f"column {show(name)}: {kind.missing:,} values are missing, and rows cannot be ordered without", column=name)
+            raise SourceError(
+                f"column {show(name)}: {kind.missing:,} values are missing{kind.first_gap}, and rows cannot be ordered without", column=name
+            )
         reading = reading_of(name, kind)
+        row = 0
         for arrays in self._stream(reading):
-            if arrays.dtype.kind == "f" and np.isnan(arrays).any():
-                raise SourceError(f"column {show(name)}: some values are no numbers (NaN), and rows cannot be ordered without", column=name)
+            if arrays.dtype.kind == "f" and (none := np.isnan(arrays)).any():
+                first = self.where(row + int(none.argmax()))
+                raise SourceError(f"column {show(name)}: no number (NaN) in {first}, and rows cannot be ordered without", column=name)
+            row += len(arrays)
             yield arrays
 
     def _stream(self, reading: Reading) -> Iterator[Array]:
@@ -279,8 +284,23 @@ class TableScan:
         elif check.drop is not None:
             self._said.append(f"rows were sorted by {show(order)}: {self.where(check.drop.row)} goes back")
             codes = np.repeat(np.arange(len(names)), np.diff(np.concatenate([[0], ends])))
-            return names, ends, self._sort(codes, np.concatenate(list(self._column(order))))
+            made = self._sort(codes, np.concatenate(list(self._column(order))))
+            self._say_twice(order, ends, made)
+            return names, ends, made
+        elif check.alike:
+            self._said.append(_twice(order, check.alike, self.where(check.twice)))
         return names, ends, None
+
+    def _say_twice(self, column: str, ends: Rows, values: Array | None) -> None:
+        """Say how many of sorted rows have the value of the one before them."""
+        if values is None:
+            return
+        check = OrderCheck(np.concatenate([[0], ends[:-1]]))
+        check.extend(values)
+        if check.alike:
+            row = check.twice if self.order is None else int(self.order[check.twice])
+            first = next(self.ranges.within(row, row + 1))[0] if self.order is None else row
+            self._said.append(_twice(column, check.alike, self.where(first)))
 
     def _refuse_unclear(self, column: str, check: OrderCheck, groups: int) -> None:
         """Rows whose time goes back, or stands still where a text may say of whom it is, are no one series."""
@@ -312,7 +332,9 @@ class TableScan:
         counts = np.bincount(codes, minlength=len(names))
         ends = np.cumsum(counts).astype(np.int64)
         if order is not None:
-            return names, ends, self._sort(codes, values)
+            values = self._sort(codes, values)
+            self._say_twice(order, ends, values)
+            return names, ends, values
         made = self._sort(codes, None)
         if values is not None:
             rows = (
@@ -344,7 +366,8 @@ class TableScan:
         kind = self.kinds[group]
         if kind.missing:
             raise SourceError(
-                f"{self._where}: column {show(group)}: {kind.missing:,} values are missing: expected the group of each row", column=group
+                f"{self._where}: column {show(group)}: {kind.missing:,} values are missing{kind.first_gap}: expected the group of each row",
+                column=group,
             )
         if kind.is_text:
             texts = self._texts(group)
@@ -380,24 +403,10 @@ class TableScan:
             )
         column = self._find(name, "split-by")
         kind = self.kinds[column]
-        cuts = [self._cut(part.strip(), kind) for part in text.split(",")]
+        cuts = [cut_of(part.strip(), kind) for part in text.split(",")]
         if any(a >= b for a, b in itertools.pairwise(cuts)):
             raise OptionError(f"--split-by {self._wishes.split_by}: expected cuts that rise", options=["split-by"])
         return column, cuts
-
-    def _cut(self, text: str, kind: ColumnKind) -> Any:
-        if kind.unit is not None:
-            time = one_time(text)
-            if time is None or UNITS.index(time[1]) > UNITS.index(max(kind.unit, "s", key=UNITS.index)) or (time[2] and not kind.aware):
-                raise OptionError(f"--split-by: {text!r} is no time like those of the column ({kind})", options=["split-by"])
-            try:
-                return int(as_times([text], kind.unit)[0])
-            except (ValueError, OverflowError) as error:
-                raise OptionError(f"--split-by: {text!r}: {str(error)[:100]}", options=["split-by"]) from None
-        try:
-            return float(text) if kind.dtype.startswith("float") else int(text)
-        except ValueError:
-            raise OptionError(f"--split-by: {text!r} is no number, and the column holds {kind}", options=["split-by"]) from None
 
     def _split(
         self, names: list[str], stops: Rows, values: Array | None, split: tuple[str, list[Any]] | None, order: str | None
@@ -466,10 +475,5 @@ class TableScan:
         return hash_bytes(canonical(parts))
 
 
-def in_parts(starts: Rows, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """(file, first row, end) of the rows [start, stop) of all files, of which `starts` says where each begins."""
-    while start < stop:
-        part = int(np.searchsorted(starts, start, side="right")) - 1
-        last = min(stop, int(starts[part + 1]))
-        yield part, start - int(starts[part]), last - int(starts[part])
-        start = last
+def _twice(column: str, count: int, first: str) -> str:
+    return f"{show(column)} stands still in {count:,} rows: each has the value of the row before it in its group (the first: {first})"
