@@ -705,6 +705,7 @@ def test_splits_that_cannot_be_told_are_refused(tmp_path: Path) -> None:
     table(tmp_path / "test" / "a.csv", "t,v\n")
     with pytest.raises(SourceError, match="no row is in split test"):
         source(tmp_path).scan()
+    assert [s.name for s in source(tmp_path / "train", split_by="t=2").scan().splits] == ["train", "test"]
     with pytest.raises(OptionError, match=r"holds splits already .train, test."):
         source(tmp_path, split_by="t=2").scan()
     table(tmp_path / "more.csv", "t,v\n1,1\n")
@@ -757,7 +758,7 @@ def test_a_column_called_like_a_label_is_the_label(tmp_path: Path, form: str, ce
     scan = found.scan()
     assert [(f.name, f.meaning) for f in scan.fields] == [("x", "value"), ("label", "class")]
     assert scan.classes == classes
-    assert any("column Class is the label" in line for line in scan.warnings)
+    assert [n for words, n in scan.counts.items() if words.startswith("classes in column Class (")] == [len(classes)]
     assert scan.counts.get("without a label (-1)", 0) == numbers.count(-1)
     values = read_all(found)
     assert (values["label"].tolist(), values["x"].ravel().tolist()) == (numbers, [0, 1, 2, 3])
@@ -851,3 +852,24 @@ def test_rows_that_stand_twice_are_counted_where_they_are_sorted_aside(tmp_path:
     times[[5, 10]] = times[7]
     path = parquet(tmp_path / "a.parquet", {"t": times, "v": np.arange(n)})
     assert any("t stands still in 2 rows: " in line and "the first: row 8 of" in line for line in source(path, order_by="t").scan().warnings)
+
+
+def test_what_the_readme_says_of_tables_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text("utf-8").partition("#### Tables")[2].partition("\n### ")[0]
+    days = np.arange("2022-06-01", "2024-06-01", dtype="datetime64[D]")
+    for name in ("A", "B"):
+        rows = "".join(f"{day},{i},{i + 2},{i - 1},{i + 1},{10 * i}\n" for i, day in enumerate(days))
+        table(tmp_path / "bars" / f"{name}.csv", f"ts,open,high,low,close,volume\n{rows}")
+    monkeypatch.chdir(tmp_path)
+    command = next(line for line in readme.splitlines() if line.startswith("mmcompile build "))
+    root = str(Path(__file__).resolve().parents[2])
+    subprocess.run(
+        [sys.executable, "-m", *command.split()], check=True, capture_output=True, stdin=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": root}
+    )
+    names: dict[str, Any] = {"MMapShardDataset": MMapShardDataset}
+    exec(readme.partition("```text\n")[2].partition("```")[0], names)
+    assert (tuple(names["x"].shape), tuple(names["ts"].shape)) == ((64, 5), (64,))
+    assert names["close"] == names["bars"][1][0][-1][3]
+    columns = re.search(r"`--columns (\S+=\S+)`", readme)
+    assert columns is not None
+    assert [f.name for f in source(tmp_path / "bars", columns=tuple(columns[1].split(","))).scan().fields] == ["volume", "ts", "ohlc"]

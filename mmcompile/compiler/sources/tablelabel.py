@@ -24,7 +24,7 @@ NO_LABEL = "none"
 
 @dataclass(frozen=True)
 class Label:
-    """How the label is read, the names of its classes, and what to say of them."""
+    """How the label is read, the names of its classes, and how they came about in words."""
 
     reading: Reading
     classes: tuple[str, ...]
@@ -56,7 +56,7 @@ def take_label(
     """
     if kind.is_text:
         found = texts()
-        return Label(Reading(column, "int32", categories=found), found, f"texts in their order: {len(found):,} classes")
+        return Label(Reading(column, "int32", categories=found), found, "texts in their order")
     if not kind.is_number:
         raise OptionError(f"--label-column {show(column)} holds {kind}: expected texts, whole numbers, or true and false", options=["label-column"])
     reading = reading_of(column, kind)
@@ -76,9 +76,9 @@ def take_label(
     if not asked and not (low in (0, 1) and high < MOST_TEXTS and 2 * len(known) >= high + 1 - low):
         return "its numbers are not like those of classes"
     if 0 <= low <= high < MOST_TEXTS:
-        return Label(reading, tuple(map(str, range(high + 1))), f"class numbers as they stand: {high + 1:,} classes")
+        return Label(reading, tuple(map(str, range(high + 1))), "numbers as they stand")
     numbers = tuple(int(value) for value in known)
-    return Label(Reading(column, reading.dtype, numbers=numbers), tuple(map(str, numbers)), f"new numbers in their order: {len(numbers):,} classes")
+    return Label(Reading(column, reading.dtype, numbers=numbers), tuple(map(str, numbers)), "new numbers in their order")
 
 
 def as_classes(values: npt.NDArray[np.generic], reading: Reading) -> npt.NDArray[np.int64]:

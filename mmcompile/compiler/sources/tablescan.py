@@ -100,7 +100,7 @@ class TableScan:
         if split is not None:
             if wishes.order_by is not None and order != split[0]:
                 raise OptionError(f"--split-by {split[0]} cuts rows that rise in that column: leave --order-by out, or give the same column")
-            if self._files[0].split:
+            if len(self._file_splits()) > 1:
                 shown = ", ".join(map(show, self._file_splits()))
                 raise OptionError(
                     f"--split-by {wishes.split_by}: {self._where} holds splits already ({shown}): leave it out, or build one of them",
@@ -207,8 +207,7 @@ class TableScan:
             self._said.append(f"column {show(column)} is a value, not the label, as {found} (--label-column {column} makes classes of them)")
             return None
         self._label = found
-        hint = "" if asked is not None else f" (--label-column {NO_LABEL} makes it a value)"
-        self._said.append(f"column {show(column)} is the label, {found.said}{hint}")
+        self._counts[f"classes in column {show(column)} ({found.said})"] = len(found.classes)
         if kind.missing:
             self._counts["without a label (-1)"] = kind.missing
         return column
