@@ -55,16 +55,28 @@ class _Column:
         values = self.lies.read(start, stop)
         if self.part is not None:
             values = values[self.part]
-        return as_stored(values, self.field)
+        return as_stored(values, self.field, self.lies.named, start)
 
 
 def as_words(meanings: Meanings) -> list[str]:
     return [f"{name}={meaning}" for name, meaning in sorted(meanings.items())]
 
 
-def as_stored(values: Array, spec: Field) -> Array:
-    """Values of a source in the dtype and shape of their field: little-endian, times as int64, class numbers as int64, (N, H, W) as (N, 1, H, W)."""
+def as_stored(values: Array, spec: Field, named: str = "", row: int | None = None) -> Array:
+    """Values of a source in the dtype and shape of their field: little-endian, times as int64, class numbers as int64, (N, H, W) as (N, 1, H, W).
+
+    `named`: where they lie, for people; `row`: the number of the first, None where the caller tells it.  Raises SourceError for a time that is none.
+    """
     if values.dtype.kind == "M":
+        missing = np.isnat(values)
+        if missing.any():
+            at = int(np.argwhere(missing)[0, 0])
+            which = "" if row is None else f"row {row + at:,}: "
+            raise SourceError(
+                f"{named + ': ' if named else ''}{which}a time that is missing (NaT) in {spec.name}: nothing marks one among stored times; leave out "
+                "such rows, or fill them",
+                row=at + (row or 0),
+            )
         values = values.view(values.dtype.str[0] + "i8")
     return values.astype(spec.stored, copy=False).reshape(len(values), *spec.shape)
 

@@ -272,7 +272,7 @@ class ColumnSource:
 
     def read(self, start: int, stop: int) -> dict[str, Array]:
         """The rows [start, stop), a slice of each array."""
-        return {spec.name: as_stored(as_array(self._columns[name][start:stop], name), spec) for name, spec in self._fields.items()}
+        return {spec.name: as_stored(as_array(self._columns[name][start:stop], name), spec, row=start) for name, spec in self._fields.items()}
 
 
 class SpooledSource:
