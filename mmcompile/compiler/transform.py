@@ -30,7 +30,7 @@ def find(name: str) -> Callable[[Array], Array]:
         found: Any = importlib.import_module(module)
         for part in function.split("."):
             found = getattr(found, part)
-    except Exception as error:  # importing runs code of the user's, which may raise anything
+    except (Exception, SystemExit) as error:  # importing runs code of the user's, which may raise anything
         raise OptionError(
             f"--transform {name}: cannot be imported ({type(error).__name__}: {error}); give package.module:function of an installed package, or of "
             "a module in the folder where you call mmcompile",
@@ -50,9 +50,9 @@ def transformed(pixels: Array, depth: int, preprocess: Preprocess) -> tuple[Arra
     name = str(preprocess.transform)
     try:
         made = find(name)(np.array(pixels))
-    except (MemoryError, OptionError):
+    except (MemoryError, OptionError, KeyboardInterrupt, GeneratorExit):
         raise
-    except Exception as error:
+    except BaseException as error:  # sys.exit() in a step ends no worker
         raise DecodeError(
             f"--transform {name} raised {type(error).__name__} on this picture",
             stage="transform",

@@ -18,6 +18,8 @@ from mmcompile.format.reader import Reader
 from tests.compiler.builds import SMALL, age, dataset, images, inline, keys, make_raw, run
 
 STEPS = """
+import sys
+
 import numpy as np
 
 def negative(pixels):
@@ -33,6 +35,11 @@ def wide(pixels):
 def angry(pixels):
     if pixels[0, 0, 0] % 2:
         raise KeyError("odd")
+    return pixels
+
+def leaving(pixels):
+    if pixels[0, 0, 0] % 2:
+        sys.exit()
     return pixels
 
 def nothing(pixels):
@@ -94,6 +101,15 @@ def test_a_picture_that_a_step_raises_on_is_a_reject(steps: str, tmp_path: Path,
     odd = int((images(tmp_path / "plain")[:, 0, 0, 0] % 2).sum())
     assert 0 < odd < 12
     assert report.reject_reasons == {"transform-raised": odd}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_picture_that_a_step_calls_exit_on_is_a_reject(steps: str, tmp_path: Path, workers: int) -> None:
+    raw, out = make_raw(tmp_path / "raw"), tmp_path / "out"
+    with pytest.raises(DecodeError, match="rejected"):
+        run(raw, out, replace(SMALL, transform=f"{steps}:leaving"), workers=workers)
+    report = run(raw, out, replace(SMALL, transform=f"{steps}:leaving"), workers=workers, max_rejects=12)
+    assert set(report.reject_reasons) == {"transform-raised"}
 
 
 @pytest.mark.parametrize(

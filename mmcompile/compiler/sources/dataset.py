@@ -24,7 +24,7 @@ from mmcompile.compiler.rowstore import RowPreprocess
 from mmcompile.compiler.sources.arrays import as_stored, count_classes
 from mmcompile.compiler.sources.rows import RowScan
 from mmcompile.compiler.sources.samples import Declared, Hints, as_array, declare, field_of, is_array, is_picture, named_parts
-from mmcompile.errors import OptionError, SourceError
+from mmcompile.errors import MMCompileError, OptionError, SourceError
 from mmcompile.format.fields import DTYPES, Field, Split, field_name
 from mmcompile.format.npy import hash_bytes
 
@@ -41,9 +41,18 @@ _SPOOL_BYTES = 8 << 20
 def wrap(dataset: Any, asked: Preprocess | RowPreprocess | None) -> tuple[Any, RowPreprocess]:
     """(the source that reads a dataset, what is done to its numbers).  Raises OptionError for what is none, SourceError for a bad first sample."""
     pictures = asked if isinstance(asked, Preprocess) else Preprocess()
-    columns = _columns(dataset)
-    if columns is not None:
-        return ColumnSource(columns, _names(dataset)), RowPreprocess.of(asked)
+    try:
+        columns = _columns(dataset)
+        if columns is not None:
+            return ColumnSource(columns, _names(dataset)), RowPreprocess.of(asked)
+    except MMCompileError:
+        raise
+    except Exception as error:  # sparse tensors have no slices; an array of a closed file of HDF5 has not even a shape
+        said = (str(error).splitlines() or [""])[0][:200]
+        raise OptionError(
+            f"{type(dataset).__name__}: cannot be read in slices ({type(error).__name__}: {said}); expected dense arrays or tensors, of files that "
+            "are open"
+        ) from error
     splits = _splits(dataset)
     made: DatasetSource | SpooledSource
     if splits is not None:
@@ -196,7 +205,9 @@ class DatasetSource:
         first = int(self._stops[at - 1]) if at else 0
         try:
             return list(self._datasets.values())[at][row - first]
-        except Exception as error:  # whatever a stranger's dataset raises says something of this row
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # whatever a stranger's dataset raises, sys.exit() too, says something of this row
             raise _raised(row, error) from error
 
     def _sized(self, sample: Any, preprocess: Preprocess, names: Sequence[str] | None) -> Preprocess:
@@ -222,7 +233,7 @@ def _length(dataset: Any) -> int:
         raise SourceError(f"{type(dataset).__name__}: its length cannot be told ({error})") from error
 
 
-def _raised(row: int, error: Exception) -> SourceError:
+def _raised(row: int, error: BaseException) -> SourceError:
     said = (str(error).splitlines() or [""])[0][:200]
     return SourceError(f"row {row:,}: the dataset raised {type(error).__name__}" + (f": {said}" if said else ""), row=row)
 
@@ -357,5 +368,7 @@ def _guarded(samples: Iterable[Any]) -> Iterator[Any]:
         for sample in samples:
             yield sample
             row += 1
-    except Exception as error:
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
         raise _raised(row, error) from error
