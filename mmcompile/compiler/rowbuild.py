@@ -281,12 +281,12 @@ class RowBuild:
         return sum(t.stop - t.start for t in self.todo)
 
     def _check_size(self) -> None:
-        """Refuse what no disk like this one can hold before a shard of it is planned: a length may be anything that a stranger's file or class says."""
+        """Refuse what this disk cannot hold before a shard of it is planned: a length is whatever a stranger's file or class says."""
         need, disk = self.scan.rows * sum(f.stored.row_bytes for f in self.fields), disk_bytes(self.out)
         if disk is not None and need > disk:
             raise BuildError(
-                f"{self.out}: {need:,} bytes are needed for {self.scan.rows:,} rows, its disk is of {disk:,}; nothing was read: check that there are so "
-                "many rows, or choose a narrower --dtype",
+                f"{self.out}: {need:,} bytes are needed for {self.scan.rows:,} rows, its disk is of {disk:,}; nothing was read: check that "
+                "there are so many rows, or choose a narrower --dtype",
                 needed=need,
                 disk=disk,
             )

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import logging
+import os
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +23,10 @@ from mmcompile.errors import DecodeError, OptionError
 __all__ = ["find", "transformed"]
 
 Array = npt.NDArray[Any]
+
+_log = logging.getLogger(__name__)
+#: Steps whose first exception was told.
+_told: set[str] = set()
 
 
 @functools.cache
@@ -41,6 +48,16 @@ def find(name: str) -> Callable[[Array], Array]:
     return found  # type: ignore[no-any-return]
 
 
+def _tell(name: str, error: BaseException) -> None:
+    """Warn of what a step raised, the first time in this process: rejects hold no text of others, and nobody mends a step without it."""
+    if name in _told:
+        return
+    _told.add(name)
+    said = (str(error).splitlines() or [""])[0][:200].encode("unicode_escape").decode("ascii")
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    _log.warning("--transform %s: %s%s (%s line %s)", name, type(error).__name__, said and f": {said}", os.path.basename(at.filename), at.lineno)
+
+
 def transformed(pixels: Array, depth: int, preprocess: Preprocess) -> tuple[Array, int]:
     """(pixels, depth) after the user's step; `pixels` (H, W, C) is a copy that the step may write to.
 
@@ -53,6 +70,7 @@ def transformed(pixels: Array, depth: int, preprocess: Preprocess) -> tuple[Arra
     except (MemoryError, OptionError, KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:  # sys.exit() in a step ends no worker
+        _tell(name, error)
         raise DecodeError(
             f"--transform {name} raised {type(error).__name__} on this picture",
             stage="transform",
@@ -68,5 +86,10 @@ def transformed(pixels: Array, depth: int, preprocess: Preprocess) -> tuple[Arra
             f"--transform {name} gave {found}; expected an array of {' or '.join(dtypes)}, {wanted} (height, width, channels): mend it, or declare "
             "the shape with --transform-shape HxWxC",
             options=["transform", "transform_shape"],
+        )
+    if made.dtype != pixels.dtype and np.dtype(preprocess.stored_dtype()).kind in "iu" and preprocess.dtype != "bfloat16":
+        raise OptionError(
+            f"--transform {name} gave {made.dtype}, and --dtype {preprocess.dtype} holds whole numbers: add --dtype float32, or give {pixels.dtype}",
+            options=["transform", "dtype"],
         )
     return made, depth if made.dtype == pixels.dtype else 0

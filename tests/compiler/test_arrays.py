@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import itertools
 import json
@@ -20,6 +21,7 @@ from mmcompile.cli import program
 from mmcompile.compiler.sources.arrays import array_source, recognised
 from mmcompile.compiler.sources.choose import SourceOptions, open_source
 from mmcompile.compiler.sources.rows import RowScan
+from mmcompile.compiler.sources.selected import Selection
 from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.reader import Reader
 
@@ -328,6 +330,27 @@ def test_a_time_that_is_missing_is_named_with_its_row(tmp_path: Path, form: str)
             np.save(tmp_path / f"{i}.npy", np.array([when]))
     with pytest.raises(SourceError, match=r"row 4: a time that is missing \(NaT\)"):
         read(form, tmp_path if form == "npy-folder" else tmp_path / f"a.{form}")
+
+
+def test_a_pipe_is_refused_and_never_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.npy")
+    for form, more in (("raw", {"shape": "4", "dtype": "u1"}), ("npy", {}), ("npz", {}), ("idx", {})):
+        with pytest.raises(SourceError, match=r"a\.npy: no regular file"):
+            read(form, tmp_path / "a.npy", **more)
+    with pytest.raises(SourceError, match="no regular file"):
+        read("npy-folder", tmp_path)
+    for name in ("a.npy", "rows.txt"):
+        with contextlib.suppress(FileExistsError):
+            os.mkfifo(tmp_path / name)
+        with pytest.raises(OptionError, match="no regular file"):
+            Selection(3, str(tmp_path / name), None)
+
+
+def test_arrays_are_read_from_a_file_url(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", X)
+    url = f"file://{tmp_path / 'a.npy'}"
+    assert recognised([url]) == "npy"
+    assert array_source("npy", [url]).scan().rows == 30
 
 
 def test_a_zip_bomb_takes_no_more_memory_than_is_asked_for(tmp_path: Path) -> None:

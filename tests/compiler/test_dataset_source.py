@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,13 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from PIL import Image
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 import mmcompile
+from mmcompile.cli import program
 from mmcompile.compiler import decode
 from mmcompile.compiler.options import BuildOptions
 from mmcompile.compiler.preprocess import Preprocess
+from mmcompile.compiler.sources import dataset as dataset_module
 from mmcompile.compiler.sources.dataset import DatasetSource, wrap
 from mmcompile.errors import BuildError, OptionError, SourceError
 from mmcompile.format.reader import Reader
@@ -286,8 +291,25 @@ def test_arrays_that_have_no_slices_are_refused_in_one_line(tmp_path: Path) -> N
     with h5py.File(tmp_path / "a.h5", "w") as file:
         closed = file.create_dataset("x", data=np.zeros((3, 2)))
     for data in (torch.eye(3).to_sparse(), {"x": torch.eye(3).to_sparse()}, closed):
-        with pytest.raises(OptionError, match="cannot be read in slices .*expected dense arrays or tensors, of files that are open"):
+        with pytest.raises(OptionError, match=r"cannot be read in slices .*expected dense arrays or tensors, of files that are open"):
             mmcompile.build(data, tmp_path / "out")
+
+
+def test_no_room_for_the_samples_of_an_iterable_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, view: Any, offset: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(dataset_module, "write_all", full)
+    with pytest.raises(BuildError, match=r"\(TMPDIR\), where the samples of an iterable are written first: No space left on device"):
+        mmcompile.build(Stream(5), tmp_path / "out")
+
+
+def test_a_config_of_a_dataset_that_was_made_in_python_is_refused_in_one_line(tmp_path: Path) -> None:
+    mmcompile.build({"x": np.zeros((3, 2))}, tmp_path / "out", workers=1)
+    done = CliRunner().invoke(program, ["info", str(tmp_path / "out"), "--config"])
+    assert done.exit_code == 2
+    assert f"error: {tmp_path / 'out'}: was made by mmcompile.build of a dataset in Python" in done.output
+    assert "Traceback" not in done.output
 
 
 def test_a_time_that_is_missing_in_an_array_or_a_sample_is_named_with_its_row(tmp_path: Path) -> None:

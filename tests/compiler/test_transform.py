@@ -103,6 +103,24 @@ def test_a_picture_that_a_step_raises_on_is_a_reject(steps: str, tmp_path: Path,
     assert report.reject_reasons == {"transform-raised": odd}
 
 
+def test_the_first_text_that_a_step_raised_with_is_told_once(
+    steps: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    inline(monkeypatch)
+    monkeypatch.setattr("mmcompile.compiler.transform._told", set())
+    run(make_raw(tmp_path / "raw"), tmp_path / "out", replace(SMALL, transform=f"{steps}:angry"), max_rejects=12)
+    said = [r.getMessage() for r in caplog.records if r.name == "mmcompile.compiler.transform"]
+    line = STEPS.splitlines().index('        raise KeyError("odd")') + 1
+    assert said == [f"--transform {steps}:angry: KeyError: 'odd' (own_steps.py line {line})"]
+
+
+def test_floats_for_whole_numbers_end_the_build_in_one_line(steps: str, tmp_path: Path) -> None:
+    asked = replace(SMALL, transform=f"{steps}:edges", transform_shape=(7, 8, 1))
+    with pytest.raises(OptionError, match="gave float32, and --dtype uint8 holds whole numbers: add --dtype float32, or give uint8"):
+        run(make_raw(tmp_path / "raw"), tmp_path / "out", asked)
+    assert not (tmp_path / "out" / "index.json").exists()
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_picture_that_a_step_calls_exit_on_is_a_reject(steps: str, tmp_path: Path, workers: int) -> None:
     raw, out = make_raw(tmp_path / "raw"), tmp_path / "out"
@@ -143,7 +161,7 @@ def test_a_step_gets_a_copy_and_keeps_its_units(steps: str) -> None:
     pixels.flags.writeable = False
     made, depth = transformed(pixels, 8, replace(SMALL, transform=f"{steps}:negative").resolved())
     assert (made[0, 0, 0], depth, pixels[0, 0, 0]) == (248, 8, 7)
-    assert transformed(pixels, 8, replace(SMALL, transform=f"{steps}:edges", transform_shape=(7, 8, 1)).resolved())[1] == 0
+    assert transformed(pixels, 8, replace(SMALL, transform=f"{steps}:edges", transform_shape=(7, 8, 1), dtype="float32").resolved())[1] == 0
     with pytest.raises(DecodeError, match="raised KeyError on this picture"):
         transformed(pixels, 8, replace(SMALL, transform=f"{steps}:angry").resolved())
 

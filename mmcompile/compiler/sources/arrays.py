@@ -303,6 +303,7 @@ def _picture(shape: tuple[int, ...]) -> tuple[tuple[int, ...], str] | None:
 
 def recognised(raw: Sequence[str]) -> str | None:
     """What RAW is, if it is arrays: "npy", "npz", "idx" or "npy-folder"."""
+    raw = [on_disk(path) for path in raw]
     if len(raw) == 1 and os.path.isdir(raw[0]):
         from mmcompile.compiler.sources.npyfolder import holds_arrays
 
@@ -330,8 +331,9 @@ def array_source(form: str, raw: Sequence[str], meanings: Sequence[str] = (), sh
     `meanings` are NAME=image, NAME=class or NAME=value.  Files without a header ("raw") need `shape` and `dtype`: "28x28", the shape of a row, or
     "60000,28,28", that of all; a dtype as numpy calls it ("float32", ">i2").  Raises OptionError.
     """
+    raw = [on_disk(path) for path in raw]
     for path in raw:
-        if is_url(on_disk(path)):
+        if is_url(path):
             raise OptionError(f"{path}: arrays are read from a disk: bring the file to one")
     told = _meanings(meanings)
     if form == "npy-folder":

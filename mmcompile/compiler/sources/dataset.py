@@ -21,10 +21,11 @@ from mmcompile.compiler.geometry import LOOKED_AT, decide
 from mmcompile.compiler.marks import versions_of
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.rowstore import RowPreprocess
+from mmcompile.compiler.sealing import write_all
 from mmcompile.compiler.sources.arrays import as_stored, count_classes
 from mmcompile.compiler.sources.rows import RowScan
 from mmcompile.compiler.sources.samples import Declared, Hints, as_array, declare, field_of, is_array, is_picture, named_parts
-from mmcompile.errors import MMCompileError, OptionError, SourceError
+from mmcompile.errors import BuildError, MMCompileError, OptionError, SourceError
 from mmcompile.format.fields import DTYPES, Field, Split, field_name
 from mmcompile.format.npy import hash_bytes
 
@@ -328,12 +329,20 @@ class SpooledSource:
         row_bytes = sum(f.row_bytes for f in declared.fields)
         size = max(1, _SPOOL_BYTES // row_bytes)
         out = {f.name: np.empty((size, *f.shape), f.stored) for f in declared.fields}
-        files = {name: (self._folder / name).open("wb") for name in out}
+        files = {name: (self._folder / name).open("wb", buffering=0) for name in out}
         at = 0
 
         def flush() -> None:
-            for name, file in files.items():
-                out[name][:at].tofile(file)
+            for spec in declared.fields:
+                view: Any = memoryview(out[spec.name][:at].reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+                try:
+                    write_all(files[spec.name].fileno(), view, (self._n - at) * spec.row_bytes)
+                except OSError as error:
+                    raise BuildError(
+                        f"{tempfile.gettempdir()} (TMPDIR), where the samples of an iterable are written first: {error.strerror} after {self._n:,} "
+                        "samples; free some space, or set TMPDIR to a folder with more",
+                        errno=error.errno,
+                    ) from error
             progress(self._n)
 
         assert self._left is not None

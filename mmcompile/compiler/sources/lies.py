@@ -15,6 +15,7 @@ import tokenize
 import zipfile
 import zlib
 from dataclasses import dataclass, replace
+from stat import S_ISREG
 from typing import IO, Any, cast
 
 import numpy as np
@@ -184,7 +185,11 @@ _Header = tuple[int, np.dtype[Any], tuple[int, ...], bool]
 
 def _open_file(path: str) -> IO[bytes]:
     try:
+        if not S_ISREG(os.stat(path).st_mode):  # to open a pipe would wait for a writer
+            raise SourceError(f"{show(path)}: no regular file", path=path)
         file = open(path, "rb")  # noqa: SIM115 (closed by the caller)
+    except SourceError:
+        raise
     except OSError as error:
         raise SourceError(f"{show(path)}: cannot be read ({error.strerror})", path=path) from error
     return file
@@ -231,7 +236,7 @@ def lies_in_npz(path: str) -> dict[str, Lies]:
 
 
 def _member_header(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: str, named: str, *, whole: bool) -> _Header:
-    """The header of a member; with `whole` all of it is read, once, against its CRC-32: its rows are read past the archive, which holds none for them."""
+    """The header of a member; with `whole` all of it is held against its CRC-32, once: rows are read past the archive, which checks none."""
     try:
         with archive.open(info) as member:
             header = _npy_header(member, path, named)
