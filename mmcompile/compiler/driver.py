@@ -463,6 +463,7 @@ class Build:
             splits=sizes_of(self.scan.ranges),
             shape=self.wanted.preprocess.sample_shape(),
             dtype=self.wanted.preprocess.dtype,
+            fields=tuple(f.name for f in self.wanted.fields),
             geometry=self.wanted.why or typed(self.wanted.preprocess),
             workers=self.workers,
             left_out=self.scan.left_out,

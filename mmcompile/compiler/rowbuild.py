@@ -363,6 +363,7 @@ class RowBuild:
             shape=() if only is None else only.sample_shape,
             dtype="" if only is None else only.dtype,
             fields=tuple(f.name for f in self.indexed),
+            columns={f.stored.name: f.stored.columns.listed for f in self.fields if f.stored.columns is not None},
             unit="row",
             workers=self.workers,
             counts=self.scan.counts,
