@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import logging
 import os
 import traceback
 from collections.abc import Callable
@@ -23,10 +22,6 @@ from mmcompile.errors import DecodeError, OptionError
 __all__ = ["find", "transformed"]
 
 Array = npt.NDArray[Any]
-
-_log = logging.getLogger(__name__)
-#: Steps whose first exception was told.
-_told: set[str] = set()
 
 
 @functools.cache
@@ -48,14 +43,11 @@ def find(name: str) -> Callable[[Array], Array]:
     return found  # type: ignore[no-any-return]
 
 
-def _tell(name: str, error: BaseException) -> None:
-    """Warn of what a step raised, the first time in this process: rejects hold no text of others, and nobody mends a step without it."""
-    if name in _told:
-        return
-    _told.add(name)
+def _told(name: str, error: BaseException) -> str:
+    """What a step raised and where, on a line: rejects hold no text of others, and nobody mends a step without it."""
     said = (str(error).splitlines() or [""])[0][:200].encode("unicode_escape").decode("ascii")
     at = traceback.extract_tb(error.__traceback__)[-1]
-    _log.warning("--transform %s: %s%s (%s line %s)", name, type(error).__name__, said and f": {said}", os.path.basename(at.filename), at.lineno)
+    return f"--transform {name}: {type(error).__name__}{said and f': {said}'} ({os.path.basename(at.filename)} line {at.lineno})"
 
 
 def transformed(pixels: Array, depth: int, preprocess: Preprocess) -> tuple[Array, int]:
@@ -70,12 +62,12 @@ def transformed(pixels: Array, depth: int, preprocess: Preprocess) -> tuple[Arra
     except (MemoryError, OptionError, KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:  # sys.exit() in a step ends no worker
-        _tell(name, error)
         raise DecodeError(
             f"--transform {name} raised {type(error).__name__} on this picture",
             stage="transform",
             code="transform-raised",
             error=type(error).__name__,
+            told=_told(name, error),
         ) from error
     channels, height, width = preprocess.sample_shape()
     wanted = (height, width, channels)

@@ -103,15 +103,14 @@ def test_a_picture_that_a_step_raises_on_is_a_reject(steps: str, tmp_path: Path,
     assert report.reject_reasons == {"transform-raised": odd}
 
 
-def test_the_first_text_that_a_step_raised_with_is_told_once(
-    steps: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    inline(monkeypatch)
-    monkeypatch.setattr("mmcompile.compiler.transform._told", set())
-    run(make_raw(tmp_path / "raw"), tmp_path / "out", replace(SMALL, transform=f"{steps}:angry"), max_rejects=12)
-    said = [r.getMessage() for r in caplog.records if r.name == "mmcompile.compiler.transform"]
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_first_text_that_a_step_raised_with_is_told_once_and_not_in_rejects(steps: str, tmp_path: Path, workers: int) -> None:
+    said: list[str] = []
+    raw, out = make_raw(tmp_path / "raw"), tmp_path / "out"
+    run(raw, out, replace(SMALL, transform=f"{steps}:angry"), max_rejects=12, workers=workers, progress=lambda p: said.append(p.message))
     line = STEPS.splitlines().index('        raise KeyError("odd")') + 1
-    assert said == [f"--transform {steps}:angry: KeyError: 'odd' (own_steps.py line {line})"]
+    assert [text for text in said if "--transform" in text] == [f"--transform {steps}:angry: KeyError: 'odd' (own_steps.py line {line})"]
+    assert not any(b"odd" in path.read_bytes() for path in out.rglob("*rejects*"))
 
 
 def test_floats_for_whole_numbers_end_the_build_in_one_line(steps: str, tmp_path: Path) -> None:
