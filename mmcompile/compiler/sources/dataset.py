@@ -49,7 +49,7 @@ def wrap(dataset: Any, asked: Preprocess | RowPreprocess | None) -> tuple[Any, R
     except MMCompileError:
         raise
     except Exception as error:  # sparse tensors have no slices; an array of a closed file of HDF5 has not even a shape
-        said = (str(error).splitlines() or [""])[0][:200]
+        said = (str(error).splitlines() or [""])[0][:100]
         raise OptionError(
             f"{type(dataset).__name__}: cannot be read in slices ({type(error).__name__}: {said}); expected dense arrays or tensors, of files that "
             "are open"
@@ -161,7 +161,10 @@ class DatasetSource:
 
     def __init__(self, datasets: Mapping[str, Any], preprocess: Preprocess, names: Sequence[str] | None = None) -> None:
         self._datasets = dict(datasets)
-        self._stops = np.cumsum([_length(d) for d in self._datasets.values()]).astype(np.int64)
+        lengths = [_length(d) for d in self._datasets.values()]
+        if sum(lengths) >= 1 << 63:
+            raise SourceError(f"{sum(lengths):,} rows, as the lengths of the datasets say; expected fewer than 2^63")
+        self._stops = np.cumsum(lengths).astype(np.int64)
         self._asked = preprocess.settings()
         self._why = ""
         self.declared: Declared | None = None
