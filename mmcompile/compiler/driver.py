@@ -361,7 +361,12 @@ class Build:
             if time.monotonic() > self._next_save:
                 self._save_stats()
 
+        told = ""
+
         def on_progress(counts: Counts, message: str = "") -> None:
+            nonlocal told
+            if counts.told and not told:
+                told = message = counts.told
             self.progress(Progress("build", counts.done, total, counts.rejects, message))
 
         self.runner: Runner | Cluster
