@@ -197,7 +197,7 @@ _HELP_GROUPS = {
 @option("--transform-version", str, "Of that step: change it when the step changes.", metavar="TEXT")
 @option("--transform-shape", Typed(TRIPLE), "What that step makes: height x width x channels.  Default: the shape that it gets.")
 @option("--order", str, "Rows as the source has them, or mixed: reading in sequence is then random.", metavar="source|shuffled[:SEED]")
-@option("--source", str, "What RAW is, where that cannot be told from it.", metavar="KIND")
+@option("--source", str, "What RAW is, where that cannot be told: folder, manifest (a list of images), table, tar, raw, … (README).", metavar="KIND")
 @option("--include", str, "Take only these, as in 'cats/*.png' (* matches / too).  May repeat.", multiple=True, metavar="GLOB")
 @option("--exclude", str, "Leave these out: pattern or exact path in RAW.  May repeat; adds to --config.", multiple=True, metavar="GLOB|KEY")
 @option("--hidden", None, "Take names that begin with a dot, and __MACOSX.", is_flag=True)

@@ -95,6 +95,8 @@ def _stored(report: BuildReport) -> list[Pair]:
     rows = [
         ("stored", f"{size(report.bytes)} in {number(report.shards, 'shard')}" + (f"; a sample is {report.dtype} ({shape})" if report.dtype else ""))
     ]
+    if report.unit == "row" or len(report.fields) > 2:
+        rows.append(("fields", ", ".join(_with_columns(field, report.columns.get(field, ())) for field in report.fields)))
     if report.geometry:
         rows.append(("geometry", escape(report.geometry)))
     words = ("to decode", "to copy", "kept as they are") if report.dry_run else ("decoded", "copied", "kept as they were")
@@ -104,6 +106,12 @@ def _stored(report: BuildReport) -> list[Pair]:
     if report.copied or report.kept:
         rows.append(("rows", ", ".join(parts)))
     return rows
+
+
+def _with_columns(field: str, columns: Sequence[str]) -> str:
+    """A field, and what its numbers are called."""
+    shown = [escape(column) for column in columns[:MOST_LINES]] + ["…"] * (len(columns) > MOST_LINES)
+    return field + (f" ({', '.join(shown)})" if shown else "")
 
 
 def _took(report: BuildReport) -> str:
@@ -192,8 +200,8 @@ def verify_lines(report: Mapping[str, Any]) -> list[str]:
                 lines.append("    made from " + _listed([name(s) for s in problem["sources"]], problem["bad_rows"]))
         if len(problems) > MOST_LINES:
             lines.append(f"  and {len(problems) - MOST_LINES:,} more: --json has all of them")
-        if not report["keys"]:
-            lines.append("to mend it: delete these files and run the same build again, which makes them anew from arrays or tables")
+        if not report["repair"]:
+            lines.append("to mend it: delete these files (all of the dataset where they are its index or table) and run the same build again")
         elif is_url(report["root"]):
             lines.append("to mend it from the sources, copy the dataset to a disk and run `mmcompile verify FOLDER --repair RAW` there")
         else:

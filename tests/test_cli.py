@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from PIL import Image
 
 import mmcompile.__main__
 import mmcompile.compiler.driver
-from mmcompile import cli, options, terminal, text
+from mmcompile import cli, options, summary, terminal, text
 from mmcompile.compiler.formats import TORCHVISION_EXTENSIONS
 from mmcompile.compiler.outcome import BuildReport, Progress
 from mmcompile.compiler.preprocess import Normalize, Preprocess
@@ -774,3 +775,11 @@ def test_ctrl_c_while_the_command_loads_ends_as_it_does_later(monkeypatch: pytes
         mmcompile.__main__.main()
     assert end.value.code == 130
     assert capsys.readouterr() == ("", "error: stopped\n")
+
+
+def test_a_build_says_what_a_sample_holds() -> None:
+    report = replace(FULL, fields=("image", "label", "score"))
+    assert "  image, label, score = ds[0]" in summary.build_lines(report)
+    assert any(line.split() == ["fields", "image,", "label,", "score"] for line in summary.build_lines(report))
+    rows = replace(FULL, fields=("x", "ts"), columns={"x": ("open", "close")}, unit="row", classes=None)
+    assert any(line.split() == ["fields", "x", "(open,", "close),", "ts"] for line in summary.build_lines(rows))

@@ -361,7 +361,12 @@ class Build:
             if time.monotonic() > self._next_save:
                 self._save_stats()
 
+        told = ""
+
         def on_progress(counts: Counts, message: str = "") -> None:
+            nonlocal told
+            if counts.told and not told:
+                told = message = counts.told
             self.progress(Progress("build", counts.done, total, counts.rejects, message))
 
         self.runner: Runner | Cluster
@@ -463,6 +468,7 @@ class Build:
             splits=sizes_of(self.scan.ranges),
             shape=self.wanted.preprocess.sample_shape(),
             dtype=self.wanted.preprocess.dtype,
+            fields=tuple(f.name for f in self.wanted.fields),
             geometry=self.wanted.why or typed(self.wanted.preprocess),
             workers=self.workers,
             left_out=self.scan.left_out,

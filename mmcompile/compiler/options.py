@@ -100,7 +100,7 @@ def typed(preprocess: Preprocess) -> str:
 def as_config(settings: Mapping[str, Any], out: str) -> dict[str, Any]:
     """The settings of the dataset `out`, as its index has them, as what a --config file holds; building with that gives the same bytes.
 
-    Raises OptionError for what settings hold only a hash of.
+    Raises OptionError for what settings hold only a hash of, and for a dataset that was made of one in Python.
     """
     preprocess = settings["preprocess"]
     made = None if "mode" not in preprocess else Preprocess.from_settings(preprocess)
@@ -108,6 +108,8 @@ def as_config(settings: Mapping[str, Any], out: str) -> dict[str, Any]:
     source = dict(settings["source"])
     kind = source.pop("kind")
     if kind == "dataset":
+        if "generations" not in source:
+            raise OptionError(f"{out}: was made by mmcompile.build of a dataset in Python, which no config can name: call that again")
         del source["generations"]
         if "rows" in source:
             raise OptionError("this dataset was made with --rows FILE; its settings hold the hash of the numbers, not the numbers", options=["rows"])

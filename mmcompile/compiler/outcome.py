@@ -30,7 +30,8 @@ class BuildReport:
 
     With `plan_only` nothing was built, and with `part` only the shards of one part, of which this run `sealed` some: nothing is published by either.
     `decoded`, `copied` (rows taken over after their hash was checked) and `kept` (rows of shards that were left alone) sum up to `samples`.
-    `fields` are what a sample holds, in order, where that is known; `unit`, "image" or "row", what was counted.
+    `fields` are what a sample holds, in order, where that is known, `columns` the names of the numbers in those that have such names; `unit`, "image"
+    or "row", what was counted.
     `bytes` are those of all files that the dataset names, index and table included, each once; 0 where nothing is published.
     `splits` are the samples of each; `repeats` says which samples have the same source, None where nothing was published.
 
@@ -55,6 +56,7 @@ class BuildReport:
     shape: tuple[int, ...] = ()
     dtype: str = ""
     fields: tuple[str, ...] = ()
+    columns: dict[str, tuple[str, ...]] = field(default_factory=dict)
     unit: str = "image"
     geometry: str = ""
     dry_run: bool = False

@@ -35,6 +35,7 @@ __all__ = [
     "clean_up",
     "describe_changes",
     "describe_published",
+    "disk_bytes",
     "draft_index",
     "free_bytes",
     "is_inside",
@@ -206,14 +207,24 @@ def _remove_temporaries(out: Path) -> None:
 
 def free_bytes(out: Path) -> int | None:
     """Bytes free for us on the disk that OUT is, or will be, on."""
+    found = _disk(out)
+    return None if found is None else found.f_bavail * found.f_frsize
+
+
+def disk_bytes(out: Path) -> int | None:
+    """Bytes of the whole disk that OUT is, or will be, on; None where that cannot be told."""
+    found = _disk(out)
+    return None if found is None else found.f_blocks * found.f_frsize or None
+
+
+def _disk(out: Path) -> os.statvfs_result | None:
     folder = out
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     try:
-        found = os.statvfs(folder)
+        return os.statvfs(folder)
     except OSError:
         return None
-    return found.f_bavail * found.f_frsize
 
 
 def check_room(out: Path, items: int, row_bytes: int, free: int | None) -> None:

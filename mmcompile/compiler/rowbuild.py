@@ -30,6 +30,7 @@ from mmcompile.compiler.output import (
     clean_up,
     describe_changes,
     describe_published,
+    disk_bytes,
     draft_index,
     free_bytes,
     lists_of,
@@ -155,6 +156,7 @@ class RowBuild:
         self.lists: dict[str, bytes] = {}
         self.indexed = tuple(with_lists(f.stored, self.lists) for f in self.fields)
         self.settings = {"preprocess": self.asked.settings(), "source": self.source.identity(), "shard_bytes": self.options.shard_bytes}
+        self._check_size()
         self.tasks = list(self._tasks())
         self._check_index()
         self._look()
@@ -278,6 +280,17 @@ class RowBuild:
     def _rows_to_read(self) -> int:
         return sum(t.stop - t.start for t in self.todo)
 
+    def _check_size(self) -> None:
+        """Refuse what this disk cannot hold before a shard of it is planned: a length is whatever a stranger's file or class says."""
+        need, disk = self.scan.rows * sum(f.stored.row_bytes for f in self.fields), disk_bytes(self.out)
+        if disk is not None and need > disk:
+            raise BuildError(
+                f"{self.out}: {need:,} bytes are needed for {self.scan.rows:,} rows, its disk is of {disk:,}; nothing was read: check that "
+                "there are so many rows, or choose a narrower --dtype",
+                needed=need,
+                disk=disk,
+            )
+
     def _check_disk(self) -> None:
         need, free = sum(self._task_bytes(t) for t in self.todo), free_bytes(self.out)
         if free is not None and need > free:
@@ -350,6 +363,7 @@ class RowBuild:
             shape=() if only is None else only.sample_shape,
             dtype="" if only is None else only.dtype,
             fields=tuple(f.name for f in self.indexed),
+            columns={f.stored.name: f.stored.columns.listed for f in self.fields if f.stored.columns is not None},
             unit="row",
             workers=self.workers,
             counts=self.scan.counts,

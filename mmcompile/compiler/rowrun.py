@@ -225,7 +225,7 @@ class RowRunner:
             self._again(call, "memory ran out")
             return None
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT) or piece is None:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or piece is None:
                 raise
             self._again(call, error.strerror or str(error))
             return None

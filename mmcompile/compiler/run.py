@@ -51,12 +51,13 @@ _STORE_TIMES = 10
 
 @dataclass
 class Counts:
-    """How items ended so far."""
+    """How items ended so far; `told`: what a step of the user's own first raised."""
 
     decoded: int = 0
     copied: int = 0
     rejects: int = 0
     failures: int = 0
+    told: str = ""
     decode_s: float = 0.0
     saving_s: float = 0.0
 
@@ -226,6 +227,7 @@ class Runner:
         for i, line in result.rejects.items():
             work.rejects[int(positions[i])] = line
         self.counts.decoded += int((result.outcome == STORED).sum())
+        self.counts.told = self.counts.told or result.told
         self.counts.decode_s += result.decode_s
         self.counts.saving_s += result.saving_s
         self.counts.copied += int((result.outcome == COPIED).sum())

@@ -103,6 +103,7 @@ class PieceResult:
     """Outcomes (N,), records (N,) with everything but `key_stop`, hashes (N, 2) with `hashed` (N,), rejects by position, failures by position.
 
     `changed` (N,): the file that was read was not the one that was scanned, so its hash says nothing of the stat of the scan.
+    `told`: what a step of the user's own first raised.
     `decode_s`: seconds that decoding took; `saving_s`: how many of them `jpeg_scaling` would have saved, about.
     """
 
@@ -113,6 +114,7 @@ class PieceResult:
     changed: npt.NDArray[np.bool_]
     rejects: dict[int, dict[str, Any]] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
+    told: str = ""
     decode_s: float = 0.0
     saving_s: float = 0.0
 
@@ -192,6 +194,7 @@ def run_piece(job: Job, piece: Piece) -> PieceResult:
             except DecodeError as error:
                 result.outcome[i] = REJECTED
                 result.rejects[i] = _reject(key, data, digest, error)
+                result.told = result.told or str(error.details.get("told", ""))
             except MemoryError:
                 result.outcome[i], result.failures[i] = FAILED, "memory"
                 continue

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +32,7 @@ def find(name: str) -> Callable[[Array], Array]:
         found: Any = importlib.import_module(module)
         for part in function.split("."):
             found = getattr(found, part)
-    except Exception as error:  # importing runs code of the user's, which may raise anything
+    except (Exception, SystemExit) as error:  # importing runs code of the user's, which may raise anything
         raise OptionError(
             f"--transform {name}: cannot be imported ({type(error).__name__}: {error}); give package.module:function of an installed package, or of "
             "a module in the folder where you call mmcompile",
@@ -39,6 +41,13 @@ def find(name: str) -> Callable[[Array], Array]:
     if not callable(found):
         raise OptionError(f"--transform {name}: {function} is {type(found).__name__}, no function", options=["transform"])
     return found  # type: ignore[no-any-return]
+
+
+def _told(name: str, error: BaseException) -> str:
+    """What a step raised and where, on a line: rejects hold no text of others, and nobody mends a step without it."""
+    said = (str(error).splitlines() or [""])[0][:200].encode("unicode_escape").decode("ascii")
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    return f"--transform {name}: {type(error).__name__}{said and f': {said}'} ({os.path.basename(at.filename)} line {at.lineno})"
 
 
 def transformed(pixels: Array, depth: int, preprocess: Preprocess) -> tuple[Array, int]:
@@ -50,14 +59,15 @@ def transformed(pixels: Array, depth: int, preprocess: Preprocess) -> tuple[Arra
     name = str(preprocess.transform)
     try:
         made = find(name)(np.array(pixels))
-    except (MemoryError, OptionError):
+    except (MemoryError, OptionError, KeyboardInterrupt, GeneratorExit):
         raise
-    except Exception as error:
+    except BaseException as error:  # sys.exit() in a step ends no worker
         raise DecodeError(
             f"--transform {name} raised {type(error).__name__} on this picture",
             stage="transform",
             code="transform-raised",
             error=type(error).__name__,
+            told=_told(name, error),
         ) from error
     channels, height, width = preprocess.sample_shape()
     wanted = (height, width, channels)
@@ -68,5 +78,10 @@ def transformed(pixels: Array, depth: int, preprocess: Preprocess) -> tuple[Arra
             f"--transform {name} gave {found}; expected an array of {' or '.join(dtypes)}, {wanted} (height, width, channels): mend it, or declare "
             "the shape with --transform-shape HxWxC",
             options=["transform", "transform_shape"],
+        )
+    if made.dtype != pixels.dtype and np.dtype(preprocess.stored_dtype()).kind in "iu" and preprocess.dtype != "bfloat16":
+        raise OptionError(
+            f"--transform {name} gave {made.dtype}, and --dtype {preprocess.dtype} holds whole numbers: add --dtype float32, or give {pixels.dtype}",
+            options=["transform", "dtype"],
         )
     return made, depth if made.dtype == pixels.dtype else 0

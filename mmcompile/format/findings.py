@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmcompile.format.canonical import name_to_json
+from mmcompile.format.index import Index
 
-__all__ = ["ROWS_LISTED", "Problem", "VerifyReport"]
+__all__ = ["ROWS_LISTED", "Problem", "VerifyReport", "from_a_folder"]
 
 #: Bad rows (and their sources) that one problem lists; `bad_rows` counts all of them.
 ROWS_LISTED = 1000
@@ -46,16 +47,16 @@ class Problem:
 class VerifyReport:
     """What `verify` found.  `ok` when every byte is as it was written.
 
-    `keys`: has each row of the current generation a source with a key?  `files` and `bytes` were read.  `extra` are files of our form that no kept
-    generation names (older builds left them: `prune` removes them), `misnamed` are names of another form; both are relative to the root, and no
-    problem.
+    `repair`: was the current generation built from one folder of images, so that `--repair` can mend it?  `files` and `bytes` were read.  `extra` are
+    files of our form that no kept generation names (older builds left them: `prune` removes them), `misnamed` are names of another form; both are
+    relative to the root, and no problem.
     """
 
     root: str
     generation: str | None
     generations: tuple[str, ...]
     samples: int
-    keys: bool
+    repair: bool
     files: int
     bytes: int
     seconds: float
@@ -68,7 +69,14 @@ class VerifyReport:
         return not self.problems
 
     def to_json(self) -> dict[str, Any]:
-        out = {name: getattr(self, name) for name in ("generation", "samples", "keys", "files", "bytes", "seconds", "ok")}
+        out = {name: getattr(self, name) for name in ("generation", "samples", "repair", "files", "bytes", "seconds", "ok")}
         out |= {"command": "verify", "root": name_to_json(self.root), "generations": list(self.generations)}
         out |= {"problems": [p.to_json() for p in self.problems]}
         return out | {name: [name_to_json(n) for n in getattr(self, name)] for name in ("extra", "misnamed")}
+
+
+def from_a_folder(index: Index) -> bool:
+    """Was a dataset built from one folder of images, as far as its settings say?  Else its files are not mended one by one, but made anew."""
+    found = index.settings.get("source")
+    source: dict[str, Any] = found if isinstance(found, dict) else {}
+    return index.keyed and source.get("kind", "folder") == "folder" and "roots" not in source

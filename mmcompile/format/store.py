@@ -103,7 +103,7 @@ def on_disk(place: _P) -> _P | str:
     scheme, _, rest = place.partition("://")
     if _ONE_SLASH.match(place):
         raise OptionError(f"{place}: a URL has two slashes, as in {place.replace(':/', '://', 1)}; a folder of that name is ./{place}", path=place)
-    if scheme in ("file", "local"):
+    if is_url(place) and scheme in ("file", "local"):
         path = rest.removeprefix("localhost")
         if not path.startswith("/"):
             raise OptionError(f"{place}: a {scheme} URL has three slashes and a whole path, as in {scheme}:///data/out", path=place)

@@ -22,7 +22,7 @@ from mmcompile.errors import FormatError, NotADatasetError, VersionError
 from mmcompile.format.canonical import as_text, read_limited
 from mmcompile.format.catalog import Generation, digest_of, kept_files, list_folder, load_table, named_files, open_regular, single_files
 from mmcompile.format.damage import damaged_blocks, damaged_rows, key_stops, sources_of
-from mmcompile.format.findings import ROWS_LISTED, Problem, VerifyReport
+from mmcompile.format.findings import ROWS_LISTED, Problem, VerifyReport, from_a_folder
 from mmcompile.format.index import BLOB_LIMIT, INDEX_LIMIT, Index, Names, load_classes, load_groups, load_names, not_a_dataset
 from mmcompile.format.mirror import Mirror, mirrored
 from mmcompile.format.npy import file_bytes, file_name, hash_bytes, hash_file, header, open_array
@@ -76,7 +76,7 @@ def _verify(root: Path, workers: int, progress: Callable[[int, int], None] | Non
         generation=run.current,
         generations=tuple(run.indexes),
         samples=run.indexes[run.current].samples if run.current in run.indexes else 0,
-        keys=run.indexes[run.current].keyed if run.current in run.indexes else True,
+        repair=from_a_folder(run.indexes[run.current]) if run.current in run.indexes else True,
         files=run.files,
         bytes=run.bytes,
         seconds=time.monotonic() - began,

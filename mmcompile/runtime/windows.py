@@ -6,7 +6,7 @@ Nothing exists per window: which rows it has follows from how many windows the g
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -41,7 +41,7 @@ class Windows:
     def of(cls, length: Any, stride: Any, horizon: Any, target: Any) -> Windows:
         if (horizon is None) != (target is None):
             raise ValueError("horizon= and target= go together: how far behind a window, and which fields or columns")
-        names = target if target is None or isinstance(target, str) else tuple(target)
+        names = target if target is None or isinstance(target, str) else tuple(target) if isinstance(target, Iterable) else ()
         if names is not None and (not names or not all(isinstance(name, str) for name in (names if isinstance(names, tuple) else ()))):
             raise ValueError(f"target is the name of a field or column, or a list of such names, not {target!r}")
         ahead = None if horizon is None else whole("horizon", horizon, 0)

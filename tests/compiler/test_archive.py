@@ -24,6 +24,7 @@ from mmcompile.compiler.sources.choose import SourceOptions, open_source
 from mmcompile.compiler.sources.folder import FolderSource
 from mmcompile.errors import MMCompileError, OptionError, OutputExistsError, SourceError
 from mmcompile.format.reader import Reader
+from mmcompile.format.verify import verify
 from tests.compiler.builds import BROKEN, age, dataset, images, inline, keys, make_raw, picture, run, snapshot, write
 
 Files = Iterable[tuple[str, bytes]]
@@ -400,18 +401,21 @@ def test_parts_of_a_plan_take_its_settings(tmp_path: Path) -> None:
     assert dataset(tmp_path / "out") == dataset(tmp_path / "clean")
 
 
-def test_repair_says_that_it_takes_a_folder(tmp_path: Path) -> None:
+def test_damage_is_mended_by_the_build_that_made_it(tmp_path: Path) -> None:
     raw = tar(tmp_path / "raw/a.tar", pairs(4))
     run(source(raw), tmp_path / "out")
-    with pytest.raises(SourceError, match="no folder"):
-        repair(tmp_path / "out", raw)
+    before = dataset(tmp_path / "out")
     path = next((tmp_path / "out/shards").glob("image-*"))
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    report = repair(tmp_path / "out", tmp_path / "raw")
-    assert report.repaired == ()
-    assert any("not built from a folder of images" in str(missing.to_json()) for missing in report.missing)
+    assert not verify(tmp_path / "out").repair
+    with pytest.raises(OptionError, match=r"it was not built from one folder of images.*delete the files that `mmcompile verify` names"):
+        repair(tmp_path / "out", tmp_path / "raw")
+    path.unlink()
+    run(source(raw), tmp_path / "out")
+    assert dataset(tmp_path / "out") == before
+    assert verify(tmp_path / "out").ok
 
 
 # ---------------------------------------------------------------- reading

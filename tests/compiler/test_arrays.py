@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import itertools
 import json
@@ -20,6 +21,7 @@ from mmcompile.cli import program
 from mmcompile.compiler.sources.arrays import array_source, recognised
 from mmcompile.compiler.sources.choose import SourceOptions, open_source
 from mmcompile.compiler.sources.rows import RowScan
+from mmcompile.compiler.sources.selected import Selection
 from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.reader import Reader
 
@@ -239,6 +241,16 @@ def broken(tmp_path: Path, name: str) -> Path:
     elif name == "npz-short":
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr("a.npy", good[:-9])
+    elif name == "long":
+        data = good + b"\0" * 16
+    elif name == "npz-long":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("a.npy", good + b"\0" * 16)
+    elif name == "npz-crc":
+        np.savez(path, b=X[:1], a=np.arange(120_000).reshape(30, -1))
+        data = path.read_bytes()
+        at = data.index(np.arange(100_000, 100_004).tobytes())
+        data = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
     if data is not None:
         path.write_bytes(data)
     return path
@@ -263,6 +275,9 @@ def broken(tmp_path: Path, name: str) -> Path:
         ("npz-cut", "no .npz file"),
         ("npz-member", "expected arrays (.npy) alone"),
         ("npz-short", "it is cut off"),
+        ("long", "624 bytes, a float32 array of (30, 4) takes 608: it holds more than the 30 rows that it says"),
+        ("npz-long", "(a.npy): 624 bytes, a float32 array of (30, 4) takes 608: it holds more than the 30 rows"),
+        ("npz-crc", "(a.npy): damaged (it cannot be unpacked: Bad CRC-32 for file 'a.npy')"),
     ],
 )
 def test_a_wrong_file_is_named_before_a_row_is_read(tmp_path: Path, name: str, message: str) -> None:
@@ -285,6 +300,57 @@ def test_a_compressed_file_that_ends_early_or_late_is_an_error_when_that_is_seen
     (tmp_path / "a-images-idx3-ubyte.gz").write_bytes(packed)
     with pytest.raises(SourceError, match="damaged"):
         read("idx", tmp_path / "a-images-idx3-ubyte.gz")
+
+
+def test_a_plain_idx_file_that_is_longer_than_its_header_says_is_refused(tmp_path: Path) -> None:
+    idx(tmp_path / "a-images-idx3-ubyte", np.zeros((3, 4, 5), "u1"))
+    with (tmp_path / "a-images-idx3-ubyte").open("ab") as file:
+        file.write(b"more")
+    with pytest.raises(SourceError, match="holds more than the 3 rows that it says"):
+        read("idx", tmp_path / "a-images-idx3-ubyte")
+
+
+def test_compressed_files_that_cannot_hold_what_they_say_are_refused_before_a_row_is_read(tmp_path: Path) -> None:
+    huge = (1 << 32) - 1
+    (tmp_path / "a-images-idx3-ubyte.gz").write_bytes(gzip.compress(struct.pack(">BBBBIII", 0, 0, 8, 3, huge, 1, 1) + bytes(100)))
+    with pytest.raises(SourceError, match=r"bytes cannot hold the 4,294,967,311 that a uint8 array"):
+        array_source("idx", [str(tmp_path / "a-images-idx3-ubyte.gz")]).scan()
+
+
+@pytest.mark.parametrize("form", ["npy", "npz", "npy-folder"])
+def test_a_time_that_is_missing_is_named_with_its_row(tmp_path: Path, form: str) -> None:
+    times = np.arange(6).astype("M8[s]")
+    times[4] = "NaT"
+    if form == "npy":
+        np.save(tmp_path / "a.npy", times)
+    elif form == "npz":
+        np.savez(tmp_path / "a.npz", when=times)
+    else:
+        for i, when in enumerate(times):
+            np.save(tmp_path / f"{i}.npy", np.array([when]))
+    with pytest.raises(SourceError, match=r"row 4: a time that is missing \(NaT\)"):
+        read(form, tmp_path if form == "npy-folder" else tmp_path / f"a.{form}")
+
+
+def test_a_pipe_is_refused_and_never_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.npy")
+    for form, more in (("raw", {"shape": "4", "dtype": "u1"}), ("npy", {}), ("npz", {}), ("idx", {})):
+        with pytest.raises(SourceError, match=r"a\.npy: no regular file"):
+            read(form, tmp_path / "a.npy", **more)
+    with pytest.raises(SourceError, match="no regular file"):
+        read("npy-folder", tmp_path)
+    for name in ("a.npy", "rows.txt"):
+        with contextlib.suppress(FileExistsError):
+            os.mkfifo(tmp_path / name)
+        with pytest.raises(OptionError, match="no regular file"):
+            Selection(3, str(tmp_path / name), None)
+
+
+def test_arrays_are_read_from_a_file_url(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", X)
+    url = f"file://{tmp_path / 'a.npy'}"
+    assert recognised([url]) == "npy"
+    assert array_source("npy", [url]).scan().rows == 30
 
 
 def test_a_zip_bomb_takes_no_more_memory_than_is_asked_for(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,15 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 from PIL import Image
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 import mmcompile
+from mmcompile.cli import program
 from mmcompile.compiler import decode
 from mmcompile.compiler.options import BuildOptions
 from mmcompile.compiler.preprocess import Preprocess
+from mmcompile.compiler.sources import dataset as dataset_module
 from mmcompile.compiler.sources.dataset import DatasetSource, wrap
-from mmcompile.errors import OptionError, SourceError
+from mmcompile.errors import BuildError, OptionError, SourceError
 from mmcompile.format.reader import Reader
 from tests.compiler.builds import dataset, picture, write
 
@@ -41,7 +46,7 @@ class Pictures(Dataset[Any]):
         if i >= self.n:
             raise IndexError(i)
         found = self.strange.get(i)
-        if isinstance(found, Exception):
+        if isinstance(found, BaseException):
             raise found
         return found or (Image.open(io.BytesIO(picture(i, ("PNG", "JPEG")[i % 2], (12, 10)))), i % 2)
 
@@ -49,7 +54,7 @@ class Pictures(Dataset[Any]):
 class Stream(IterableDataset[Any]):
     """Dicts of arrays, one after the other."""
 
-    def __init__(self, n: int, fault: Exception | None = None) -> None:
+    def __init__(self, n: int, fault: BaseException | None = None) -> None:
         self.n, self.fault = n, fault
 
     def __iter__(self) -> Iterator[Any]:
@@ -264,3 +269,54 @@ def test_a_picture_that_was_opened_gives_the_pixels_of_its_file(tmp_path: Path) 
         wanted = decode.decode(data.getvalue(), "a.tif" if mode == "CMYK" else "a.png", preprocess)
         assert np.array_equal(pixels, wanted.pixels), mode
         assert depth == wanted.depth
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_item_that_calls_exit_is_an_error_with_its_row(tmp_path: Path, workers: int) -> None:
+    with pytest.raises(SourceError, match="row 4: the dataset raised SystemExit: 3"):
+        mmcompile.build(Pictures(strange={4: SystemExit(3)}), tmp_path / "out", workers=workers)
+    with pytest.raises(SourceError, match="row 5: the dataset raised SystemExit"):
+        mmcompile.build(Stream(5, SystemExit()), tmp_path / "out", workers=workers)
+    assert not (tmp_path / "out" / "index.json").exists()
+
+
+def test_a_length_that_no_disk_can_hold_is_refused_before_shards_are_planned(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match=r"bytes are needed for 4,611,686,018,427,387,904 rows, its disk is of "):
+        mmcompile.build(Pictures(length=1 << 62), tmp_path / "out", preprocess=Preprocess(resize=9, crop=8), workers=1)
+    with pytest.raises(SourceError, match=r"9,223,372,036,854,775,808 rows, as the lengths of the datasets say"):
+        mmcompile.build({"train": Pictures(length=1 << 62), "val": Pictures(length=1 << 62)}, tmp_path / "out", workers=1)
+    assert not (tmp_path / "out").exists()
+
+
+def test_arrays_that_have_no_slices_are_refused_in_one_line(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        closed = file.create_dataset("x", data=np.zeros((3, 2)))
+    for data in (torch.eye(3).to_sparse(), {"x": torch.eye(3).to_sparse()}, closed):
+        with pytest.raises(OptionError, match=r"cannot be read in slices .*expected dense arrays or tensors, of files that are open"):
+            mmcompile.build(data, tmp_path / "out")
+
+
+def test_no_room_for_the_samples_of_an_iterable_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, view: Any, offset: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(dataset_module, "write_all", full)
+    with pytest.raises(BuildError, match=r"\(TMPDIR\), where the samples of an iterable are written first: No space left on device"):
+        mmcompile.build(Stream(5), tmp_path / "out")
+
+
+def test_a_config_of_a_dataset_that_was_made_in_python_is_refused_in_one_line(tmp_path: Path) -> None:
+    mmcompile.build({"x": np.zeros((3, 2))}, tmp_path / "out", workers=1)
+    done = CliRunner().invoke(program, ["info", str(tmp_path / "out"), "--config"])
+    assert done.exit_code == 2
+    assert f"error: {tmp_path / 'out'}: was made by mmcompile.build of a dataset in Python" in done.output
+    assert "Traceback" not in done.output
+
+
+def test_a_time_that_is_missing_in_an_array_or_a_sample_is_named_with_its_row(tmp_path: Path) -> None:
+    times = np.arange(6).astype("M8[s]")
+    times[4] = "NaT"
+    for data in (times, [{"when": when} for when in times]):
+        with pytest.raises(SourceError, match=r"row 4: .*a time that is missing \(NaT\)"):
+            mmcompile.build(data, tmp_path / "out", workers=1)

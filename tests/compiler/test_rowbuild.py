@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -391,3 +393,16 @@ def test_a_source_that_holds_its_data_is_not_copied_to_workers(tmp_path: Path, m
     assert run(source, tmp_path / "items", workers=2).workers == 2
     monkeypatch.setattr("mmcompile.compiler.rowrun._ITEMS_BYTES", 1000)
     assert "more than 0 MiB of data" in run(source, tmp_path / "large", workers=2).warnings[0]
+
+
+def test_a_file_that_may_not_grow_so_large_is_one_that_cannot_be_written(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((200_000, 8)))
+    code = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20,) * 2); from mmcompile.cli import program; program()"
+    done = subprocess.run([sys.executable, "-c", code, "build", "a.npy", "out"], cwd=tmp_path, env=_with_package(), capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "out: File too large; whatever was finished is kept" in done.stderr
+    assert "cannot be read" not in done.stderr
+
+
+def _with_package() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}

@@ -603,7 +603,7 @@ def test_one_file_is_open_at_a_time(tmp_path: Path) -> None:
 
 def test_values_that_are_no_numbers_cannot_order_rows(tmp_path: Path) -> None:
     path = parquet(tmp_path / "a.parquet", {"t": [1.0, float("nan")], "v": [1, 2]})
-    with pytest.raises(SourceError, match="column t: some values are no numbers"):
+    with pytest.raises(SourceError, match=r"column t: no number .NaN. in row 2 of"):
         source(path, order_by="t").scan()
     with pytest.raises(OptionError, match="column s holds texts: expected times or numbers"):
         source(table(tmp_path / "b.csv", "s,v\na,1\nb,2\n"), order_by="s").scan()
@@ -646,3 +646,230 @@ def test_reading_a_table_does_not_import_pandas(tmp_path: Path) -> None:
         "for path in sys.argv[1:]:\n    source = TableSource([path])\n    source.read(0, source.scan().rows)\nassert 'pandas' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program, *paths], check=True)
+
+
+# ---------------------------------------------------------------- splits as folders, and what is no file
+
+
+def test_a_folder_of_tables_that_leads_back_into_itself_is_refused(tmp_path: Path) -> None:
+    table(tmp_path / "t" / "a.csv", "v\n1\n2\n")
+    (tmp_path / "t" / "x").symlink_to(".")
+    with pytest.raises(SourceError, match="x: a folder that contains itself"):
+        source(tmp_path / "t").scan()
+    (tmp_path / "t" / "x").unlink()
+    (tmp_path / "t" / "x").symlink_to("..")
+    with pytest.raises(SourceError, match="a folder that contains itself"):
+        source(tmp_path / "t").scan()
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_pipe_is_refused_at_once(tmp_path: Path, name: str, inside: bool) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(SourceError, match=f"{name}: a pipe or device"):
+        source(tmp_path if inside else tmp_path / name).scan()
+
+
+@pytest.mark.parametrize("layout", ["{}/A.csv", "split={}/A.csv", "{}.csv", "{}/symbol=A/a.csv"])
+def test_folders_and_tables_called_as_splits_are_splits(tmp_path: Path, layout: str) -> None:
+    for i, name in enumerate(("test", "train", "val")):
+        table(tmp_path / layout.format(name), f"v\n{i}\n{i + 10}\n")
+    found = source(tmp_path)
+    scan = found.scan()
+    assert [(s.name, s.start, s.stop) for s in scan.splits] == [("train", 0, 2), ("val", 2, 4), ("test", 4, 6)]
+    assert scan.groups == (("train", "val", "test") if layout == "{}.csv" else ("A",) * 3)
+    assert read_all(found)["x"].ravel().tolist() == [1, 11, 2, 12, 0, 10]
+
+
+def test_several_raw_that_are_called_as_splits_are_splits(tmp_path: Path) -> None:
+    raw = [table(tmp_path / "test" / "A.csv", "v\n1\n"), table(tmp_path / "train" / "A.csv", "v\n2\n")]
+    scan = TableSource([os.path.dirname(path) for path in raw]).scan()
+    assert [s.name for s in scan.splits] == ["train", "test"]
+    assert scan.groups == ("A", "A")
+
+
+def test_splits_keep_groups_of_a_column_apart(tmp_path: Path) -> None:
+    table(tmp_path / "train" / "a.csv", "g,v\nB,1\nA,2\nB,3\n")
+    table(tmp_path / "test" / "b.csv", "g,v\nC,4\nA,5\n")
+    found = source(tmp_path, group_by="g")
+    scan = found.scan()
+    assert [(s.name, s.start, s.stop) for s in scan.splits] == [("train", 0, 3), ("test", 3, 5)]
+    assert (scan.groups, scan.stops.tolist()) == (("A", "B", "C") * 2, [1, 3, 3, 4, 4, 5])
+    assert read_all(found)["x"].ravel().tolist() == [2, 1, 3, 5, 4]
+    report = build(source(tmp_path, group_by="g"), tmp_path.parent / f"{tmp_path.name}-out", workers=1)
+    assert report.shards == 2
+
+
+def test_splits_that_cannot_be_told_are_refused(tmp_path: Path) -> None:
+    table(tmp_path / "train" / "a.csv", "t,v\n1,1\n2,1\n")
+    table(tmp_path / "test" / "a.csv", "t,v\n")
+    with pytest.raises(SourceError, match="no row is in split test"):
+        source(tmp_path).scan()
+    assert [s.name for s in source(tmp_path / "train", split_by="t=2").scan().splits] == ["train", "test"]
+    with pytest.raises(OptionError, match=r"holds splits already .train, test."):
+        source(tmp_path, split_by="t=2").scan()
+    table(tmp_path / "more.csv", "t,v\n1,1\n")
+    with pytest.raises(SourceError, match=r"more.csv: lies in none of the splits beside it .train, test."):
+        source(tmp_path).scan()
+
+
+# ---------------------------------------------------------------- cells that are like others
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_yes_and_no_beside_whole_numbers_are_1_and_0(tmp_path: Path, form: str) -> None:
+    path = tmp_path / f"a.{form}"
+    if form == "csv":
+        table(path, "a,b\n1,true\n2,False\n")
+    else:
+        parquet(path, {"a": [1, 2], "b": [True, False]})
+    values = read_all(source(path))["x"]
+    assert (values.dtype, values.tolist()) == (np.dtype("int64"), [[1, 1], [2, 0]])
+
+
+@pytest.mark.parametrize("cut", ["2500-01-01", "2020-02-30"])
+def test_a_cut_that_is_no_time_of_the_column_is_one_line(tmp_path: Path, cut: str) -> None:
+    path = table(tmp_path / "a.csv", "ts,v\n2020-01-01 00:00:00.123456789,1\n2020-01-02,2\n")
+    with pytest.raises(OptionError, match=f"--split-by: '{cut}': "):
+        source(path, split_by=f"ts={cut}").scan()
+
+
+# ---------------------------------------------------------------- labels
+
+
+@pytest.mark.parametrize(
+    ("cells", "numbers", "classes"),
+    [
+        (["b", "a", "", "b"], [1, 0, -1, 1], ("a", "b")),
+        (["0", "2", "1", "2"], [0, 2, 1, 2], ("0", "1", "2")),
+        (["1", "NA", "1", "0"], [1, -1, 1, 0], ("0", "1")),
+        (["true", "false", "", "true"], [1, 0, -1, 1], ("false", "true")),
+    ],
+)
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_a_column_called_like_a_label_is_the_label(tmp_path: Path, form: str, cells: list[str], numbers: list[int], classes: tuple[str, ...]) -> None:
+    path = table(tmp_path / "a.csv", "v,Class\n" + "".join(f"{i},{cell}\n" for i, cell in enumerate(cells)))
+    if form == "parquet":
+        from pyarrow import csv as arrow_csv
+
+        read = arrow_csv.read_csv(path, convert_options=arrow_csv.ConvertOptions(strings_can_be_null=True))
+        path = parquet(tmp_path / "a.parquet", {name: read.column(name) for name in read.column_names})
+    found = source(path)
+    scan = found.scan()
+    assert [(f.name, f.meaning) for f in scan.fields] == [("x", "value"), ("label", "class")]
+    assert scan.classes == classes
+    assert [n for words, n in scan.counts.items() if words.startswith("classes in column Class (")] == [len(classes)]
+    assert scan.counts.get("without a label (-1)", 0) == numbers.count(-1)
+    values = read_all(found)
+    assert (values["label"].tolist(), values["x"].ravel().tolist()) == (numbers, [0, 1, 2, 3])
+    build(source(path), tmp_path / "out", workers=1)
+    ds = MMapShardDataset(tmp_path / "out")
+    assert (tuple(ds.classes), list(ds.targets)) == (classes, numbers)
+
+
+@pytest.mark.parametrize("cells", [["0.5", "1", "2"], ["-1", "0", "1"], ["25", "346", "100"], ["100000", "0", "7"]])
+def test_numbers_that_are_not_like_classes_stay_values(tmp_path: Path, cells: list[str]) -> None:
+    path = table(tmp_path / "a.csv", "v,target\n" + "".join(f"1,{cell}\n" for cell in cells))
+    found = source(path)
+    scan = found.scan()
+    assert ([f.name for f in scan.fields], scan.classes) == (["x"], None)
+    assert read_all(found)["x"][:, 1].tolist() == list(map(float, cells))
+
+
+def test_the_label_is_what_is_asked_for(tmp_path: Path) -> None:
+    path = table(tmp_path / "a.csv", "v,side,label,w\n1,-1,0,0.5\n2,1,1,1.5\n3,-1,2,2\n")
+    found = source(path, label="side")
+    scan = found.scan()
+    assert ([f.name for f in scan.fields], scan.classes) == (["x", "label"], ("-1", "1"))
+    assert read_all(found)["label"].tolist() == [0, 1, 0]
+    assert [f.name for f in source(path, label="none").scan().fields] == ["x"]
+    assert [f.name for f in source(path, columns=("v", "label")).scan().fields] == ["v", "label"]
+    assert source(path, columns=("v",), label="label").scan().classes == ("0", "1", "2")
+    assert [f.name for f in source(path, columns=("v", "w")).scan().fields] == ["v", "w"]
+    with pytest.raises(OptionError, match="--label-column w: expected at most 65,536 different whole numbers"):
+        source(path, label="w").scan()
+    with pytest.raises(OptionError, match=r"--label-column sied: .* did you mean side"):
+        source(path, label="sied").scan()
+
+
+def test_a_class_that_comes_later_renumbers_rows_that_stand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmcompile.compiler.sources.rows._SETTLED_NS", 0)
+    table(tmp_path / "raw" / "A.csv", "v,label\n1,b\n")
+    first = source(tmp_path / "raw").scan().stamps[0]
+    assert first
+    build(source(tmp_path / "raw"), tmp_path / "out", preprocess=RowPreprocess(), workers=1)
+    table(tmp_path / "raw" / "B.csv", "v,label\n2,a\n")
+    assert source(tmp_path / "raw").scan().stamps[0] != first
+    build(source(tmp_path / "raw"), tmp_path / "out", workers=1)
+    assert list(MMapShardDataset(tmp_path / "out").targets) == [1, 0]
+
+
+# ---------------------------------------------------------------- what is doubtful is named
+
+
+@pytest.mark.parametrize("text", ["a b\n1 2\n3 4\n", "1 2\n3 4\n", "a:b\n1:2\n3:4\n", "name price\nx 1.5\ny 2\n"])
+def test_columns_that_are_not_told_apart_are_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(SourceError, match=r"one column of text with numbers in it.*expected commas, semicolons, tabs or bars"):
+        source(table(tmp_path / "a.csv", text)).scan()
+
+
+def test_one_column_of_texts_is_categories(tmp_path: Path) -> None:
+    assert read_all(source(table(tmp_path / "a.csv", "kind\nred brick\ns1\n")))["kind"].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_a_missing_time_is_named_with_its_table(tmp_path: Path, form: str) -> None:
+    for name, second in (("A", "2020-01-02"), ("B", None)):
+        path = tmp_path / f"{name}.{form}"
+        if form == "csv":
+            table(path, f"ts,v\n2020-01-01,1\n{second or ''},2\n")
+        else:
+            parquet(path, {"ts": pa.array(np.array(["2020-01-01", second or "NaT"], "datetime64[s]")), "v": [1, 2]})
+    with pytest.raises(SourceError, match=rf"column ts: 1 times are missing .the first in row 2 of .*B\.{form}"):
+        source(tmp_path).scan()
+    with pytest.raises(SourceError, match=rf"column ts: 1 values are missing .the first in row 2 of .*B\.{form}"):
+        source(tmp_path, order_by="ts", columns=("v",)).scan()
+
+
+@pytest.mark.parametrize(
+    ("text", "wishes", "count", "first"),
+    [
+        ("s,t,v\nA,1,1\nA,1,2\nA,2,3\nB,2,4\nB,2,5\n", {"group_by": "s"}, 2, 2),
+        ("s,t,v\nA,1,1\nB,1,2\nA,2,3\nB,2,4\nA,2,5\n", {"group_by": "s"}, 1, 5),
+        ("t,v\n1,1\n2,2\n1,3\n", {}, 1, 3),
+        ("t,v\n1,1\n2,2\n2,3\n2,4\n", {}, 2, 3),
+    ],
+)
+def test_rows_that_stand_twice_are_counted(tmp_path: Path, text: str, wishes: dict[str, str], count: int, first: int) -> None:
+    scan = source(table(tmp_path / "a.csv", text), order_by="t", **wishes).scan()
+    assert any(re.search(rf"t stands still in {count} rows: .*the first: row {first} of", line) for line in scan.warnings), scan.warnings
+    assert not any("stands still" in line for line in source(table(tmp_path / "b.csv", "t,v\n2,1\n1,2\n"), order_by="t").scan().warnings)
+
+
+def test_rows_that_stand_twice_are_counted_where_they_are_sorted_aside(tmp_path: Path) -> None:
+    n = 3000
+    times = np.random.default_rng(0).permutation(n)
+    times[[5, 10]] = times[7]
+    path = parquet(tmp_path / "a.parquet", {"t": times, "v": np.arange(n)})
+    assert any("t stands still in 2 rows: " in line and "the first: row 8 of" in line for line in source(path, order_by="t").scan().warnings)
+
+
+def test_what_the_readme_says_of_tables_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text("utf-8").partition("#### Tables")[2].partition("\n### ")[0]
+    days = np.arange("2022-06-01", "2024-06-01", dtype="datetime64[D]")
+    for name in ("A", "B"):
+        rows = "".join(f"{day},{i},{i + 2},{i - 1},{i + 1},{10 * i}\n" for i, day in enumerate(days))
+        table(tmp_path / "bars" / f"{name}.csv", f"ts,open,high,low,close,volume\n{rows}")
+    monkeypatch.chdir(tmp_path)
+    command = next(line for line in readme.splitlines() if line.startswith("mmcompile build "))
+    root = str(Path(__file__).resolve().parents[2])
+    subprocess.run(
+        [sys.executable, "-m", *command.split()], check=True, capture_output=True, stdin=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": root}
+    )
+    names: dict[str, Any] = {"MMapShardDataset": MMapShardDataset}
+    exec(readme.partition("```text\n")[2].partition("```")[0], names)
+    assert (tuple(names["x"].shape), tuple(names["ts"].shape)) == ((64, 5), (64,))
+    assert names["close"] == names["bars"][1][0][-1][3]
+    columns = re.search(r"`--columns (\S+=\S+)`", readme)
+    assert columns is not None
+    assert [f.name for f in source(tmp_path / "bars", columns=tuple(columns[1].split(","))).scan().fields] == ["volume", "ts", "ohlc"]

@@ -18,6 +18,8 @@ from mmcompile.format.reader import Reader
 from tests.compiler.builds import SMALL, age, dataset, images, inline, keys, make_raw, run
 
 STEPS = """
+import sys
+
 import numpy as np
 
 def negative(pixels):
@@ -33,6 +35,11 @@ def wide(pixels):
 def angry(pixels):
     if pixels[0, 0, 0] % 2:
         raise KeyError("odd")
+    return pixels
+
+def leaving(pixels):
+    if pixels[0, 0, 0] % 2:
+        sys.exit()
     return pixels
 
 def nothing(pixels):
@@ -96,6 +103,32 @@ def test_a_picture_that_a_step_raises_on_is_a_reject(steps: str, tmp_path: Path,
     assert report.reject_reasons == {"transform-raised": odd}
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_first_text_that_a_step_raised_with_is_told_once_and_not_in_rejects(steps: str, tmp_path: Path, workers: int) -> None:
+    said: list[str] = []
+    raw, out = make_raw(tmp_path / "raw"), tmp_path / "out"
+    run(raw, out, replace(SMALL, transform=f"{steps}:angry"), max_rejects=12, workers=workers, progress=lambda p: said.append(p.message))
+    line = STEPS.splitlines().index('        raise KeyError("odd")') + 1
+    assert [text for text in said if "--transform" in text] == [f"--transform {steps}:angry: KeyError: 'odd' (own_steps.py line {line})"]
+    assert not any(b"odd" in path.read_bytes() for path in out.rglob("*rejects*"))
+
+
+def test_floats_for_whole_numbers_end_the_build_in_one_line(steps: str, tmp_path: Path) -> None:
+    asked = replace(SMALL, transform=f"{steps}:edges", transform_shape=(7, 8, 1))
+    with pytest.raises(OptionError, match="gave float32, and --dtype uint8 holds whole numbers: add --dtype float32, or give uint8"):
+        run(make_raw(tmp_path / "raw"), tmp_path / "out", asked)
+    assert not (tmp_path / "out" / "index.json").exists()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_picture_that_a_step_calls_exit_on_is_a_reject(steps: str, tmp_path: Path, workers: int) -> None:
+    raw, out = make_raw(tmp_path / "raw"), tmp_path / "out"
+    with pytest.raises(DecodeError, match="rejected"):
+        run(raw, out, replace(SMALL, transform=f"{steps}:leaving"), workers=workers)
+    report = run(raw, out, replace(SMALL, transform=f"{steps}:leaving"), workers=workers, max_rejects=12)
+    assert set(report.reject_reasons) == {"transform-raised"}
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -127,7 +160,7 @@ def test_a_step_gets_a_copy_and_keeps_its_units(steps: str) -> None:
     pixels.flags.writeable = False
     made, depth = transformed(pixels, 8, replace(SMALL, transform=f"{steps}:negative").resolved())
     assert (made[0, 0, 0], depth, pixels[0, 0, 0]) == (248, 8, 7)
-    assert transformed(pixels, 8, replace(SMALL, transform=f"{steps}:edges", transform_shape=(7, 8, 1)).resolved())[1] == 0
+    assert transformed(pixels, 8, replace(SMALL, transform=f"{steps}:edges", transform_shape=(7, 8, 1), dtype="float32").resolved())[1] == 0
     with pytest.raises(DecodeError, match="raised KeyError on this picture"):
         transformed(pixels, 8, replace(SMALL, transform=f"{steps}:angry").resolved())
 

@@ -43,7 +43,6 @@ ROWS = {
     "100 < width <= 300": [1, 2],
     "height * height > 9000000000000000000": [2],
     "width / height > 1.2": [1],
-    "width % 0 == 0": [],
     "-width < -200": [1, 2],
     "age < 1": [0],
     "age != age": [1],
@@ -90,6 +89,9 @@ WRONG = {
     "b'a' == key": (1, "not understood"),
     "width > 99999999999999999999999": (9, "a number below 2^63"),
     "(" * 10_000: (200, "no condition"),
+    "width / 0 > 1": (9, "a division by 0: multiply the other side instead"),
+    "width % (1 - 1) == 0": (10, "a division by 0"),
+    "width // 0.0 == 0": (10, "a division by 0"),
     "width == 1 # nothing": (1, "no condition"),
 }
 
@@ -111,6 +113,12 @@ def test_what_is_no_condition_is_refused_with_its_place_however_many_rows_there_
 def _none(make: Callable[[], Column]) -> Callable[[], Column]:
     found = make()
     return lambda: Flags(found.bits[:0]) if isinstance(found, Flags) else found[:0]
+
+
+def test_a_column_with_zeros_divides_nothing() -> None:
+    with pytest.raises(OptionError, match=r"at character 5: a division by 0, of 2 rows"):
+        Where("1 / a > 0.5").rows({"a": lambda: np.array([0, 1, 0])}, 3)
+    assert Where("a / 1 > 0.5").rows({"a": lambda: np.array([0, 1, 0])}, 3).tolist() == [False, True, False]
 
 
 def test_a_condition_that_is_too_long_is_refused_with_the_option_for_that() -> None:

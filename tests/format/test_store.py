@@ -257,5 +257,5 @@ def test_what_was_meant_to_be_a_url_is_no_folder(place: str) -> None:
 
 def test_a_file_url_is_its_path() -> None:
     assert store_module.on_disk("file:///data/out") == store_module.on_disk("file://localhost/data/out") == "/data/out"
-    for place in ("s3://bucket/out", "data/a:b/c", "./s3:/x", "C:/data", "memory://"):
+    for place in ("s3://bucket/out", "data/a:b/c", "./s3:/x", "file", "local", "file/x", "C:/data", "memory://"):
         assert store_module.on_disk(place) == place

@@ -183,6 +183,7 @@ def test_what_makes_no_window_says_so(made: Any) -> None:
         ((4, 1, None, "label"), "horizon= and target= go together"),
         ((4, 1, 1, []), "target is the name of a field or column"),
         ((4, 1, 1, [3]), "target is the name of a field or column"),
+        ((4, 1, 1, 3), "target is the name of a field or column, or a list of such names, not 3"),
         ((4, 1, 1, "adj"), r"target 'adj' names no field in use, and no column; the fields are \['label', 'x', 'n', 'r'\], their columns \['open',"),
         ((4, 1, 1, ["r", "r"]), "target names one twice"),
         ((4, 1, 0, "close"), "with horizon=0 the target's columns"),

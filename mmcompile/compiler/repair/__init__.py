@@ -24,7 +24,7 @@ from mmcompile.compiler.repair.state import Damaged, Missing
 from mmcompile.compiler.sources.folder import FolderSource
 from mmcompile.errors import BuildError, FormatError, NotADatasetError, OptionError, OutputExistsError
 from mmcompile.format.canonical import name_to_json
-from mmcompile.format.findings import Problem, VerifyReport
+from mmcompile.format.findings import Problem, VerifyReport, from_a_folder
 from mmcompile.format.index import load_index, not_a_dataset
 from mmcompile.format.lock import Lock
 from mmcompile.format.store import is_url
@@ -88,12 +88,13 @@ def repair(
         raise NotADatasetError(not_a_dataset(folder), path=str(folder))
     with contextlib.suppress(FormatError):  # a damaged index is mended first
         index = load_index(folder)[0]
-        kind = index.settings["source"].get("kind") if isinstance(index.settings.get("source"), dict) else None
-        if kind == "dataset" or not index.keyed:
-            said = "copied from datasets" if kind == "dataset" else "of arrays or tables"
+        if not from_a_folder(index):
+            made = index.settings.get("source")
+            copied = isinstance(made, dict) and made.get("kind") == "dataset"
+            said = "its rows are copied from datasets" if copied else "its rows are of arrays or tables" if not index.keyed else ""
             raise OptionError(
-                f"{folder}: its rows are {said}, with no file for each to repair it from; delete the files that `mmcompile verify` names, and "
-                "run the same build again: it makes them anew (where these are its index or table, delete all of the dataset)"
+                f"{folder}: {said or 'it was not built from one folder of images'}, so it is not repaired file by file: delete the files that "
+                "`mmcompile verify` names (all of the dataset where these are its index or table), and run the same build again: it makes them anew"
             )
     FolderSource(os.fspath(source)).location()
     if is_inside(folder, source):

@@ -55,16 +55,28 @@ class _Column:
         values = self.lies.read(start, stop)
         if self.part is not None:
             values = values[self.part]
-        return as_stored(values, self.field)
+        return as_stored(values, self.field, self.lies.named, start)
 
 
 def as_words(meanings: Meanings) -> list[str]:
     return [f"{name}={meaning}" for name, meaning in sorted(meanings.items())]
 
 
-def as_stored(values: Array, spec: Field) -> Array:
-    """Values of a source in the dtype and shape of their field: little-endian, times as int64, class numbers as int64, (N, H, W) as (N, 1, H, W)."""
+def as_stored(values: Array, spec: Field, named: str = "", row: int | None = None) -> Array:
+    """Values of a source in the dtype and shape of their field: little-endian, times as int64, class numbers as int64, (N, H, W) as (N, 1, H, W).
+
+    `named`: where they lie, for people; `row`: the number of the first, None where the caller tells it.  Raises SourceError for a time that is none.
+    """
     if values.dtype.kind == "M":
+        missing = np.isnat(values)
+        if missing.any():
+            at = int(np.argwhere(missing)[0, 0])
+            which = "" if row is None else f"row {row + at:,}: "
+            raise SourceError(
+                f"{named + ': ' if named else ''}{which}a time that is missing (NaT) in {spec.name}: nothing marks one among stored times; leave out "
+                "such rows, or fill them",
+                row=at + (row or 0),
+            )
         values = values.view(values.dtype.str[0] + "i8")
     return values.astype(spec.stored, copy=False).reshape(len(values), *spec.shape)
 
@@ -291,6 +303,7 @@ def _picture(shape: tuple[int, ...]) -> tuple[tuple[int, ...], str] | None:
 
 def recognised(raw: Sequence[str]) -> str | None:
     """What RAW is, if it is arrays: "npy", "npz", "idx" or "npy-folder"."""
+    raw = [on_disk(path) for path in raw]
     if len(raw) == 1 and os.path.isdir(raw[0]):
         from mmcompile.compiler.sources.npyfolder import holds_arrays
 
@@ -318,8 +331,9 @@ def array_source(form: str, raw: Sequence[str], meanings: Sequence[str] = (), sh
     `meanings` are NAME=image, NAME=class or NAME=value.  Files without a header ("raw") need `shape` and `dtype`: "28x28", the shape of a row, or
     "60000,28,28", that of all; a dtype as numpy calls it ("float32", ">i2").  Raises OptionError.
     """
+    raw = [on_disk(path) for path in raw]
     for path in raw:
-        if is_url(on_disk(path)):
+        if is_url(path):
             raise OptionError(f"{path}: arrays are read from a disk: bring the file to one")
     told = _meanings(meanings)
     if form == "npy-folder":

@@ -28,9 +28,8 @@ class SourceOptions:
     `source`: the name of a kind, None: what RAW is decides.  `include`, `exclude`, `hidden`: which files (see FolderSource).  `compat`:
     "torchvision" for exactly the files that its ImageFolder takes.  `split`: NAME=FOLDER for each folder that is a split.  `classes_from`: a dataset
     or file that says the names and numbers of the classes.  `as_`, `shape`, `array_dtype`: what arrays mean, and what files without a header hold
-    (see `array_source`).  `images`, `image_column`, `label_column`, `columns`: see ManifestSource.  `columns`,
-    `group_by`, `order_by`, `split_by`: of tables (see TableWishes).  `where`, `rows`: which rows of datasets, by a condition and by a file of their
-    numbers.
+    (see `array_source`).  `images`, `image_column`, `label_column`, `columns`: see ManifestSource.  `columns`, `label_column`, `group_by`,
+    `order_by`, `split_by`: of tables (see TableWishes).  `where`, `rows`: which rows of datasets, by a condition and by a file of their numbers.
     """
 
     source: str | None = None
@@ -143,7 +142,8 @@ def _tables(raw: Sequence[str], options: SourceOptions) -> RowSource:
 
     if url := next((place for place in raw if is_url(on_disk(place))), None):
         raise OptionError(f"{url}: tables are read from a disk: bring them to one")
-    return TableSource([on_disk(place) for place in raw], TableWishes(options.columns, options.group_by, options.order_by, options.split_by))
+    wishes = TableWishes(options.columns, options.group_by, options.order_by, options.split_by, options.label_column)
+    return TableSource([on_disk(place) for place in raw], wishes)
 
 
 def _is_dataset(raw: Sequence[str]) -> bool:
@@ -229,7 +229,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("manifest", _is_manifest, _manifest, frozenset({"include", "exclude", "compat", "split", "classes_from"}) | _COLUMNS),
     Kind("coco", _is_coco, _coco, frozenset({"include", "exclude", "compat", "images"})),
     *(Kind(form, _is_arrays(form), _arrays(form), frozenset({"as_"})) for form in ("npy", "npz", "idx", "npy-folder")),
-    Kind("table", _is_tables, _tables, frozenset({"columns", "group_by", "order_by", "split_by"})),
+    Kind("table", _is_tables, _tables, frozenset({"columns", "group_by", "order_by", "split_by", "label_column"})),
     Kind("raw", lambda raw: False, _arrays("raw"), frozenset({"as_", "shape", "array_dtype"})),
     Kind("tar", functools.partial(_is_archive, "tar"), functools.partial(_archive, "tar"), _FILES | _COLUMNS - {"images"}),
     Kind("zip", functools.partial(_is_archive, "zip"), functools.partial(_archive, "zip"), _FILES),

@@ -21,10 +21,11 @@ from mmcompile.compiler.geometry import LOOKED_AT, decide
 from mmcompile.compiler.marks import versions_of
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.rowstore import RowPreprocess
+from mmcompile.compiler.sealing import write_all
 from mmcompile.compiler.sources.arrays import as_stored, count_classes
 from mmcompile.compiler.sources.rows import RowScan
 from mmcompile.compiler.sources.samples import Declared, Hints, as_array, declare, field_of, is_array, is_picture, named_parts
-from mmcompile.errors import OptionError, SourceError
+from mmcompile.errors import BuildError, MMCompileError, OptionError, SourceError
 from mmcompile.format.fields import DTYPES, Field, Split, field_name
 from mmcompile.format.npy import hash_bytes
 
@@ -41,9 +42,18 @@ _SPOOL_BYTES = 8 << 20
 def wrap(dataset: Any, asked: Preprocess | RowPreprocess | None) -> tuple[Any, RowPreprocess]:
     """(the source that reads a dataset, what is done to its numbers).  Raises OptionError for what is none, SourceError for a bad first sample."""
     pictures = asked if isinstance(asked, Preprocess) else Preprocess()
-    columns = _columns(dataset)
-    if columns is not None:
-        return ColumnSource(columns, _names(dataset)), RowPreprocess.of(asked)
+    try:
+        columns = _columns(dataset)
+        if columns is not None:
+            return ColumnSource(columns, _names(dataset)), RowPreprocess.of(asked)
+    except MMCompileError:
+        raise
+    except Exception as error:  # sparse tensors have no slices; an array of a closed file of HDF5 has not even a shape
+        said = (str(error).splitlines() or [""])[0][:100]
+        raise OptionError(
+            f"{type(dataset).__name__}: cannot be read in slices ({type(error).__name__}: {said}); expected dense arrays or tensors, of files that "
+            "are open"
+        ) from error
     splits = _splits(dataset)
     made: DatasetSource | SpooledSource
     if splits is not None:
@@ -151,7 +161,10 @@ class DatasetSource:
 
     def __init__(self, datasets: Mapping[str, Any], preprocess: Preprocess, names: Sequence[str] | None = None) -> None:
         self._datasets = dict(datasets)
-        self._stops = np.cumsum([_length(d) for d in self._datasets.values()]).astype(np.int64)
+        lengths = [_length(d) for d in self._datasets.values()]
+        if sum(lengths) >= 1 << 63:
+            raise SourceError(f"{sum(lengths):,} rows, as the lengths of the datasets say; expected fewer than 2^63")
+        self._stops = np.cumsum(lengths).astype(np.int64)
         self._asked = preprocess.settings()
         self._why = ""
         self.declared: Declared | None = None
@@ -196,7 +209,9 @@ class DatasetSource:
         first = int(self._stops[at - 1]) if at else 0
         try:
             return list(self._datasets.values())[at][row - first]
-        except Exception as error:  # whatever a stranger's dataset raises says something of this row
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # whatever a stranger's dataset raises, sys.exit() too, says something of this row
             raise _raised(row, error) from error
 
     def _sized(self, sample: Any, preprocess: Preprocess, names: Sequence[str] | None) -> Preprocess:
@@ -222,7 +237,7 @@ def _length(dataset: Any) -> int:
         raise SourceError(f"{type(dataset).__name__}: its length cannot be told ({error})") from error
 
 
-def _raised(row: int, error: Exception) -> SourceError:
+def _raised(row: int, error: BaseException) -> SourceError:
     said = (str(error).splitlines() or [""])[0][:200]
     return SourceError(f"row {row:,}: the dataset raised {type(error).__name__}" + (f": {said}" if said else ""), row=row)
 
@@ -272,7 +287,7 @@ class ColumnSource:
 
     def read(self, start: int, stop: int) -> dict[str, Array]:
         """The rows [start, stop), a slice of each array."""
-        return {spec.name: as_stored(as_array(self._columns[name][start:stop], name), spec) for name, spec in self._fields.items()}
+        return {spec.name: as_stored(as_array(self._columns[name][start:stop], name), spec, row=start) for name, spec in self._fields.items()}
 
 
 class SpooledSource:
@@ -317,12 +332,20 @@ class SpooledSource:
         row_bytes = sum(f.row_bytes for f in declared.fields)
         size = max(1, _SPOOL_BYTES // row_bytes)
         out = {f.name: np.empty((size, *f.shape), f.stored) for f in declared.fields}
-        files = {name: (self._folder / name).open("wb") for name in out}
+        files = {name: (self._folder / name).open("wb", buffering=0) for name in out}
         at = 0
 
         def flush() -> None:
-            for name, file in files.items():
-                out[name][:at].tofile(file)
+            for spec in declared.fields:
+                view: Any = memoryview(out[spec.name][:at].reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+                try:
+                    write_all(files[spec.name].fileno(), view, (self._n - at) * spec.row_bytes)
+                except OSError as error:
+                    raise BuildError(
+                        f"{tempfile.gettempdir()} (TMPDIR), where the samples of an iterable are written first: {error.strerror} after {self._n:,} "
+                        "samples; free some space, or set TMPDIR to a folder with more",
+                        errno=error.errno,
+                    ) from error
             progress(self._n)
 
         assert self._left is not None
@@ -357,5 +380,7 @@ def _guarded(samples: Iterable[Any]) -> Iterator[Any]:
         for sample in samples:
             yield sample
             row += 1
-    except Exception as error:
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
         raise _raised(row, error) from error

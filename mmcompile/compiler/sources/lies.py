@@ -15,6 +15,7 @@ import tokenize
 import zipfile
 import zlib
 from dataclasses import dataclass, replace
+from stat import S_ISREG
 from typing import IO, Any, cast
 
 import numpy as np
@@ -32,6 +33,8 @@ _MOST_RUNS = 4096
 #: A header of .npy longer than this (numpy's own limit) is no plain array's.
 _HEADER_LIMIT = 10_000
 _SKIP = 1 << 20
+#: Deflate makes no more bytes of one than this.
+_MOST_PACKED = 1040
 #: What a damaged compressed file raises.
 _DAMAGED = (EOFError, zlib.error, zipfile.BadZipFile, gzip.BadGzipFile, NotImplementedError)
 
@@ -50,6 +53,8 @@ class Lies:
     stat: tuple[int, int, int, int]
     fortran: bool = False
     member: str | None = None
+    #: The member that these bytes of the file are, where it is stored as it is.
+    within: str | None = None
 
     @property
     def row_bytes(self) -> int:
@@ -58,7 +63,8 @@ class Lies:
     @property
     def named(self) -> str:
         """The file, and what of it, for people."""
-        return show(self.path) + (f" ({show(self.member)})" if self.member else "")
+        member = self.member or self.within
+        return show(self.path) + (f" ({show(member)})" if member else "")
 
     def read(self, start: int, stop: int) -> npt.NDArray[Any]:
         """The rows [start, stop), in this dtype and byte order.  Raises OSError, or SourceError where the file is not what it was."""
@@ -173,10 +179,17 @@ def _stream(lies: Lies) -> _Stream:
 
 # ---------------------------------------------------------------- headers
 
+#: (where the data begins, dtype, shape, Fortran order).
+_Header = tuple[int, np.dtype[Any], tuple[int, ...], bool]
+
 
 def _open_file(path: str) -> IO[bytes]:
     try:
+        if not S_ISREG(os.stat(path).st_mode):  # to open a pipe would wait for a writer
+            raise SourceError(f"{show(path)}: no regular file", path=path)
         file = open(path, "rb")  # noqa: SIM115 (closed by the caller)
+    except SourceError:
+        raise
     except OSError as error:
         raise SourceError(f"{show(path)}: cannot be read ({error.strerror})", path=path) from error
     return file
@@ -209,16 +222,29 @@ def lies_in_npz(path: str) -> dict[str, Lies]:
                         raise SourceError(f"{named}: encrypted", path=path)
                     if name in out:
                         raise SourceError(f"{named}: stands in it twice", path=path)
-                    with archive.open(info) as member:
-                        header = _npy_header(member, path, named)
-                    if info.compress_type == zipfile.ZIP_STORED:
-                        header = (header[0] + _data_offset(file, info), *header[1:])
-                        out[name] = _checked(header, path, stat, stat[0], None, named)
-                    else:
-                        out[name] = _checked(header, path, stat, info.file_size, info.filename, named)
+                    stored = info.compress_type == zipfile.ZIP_STORED
+                    header = _member_header(archive, info, path, named, whole=stored)
+                    found = _checked(header, path, stat, info.file_size, None if stored else info.filename, named)
+                    if stored:
+                        found = replace(found, offset=found.offset + _data_offset(file, info), within=info.filename)
+                    elif info.compress_type == zipfile.ZIP_DEFLATED and info.file_size > _MOST_PACKED * (info.compress_size + 1):
+                        raise SourceError(f"{named}: {info.compress_size:,} bytes cannot hold the {info.file_size:,} that it says", path=path)
+                    out[name] = found
         except (*_DAMAGED, ValueError, struct.error, RuntimeError) as error:
             raise SourceError(f"{show(path)}: no .npz file, or a damaged one ({_reason(error)})", path=path) from error
     return out
+
+
+def _member_header(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: str, named: str, *, whole: bool) -> _Header:
+    """The header of a member; with `whole` all of it is held against its CRC-32, once: rows are read past the archive, which checks none."""
+    try:
+        with archive.open(info) as member:
+            header = _npy_header(member, path, named)
+            while whole and member.read(_SKIP):
+                pass
+    except _DAMAGED as error:
+        raise SourceError(f"{named}: damaged (it cannot be unpacked: {_reason(error)})", path=path) from error
+    return header
 
 
 def _data_offset(file: IO[bytes], info: zipfile.ZipInfo) -> int:
@@ -228,9 +254,6 @@ def _data_offset(file: IO[bytes], info: zipfile.ZipInfo) -> int:
     if head[0] != b"PK\x03\x04":
         raise zipfile.BadZipFile("a member has no header")
     return int(info.header_offset + 30 + head[1] + head[2])
-
-
-_Header = tuple[int, np.dtype[Any], tuple[int, ...], bool]
 
 
 def _npy_header(file: IO[bytes], path: str, named: str) -> _Header:
@@ -263,6 +286,13 @@ def _checked(header: _Header, path: str, stat: tuple[int, int, int, int], size: 
     need = offset + shape[0] * found.row_bytes
     if size < need:
         raise SourceError(f"{named}: {size:,} bytes, a {dtype} array of {shape} takes {need:,}: it is cut off", path=path, expected=need, found=size)
+    if size > need:
+        raise SourceError(
+            f"{named}: {size:,} bytes, a {dtype} array of {shape} takes {need:,}: it holds more than the {shape[0]:,} rows that it says",
+            path=path,
+            expected=need,
+            found=size,
+        )
     if found.fortran and (member is not None or math.prod(shape[1:]) > _MOST_RUNS):
         raise SourceError(f"{named}: in Fortran order, so no row lies in one piece: save numpy.ascontiguousarray(a)", path=path)
     return found
@@ -310,5 +340,7 @@ def lies_in_idx(path: str) -> Lies:
     dtype = np.dtype(_IDX[head[2]])
     need = 4 + 4 * axes + dtype.itemsize * math.prod(shape)
     if packed:
+        if need > _MOST_PACKED * stat[0]:
+            raise SourceError(f"{show(path)}: {stat[0]:,} bytes cannot hold the {need:,} that a {dtype} array of {shape} takes", path=path)
         return _checked((4 + 4 * axes, dtype, shape, False), path, stat, need, "")
     return _checked((4 + 4 * axes, dtype, shape, False), path, stat, stat[0], None)

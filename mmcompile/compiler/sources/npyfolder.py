@@ -150,7 +150,7 @@ class NpyFolder:
                 head, body = data[: lies.offset], data[lies.offset :]
             values = np.frombuffer(body, first.dtype, count=int(np.prod(first.shape, dtype=np.int64)))
             values = values.reshape(first.shape[::-1]).T if first.fortran else values.reshape(first.shape)
-            out[i] = as_stored(values[None], field)[0]
+            out[i] = as_stored(values[None], field, show(path), start + i)[0]
         rows = {"x": out}
         if self._labels is not None:
             rows[LABEL.name] = self._labels[start:stop]

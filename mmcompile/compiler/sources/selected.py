@@ -6,6 +6,7 @@ import re
 from array import array
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,8 @@ class Selection:
 def _read_rows(path: Path, count: int) -> npt.NDArray[np.int64]:
     """Numbers of rows in [0, count), in rising order: of a text file one a line, of a .npy file those in its array (N,)."""
     try:
+        if not S_ISREG(path.stat().st_mode):  # to open a pipe would wait for a writer
+            raise _wrong(path, "no regular file")
         found, entry = (_of_array(path), "entry") if path.suffix == ".npy" else (_of_lines(path), "line")
     except OSError as error:
         raise _wrong(path, f"cannot be read ({error.strerror or error})") from None

@@ -19,7 +19,9 @@ from mmcompile.compiler.sources.names import show
 from mmcompile.compiler.sources.rows import RowScan
 from mmcompile.compiler.sources.tablearrow import ArrowPart
 from mmcompile.compiler.sources.tablefiles import PARQUETS, by_key, list_tables
-from mmcompile.compiler.sources.tablescan import TablePart, TableScan, TableWishes, in_parts
+from mmcompile.compiler.sources.tablelabel import as_classes
+from mmcompile.compiler.sources.tableorder import in_parts
+from mmcompile.compiler.sources.tablescan import TablePart, TableScan, TableWishes
 from mmcompile.compiler.sources.tablespool import Spool
 from mmcompile.compiler.sources.tabletext import TextPart
 from mmcompile.errors import SourceError
@@ -49,7 +51,7 @@ class TableSource:
     def identity(self) -> dict[str, object]:
         """The settings that decide which rows there are and what they hold."""
         wishes = self._wishes
-        told = {"group_by": wishes.group_by, "order_by": wishes.order_by, "split_by": wishes.split_by}
+        told = {"group_by": wishes.group_by, "order_by": wishes.order_by, "split_by": wishes.split_by, "label_column": wishes.label}
         columns = {} if wishes.columns is None else {"columns": name_to_json(_typed(wishes.columns))}
         return {"kind": "table", **columns, **{name: name_to_json(value) for name, value in told.items() if value is not None}}
 
@@ -109,6 +111,8 @@ class TableSource:
                 for i in range(len(readings)):
                     values[:, i] = arrays[at + i]
                 out[spec.name] = values
+            elif spec.meaning == "class":
+                out[spec.name] = as_classes(arrays[at], readings[0])
             else:
                 out[spec.name] = arrays[at].astype(spec.stored, copy=False)
             at += len(readings)

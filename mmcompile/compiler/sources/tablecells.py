@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcompile.compiler.sources.tablefields import ColumnKind
+from mmcompile.errors import OptionError
 from mmcompile.format.fields import UNITS
 
-__all__ = ["GAPS", "CellKinds", "as_times", "as_values", "is_number", "one_time"]
+__all__ = ["GAPS", "CellKinds", "as_times", "as_values", "cut_of", "is_number"]
 
 Array = npt.NDArray[np.generic]
 
@@ -156,7 +157,10 @@ def as_values(cells: Sequence[str], dtype: str) -> Array:
             return np.array(list(map(float, cells))).astype(dtype, copy=False)
         except ValueError:
             return np.array([_float(cell) for cell in cells]).astype(dtype, copy=False)
-    return np.array(list(map(int, cells)), dtype)
+    try:
+        return np.array(list(map(int, cells)), dtype)
+    except ValueError:  # yes and no, beside columns of whole numbers
+        return np.array([int(_yes(cell)) if _ONE["bool"].match(cell) else int(cell) for cell in cells], dtype)
 
 
 def _yes(cell: str) -> bool:
@@ -200,7 +204,7 @@ def _seconds(offset: str) -> int:
     return (1 if offset[0] == "+" else -1) * (int(digits[:2]) * 3600 + int(digits[2:]) * 60)
 
 
-def one_time(text: str) -> tuple[str, str, bool] | None:
+def _one_time(text: str) -> tuple[str, str, bool] | None:
     """(the text, its unit, does it say how far from UTC it is) of a time, None for what is none."""
     kinds = CellKinds()
     kinds.extend([text])
@@ -208,3 +212,19 @@ def one_time(text: str) -> tuple[str, str, bool] | None:
     if isinstance(kind, str) or kind.unit is None:
         return None
     return text, kind.unit, kind.aware
+
+
+def cut_of(text: str, kind: ColumnKind) -> int | float:
+    """A text as a value like those of a column.  Raises OptionError where it is none."""
+    if kind.unit is not None:
+        time = _one_time(text)
+        if time is None or UNITS.index(time[1]) > UNITS.index(max(kind.unit, "s", key=UNITS.index)) or (time[2] and not kind.aware):
+            raise OptionError(f"--split-by: {text!r} is no time like those of the column ({kind})", options=["split-by"])
+        try:
+            return int(as_times([text], kind.unit)[0])
+        except (ValueError, OverflowError) as error:
+            raise OptionError(f"--split-by: {text!r}: {str(error)[:100]}", options=["split-by"]) from None
+    try:
+        return float(text) if kind.dtype.startswith("float") else int(text)
+    except ValueError:
+        raise OptionError(f"--split-by: {text!r} is no number, and the column holds {kind}", options=["split-by"]) from None

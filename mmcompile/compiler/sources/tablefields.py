@@ -29,7 +29,8 @@ MOST_TEXTS = 65_536
 class ColumnKind:
     """What a column holds: numbers of `dtype`, times in a `unit` (`aware`: of UTC), or texts; "" is a column without a value.
 
-    `missing` of its cells are none, the first in row `gap`.  `low` and `high` are the least and greatest of whole numbers of 64 bits.
+    `missing` of its cells are none, the first in row `gap` of the table `path` ("": not known).  `low` and `high` are the least and greatest of whole
+    numbers of 64 bits.
     """
 
     dtype: str
@@ -39,6 +40,14 @@ class ColumnKind:
     gap: int = -1
     low: int = 0
     high: int = 0
+    path: str = ""
+
+    @property
+    def first_gap(self) -> str:
+        """Where the first cell without a value is, in words."""
+        place = f"row {self.gap + 1:,}" if self.gap >= 0 else ""
+        words = " of ".join(filter(None, (place, show(self.path) if self.path else "")))
+        return f" (the first in {words})" if words else ""
 
     @property
     def is_text(self) -> bool:
@@ -61,12 +70,16 @@ class ColumnKind:
 
 @dataclass(frozen=True)
 class Reading:
-    """How a column is read: as numbers of `dtype` (a gap is NaN), as int64 in a `unit` since 1970, or as numbers of `categories` (a gap is -1)."""
+    """How a column is read: as numbers of `dtype` (a gap is NaN), as int64 in a `unit` since 1970, or as numbers of `categories` (a gap is -1).
+
+    `numbers`: those of which a label's class numbers are the places.
+    """
 
     column: str
     dtype: str
     unit: str | None = None
     categories: tuple[str, ...] | None = None
+    numbers: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -81,9 +94,9 @@ class Layout:
 def merged(column: str, kinds: Sequence[tuple[str, ColumnKind]]) -> ColumnKind:
     """What one column of several tables (each with its path) holds.  Raises SourceError where it is of one kind here and of another there."""
     found: tuple[str, ColumnKind] | None = None
-    missing = 0
+    missing = sum(kind.missing for _, kind in kinds)
+    gap, where = next(((kind.gap, path) for path, kind in kinds if kind.missing), (-1, ""))
     for path, kind in kinds:
-        missing += kind.missing
         if not kind.dtype:
             continue
         if found is None:
@@ -109,7 +122,7 @@ def merged(column: str, kinds: Sequence[tuple[str, ColumnKind]]) -> ColumnKind:
             both = replace(was, dtype=dtype, low=min(was.low, kind.low), high=max(was.high, kind.high))
             _refuse_inexact(column, both, was.dtype, kind.dtype)
         found = found[0], both
-    return replace(found[1], missing=missing) if found is not None else ColumnKind("", missing=missing)
+    return replace(found[1] if found is not None else ColumnKind(""), missing=missing, gap=gap, path=where)
 
 
 def _is_exact(kind: ColumnKind, dtype: str) -> bool:
@@ -134,7 +147,7 @@ def _refuse_inexact(column: str, kind: ColumnKind, *dtypes: str) -> None:
 
 def reading_of(column: str, kind: ColumnKind, texts: tuple[str, ...] | None = None) -> Reading:
     """How a column is read by itself.  Raises SourceError for a gap that its dtype has no value for."""
-    where = f" (the first in row {kind.gap + 1:,})" if kind.gap >= 0 else ""
+    where = kind.first_gap
     if not kind.is_known:
         raise SourceError(
             f"column {show(column)} holds {kind}: expected numbers, times or texts: leave it out with --columns, or save it as one of these",
@@ -163,16 +176,23 @@ def reading_of(column: str, kind: ColumnKind, texts: tuple[str, ...] | None = No
 
 
 def lay_out(
-    kinds: Mapping[str, ColumnKind], wanted: Sequence[str] | None, alone: Iterable[str], without: Iterable[str], where: str, called: Mapping[str, str]
+    kinds: Mapping[str, ColumnKind],
+    wanted: Sequence[str] | None,
+    alone: Iterable[str],
+    without: Iterable[str],
+    where: str,
+    called: Mapping[str, str],
+    label: str | None = None,
 ) -> Layout:
     """The fields of a table with these columns, of which `wanted` (see `--columns`) says what is taken; categories are still to be found.
 
     None: all numbers become one array, if one dtype holds them without a loss, and times and texts fields of their own, as those of `alone` do;
-    `without` are left out.  `called`: what columns without a name are called.  Raises OptionError, SourceError.
+    `without` are left out.  `called`: what columns without a name are called; `label`: the
+    column that is the label, which is no field of these.  Raises OptionError, SourceError.
     """
     said: list[str] = []
     if wanted is not None:
-        return _chosen(kinds, wanted, where, called)
+        return _chosen(kinds, wanted, where, called, label)
     left_out = set(without)
     taken = {name: kind for name, kind in kinds.items() if name not in left_out}
     if empty := [name for name, kind in taken.items() if not kind.dtype]:
@@ -195,10 +215,10 @@ def lay_out(
     groups += [(name, [name]) for name in readings if name not in numbers]
     if not groups:
         raise SourceError(f"{where}: no column of numbers, times or texts")
-    return _made(groups, readings, said, called)
+    return _made(groups, readings, said, called, label)
 
 
-def _chosen(kinds: Mapping[str, ColumnKind], wanted: Sequence[str], where: str, called: Mapping[str, str]) -> Layout:
+def _chosen(kinds: Mapping[str, ColumnKind], wanted: Sequence[str], where: str, called: Mapping[str, str], label: str | None) -> Layout:
     unnamed = {name: column for column, name in called.items()}
     groups: list[tuple[str, list[str]]] = []
     readings: dict[str, Reading] = {}
@@ -228,7 +248,7 @@ def _chosen(kinds: Mapping[str, ColumnKind], wanted: Sequence[str], where: str, 
         raise OptionError(f"--columns: {show(twice)} stands in it twice", options=["columns"])
     if not groups:
         raise OptionError("--columns: no column is left", options=["columns"])
-    return _made(groups, readings, [], called)
+    return _made(groups, readings, [], called, label)
 
 
 def _widened(kind: ColumnKind, reading: Reading) -> bool:
@@ -239,10 +259,12 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(map(show, names[:8])) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
-def _made(groups: Sequence[tuple[str, list[str]]], readings: Mapping[str, Reading], said: Sequence[str], called: Mapping[str, str]) -> Layout:
+def _made(
+    groups: Sequence[tuple[str, list[str]]], readings: Mapping[str, Reading], said: Sequence[str], called: Mapping[str, str], label: str | None
+) -> Layout:
     """Fields of groups of columns: ("", columns) is ARRAY, ("=name", columns) one of that name, (column, [column]) a column's own."""
     shown = [ARRAY if not name else name.removeprefix("=") if name.startswith("=") else called.get(name, name) for name, _ in groups]
-    names = field_names(shown, None)
+    names = field_names(shown, label)
     fields, columns = [], []
     for (name, parts), word in zip(groups, shown, strict=True):
         first = readings[parts[0]]

@@ -1,9 +1,10 @@
-"""Hides which files a RAW of tables is, in which order, and which group each belongs to."""
+"""Hides which files a RAW of tables is, in which order, and which group and split each belongs to."""
 
 from __future__ import annotations
 
 import os
 import re
+import stat
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from urllib.parse import unquote
 
 from mmcompile.compiler.formats import EXTENSIONS
 from mmcompile.compiler.sources.names import show
+from mmcompile.compiler.sources.splits import SPLITS, rank
 from mmcompile.errors import SourceError
 
 __all__ = ["PARQUETS", "SUFFIXES", "TableFile", "by_key", "is_tables", "list_tables"]
@@ -25,11 +27,20 @@ _KEYED = re.compile(r"([^=]+)=(.*)\Z")
 
 @dataclass(frozen=True)
 class TableFile:
-    """A table: its path, the group that its rows are by where it lies, and the values of folders called KEY=VALUE that it lies in."""
+    """A table: its path, the group that its rows are by where it lies, and the values of folders called KEY=VALUE that it lies in.
+
+    `split`: what the folder or file is called that says so; "" where none does.
+    """
 
     path: str
     group: str
     keyed: tuple[tuple[str, str], ...] = ()
+    split: str = ""
+
+    @property
+    def place(self) -> tuple[tuple[int, str], str, str]:
+        """Sorts tables: split by split, group by group."""
+        return rank(self.split), self.group, self.path
 
 
 def _is_table(name: str) -> bool:
@@ -93,6 +104,7 @@ def list_tables(raw: Sequence[str]) -> tuple[list[TableFile], Counter[str]]:
     left_out: Counter[str] = Counter()
     found: list[tuple[str, str]] = []
     for place in raw:
+        first = len(found)
         if os.path.isdir(place):
             found += [(os.path.join(place, name), name) for name in _walk(place, left_out)]
         elif os.path.exists(place):
@@ -101,34 +113,61 @@ def list_tables(raw: Sequence[str]) -> tuple[list[TableFile], Counter[str]]:
             found.append((place, os.path.basename(place)))
         else:
             raise SourceError(f"{show(place)}: no such file or folder", path=place)
+        if len(raw) > 1 and os.path.isdir(place) and _split_of(os.path.basename(place)):
+            found[first:] = [(path, f"{os.path.basename(place)}/{name}") for path, name in found[first:]]
+    for path, _ in found:
+        if os.path.exists(path) and not stat.S_ISREG(os.stat(path).st_mode):
+            raise SourceError(f"{show(path)}: a pipe or device: expected a file, as rows are read more than once", path=path)
     if not found:
         raise SourceError(f"{', '.join(map(show, raw))}: no table in it: expected files called {', '.join(SUFFIXES)}", path=raw[0])
     if len({name.lower().endswith(PARQUETS) for _, name in found}) > 1:
         texts = next(path for path, name in found if not name.lower().endswith(PARQUETS))
         raise SourceError(f"{show(texts)}: text, and others are Parquet files: expected tables of one form", path=texts)
-    out = [_placed(path, name, alone=len(found) == 1 and not os.path.isdir(raw[0])) for path, name in found]
-    return _in_order(out), left_out
+    alone = len(found) == 1 and not os.path.isdir(raw[0])
+    splits = [""] if alone else _splits(found)
+    return _in_order([_placed(path, name, split, alone=alone) for (path, name), split in zip(found, splits, strict=True)]), left_out
 
 
-def _placed(path: str, name: str, *, alone: bool) -> TableFile:
+def _split_of(part: str) -> str:
+    """The split that a folder or file is by its name (train, or split=train); "" where it is none."""
+    key, equals, value = os.path.splitext(part)[0].rpartition("=")
+    return value if value.lower() in SPLITS and (not equals or key.lower() == "split") else ""
+
+
+def _splits(found: Sequence[tuple[str, str]]) -> list[str]:
+    """The split of each table, where what lies on top is called so throughout; else "" for all.  Raises SourceError where only some of it is."""
+    splits = [_split_of(name.split("/", 1)[0]) for _, name in found]
+    if all(splits) or len(set(splits) - {""}) < 2:
+        return splits if all(splits) else [""] * len(splits)
+    stray = found[splits.index("")][0]
+    raise SourceError(
+        f"{show(stray)}: lies in none of the splits beside it ({', '.join(map(show, sorted(set(splits) - {''}, key=rank)))}): expected all tables in "
+        "splits, or no folder or file called so; else build them apart",
+        path=stray,
+    )
+
+
+def _placed(path: str, name: str, split: str, *, alone: bool) -> TableFile:
     parts = name.split("/")
+    if split and len(parts) > 1:
+        del parts[0]
     keyed = tuple((match[1], unquote(match[2])) for part in parts[:-1] if (match := _KEYED.match(part)))
     if keyed:
-        return TableFile(path, "/".join(value for _, value in keyed), keyed)
-    return TableFile(path, "" if alone else os.path.splitext(name)[0])
+        return TableFile(path, "/".join(value for _, value in keyed), keyed, split)
+    return TableFile(path, "" if alone else os.path.splitext("/".join(parts))[0], (), split)
 
 
 def _in_order(files: Sequence[TableFile]) -> list[TableFile]:
     """The files group by group, groups as text.  Raises SourceError where two files that no folder KEY=VALUE joins are of one group."""
-    first: dict[str, TableFile] = {}
+    first: dict[tuple[str, str], TableFile] = {}
     for file in files:
-        other = first.setdefault(file.group, file)
+        other = first.setdefault((file.split, file.group), file)
         if other is not file and not file.keyed:
             raise SourceError(f"{show(other.path)} and {show(file.path)}: both would be the group {file.group}: rename one", path=file.path)
     if any(file.keyed for file in files) and not all(file.keyed for file in files):
         stray = next(file for file in files if not file.keyed)
         raise SourceError(f"{show(stray.path)}: lies in no folder KEY=VALUE, others do: expected all tables in such folders", path=stray.path)
-    return sorted(files, key=lambda file: (file.group, file.path))
+    return sorted(files, key=lambda file: file.place)
 
 
 def by_key(files: Sequence[TableFile], key: str) -> list[TableFile]:
@@ -141,4 +180,4 @@ def by_key(files: Sequence[TableFile], key: str) -> list[TableFile]:
         if value is None:
             raise SourceError(f"{show(file.path)}: lies in no folder {show(key)}=VALUE, others do", path=file.path)
         made.append(replace(file, group=value))
-    return sorted(made, key=lambda file: (file.group, file.path))
+    return sorted(made, key=lambda file: file.place)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Drop", "OrderCheck", "Ranges", "as_ranges", "cut_counts", "sorted_rows", "split_names"]
+__all__ = ["Drop", "OrderCheck", "Ranges", "as_ranges", "cut_counts", "in_parts", "sorted_rows", "split_names"]
 
 Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
@@ -95,6 +95,8 @@ class OrderCheck:
         self.drop: Drop | None = None
         #: Does a value stand twice in a row, and the first row where it does?
         self.twice = -1
+        #: How many rows have the value of the row before them.
+        self.alike = 0
 
     def extend(self, values: Array) -> None:
         joined = values if self._last is None else np.concatenate([self._last, values])
@@ -108,9 +110,10 @@ class OrderCheck:
             if len(down):
                 at = int(down[0]) + 1
                 self.drop = Drop(first + at, joined[at].item(), joined[at - 1].item())
-            if self.twice < 0:
-                alike = np.flatnonzero(inside & (joined[1:] == joined[:-1]))
-                self.twice = first + int(alike[0]) + 1 if len(alike) else -1
+            alike = np.flatnonzero(inside & (joined[1:] == joined[:-1]))
+            self.alike += len(alike)
+            if self.twice < 0 and len(alike):
+                self.twice = first + int(alike[0]) + 1
         self._row += len(values)
         self._last = values[-1:] if len(values) else self._last
 
@@ -135,3 +138,12 @@ def split_names(cuts: int) -> tuple[str, ...]:
     if cuts <= 2:
         return ("train", "test") if cuts == 1 else ("train", "val", "test")
     return tuple(f"part{i}" for i in range(cuts + 1))
+
+
+def in_parts(starts: Rows, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """(file, first row, end) of the rows [start, stop) of all files, of which `starts` says where each begins."""
+    while start < stop:
+        part = int(np.searchsorted(starts, start, side="right")) - 1
+        last = min(stop, int(starts[part + 1]))
+        yield part, start - int(starts[part]), last - int(starts[part])
+        start = last

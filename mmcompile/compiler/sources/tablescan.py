@@ -11,19 +11,22 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from mmcompile.compiler.sources import LABEL
 from mmcompile.compiler.sources.columns import find_column
 from mmcompile.compiler.sources.names import show
 from mmcompile.compiler.sources.rows import RowScan, fresh_stamp
-from mmcompile.compiler.sources.tablecells import as_times, one_time
+from mmcompile.compiler.sources.splits import rank
+from mmcompile.compiler.sources.tablecells import cut_of
 from mmcompile.compiler.sources.tablefields import MOST_TEXTS, ColumnKind, Layout, Reading, lay_out, merged, reading_of
 from mmcompile.compiler.sources.tablefiles import TableFile
-from mmcompile.compiler.sources.tableorder import OrderCheck, Ranges, Rows, as_ranges, cut_counts, sorted_rows, split_names
+from mmcompile.compiler.sources.tablelabel import NO_LABEL, Label, find_label, take_label
+from mmcompile.compiler.sources.tableorder import OrderCheck, Ranges, Rows, as_ranges, cut_counts, in_parts, sorted_rows, split_names
 from mmcompile.errors import OptionError, SourceError
-from mmcompile.format.canonical import canonical
-from mmcompile.format.fields import UNITS, Field, Names, Split
+from mmcompile.format.canonical import canonical, name_to_json
+from mmcompile.format.fields import Field, Names, Split
 from mmcompile.format.npy import hash_bytes
 
-__all__ = ["AS_THEY_STAND", "TablePart", "TableScan", "TableWishes", "in_parts"]
+__all__ = ["AS_THEY_STAND", "TablePart", "TableScan", "TableWishes"]
 
 #: For --order-by: rows stand as they are.
 AS_THEY_STAND = "none"
@@ -41,12 +44,14 @@ class TableWishes:
 
     `columns`: those that become fields, each by itself, or as NAME=A+B+C side by side.  `group_by`: the column, or KEY of folders KEY=VALUE, whose
     values are the groups.  `order_by`: the column that rows of a group rise in; AS_THEY_STAND: none.  `split_by`: COLUMN=CUT,CUT,….
+    `label`: the column that is the label; NO_LABEL: none.
     """
 
     columns: tuple[str, ...] | None = None
     group_by: str | None = None
     order_by: str | None = None
     split_by: str | None = None
+    label: str | None = None
 
 
 class TablePart(Protocol):
@@ -79,6 +84,7 @@ class TableScan:
         self.layout = Layout((), ())
         self.ranges = Ranges(np.zeros(0, np.int64), np.zeros(0, np.int64))
         self.order: Rows | None = None
+        self._label: Label | None = None
         self._said: list[str] = []
         self._counts: Counter[str] = Counter()
 
@@ -94,11 +100,17 @@ class TableScan:
         if split is not None:
             if wishes.order_by is not None and order != split[0]:
                 raise OptionError(f"--split-by {split[0]} cuts rows that rise in that column: leave --order-by out, or give the same column")
+            if len(self._file_splits()) > 1:
+                shown = ", ".join(map(show, self._file_splits()))
+                raise OptionError(
+                    f"--split-by {wishes.split_by}: {self._where} holds splits already ({shown}): leave it out, or build one of them",
+                    options=["split-by"],
+                )
             order = split[0]
         self._lay_out(group, order)
         names, stops, values = self._grouped(group, order) if group is not None else self._by_file(order)
         splits, ranges = self._split(names, stops, values, split, order)
-        return self._result(names, stops, splits, ranges, stats)
+        return self._result(splits, ranges, stats)
 
     # ------------------------------------------------------------------ columns
 
@@ -132,9 +144,13 @@ class TableScan:
         elif added is not None and self.kinds[added].dtype in ("int64", "uint64") and len(first.names) > 1:
             self._added.append(added)
 
+    def _alias(self, name: str) -> str:
+        """The column that is called so."""
+        return {called: column for column, called in self._called.items()}.get(name, name)
+
     def _find(self, name: str, option: str) -> str:
-        alias = {called: column for column, called in self._called.items()}
-        return alias.get(name) or find_column(name, list(self.kinds), option, self._where)
+        alias = self._alias(name)
+        return alias if alias != name else find_column(name, list(self.kinds), option, self._where)
 
     def _is_key(self, name: str) -> bool:
         """Is this the KEY of folders that tables lie in?"""
@@ -146,7 +162,11 @@ class TableScan:
         without = [*self._added, *([group] if group is not None else [])]
         if wishes.columns is None and self._added:
             self._said.append(f"column {show(self._added[0])} numbers the rows: left out (--columns takes it)")
-        layout = lay_out(self.kinds, wishes.columns, alone, without, self._where, self._called)
+        wanted, label = wishes.columns, self._take_label(alone, without)
+        if label is not None:
+            without.append(label)
+            wanted = wanted if wanted is None else tuple(name for name in wanted if self._alias(name) != label)
+        layout = lay_out(self.kinds, wanted, alone, without, self._where, self._called, label)
         self._said += layout.said
         used = {reading.column for readings in layout.columns for reading in readings}
         if aware := [name for name in self._parts[0].names if name in used and self.kinds[name].aware]:
@@ -164,7 +184,33 @@ class TableScan:
             else:
                 fields.append(spec)
                 columns.append(readings)
+        if self._label is not None:
+            fields.append(LABEL)
+            columns.append((self._label.reading,))
         self.layout = Layout(tuple(fields), tuple(columns))
+
+    def _take_label(self, alone: Sequence[str], without: Sequence[str]) -> str | None:
+        """The column that is the label, None where there is none."""
+        asked, listed = self._wishes.label, self._wishes.columns
+        if asked == NO_LABEL:
+            return None
+        if asked is not None:
+            column: str | None = self._find(asked, "label-column")
+        else:
+            given = self.kinds if listed is None else dict.fromkeys(map(self._alias, listed))
+            column = find_label(self.kinds, [name for name in given if name in self.kinds and name not in (*alone, *without)])
+        if column is None:
+            return None
+        kind = self.kinds[column]
+        found = take_label(column, kind, lambda: self._texts(column), self._stream, asked=asked is not None)
+        if isinstance(found, str):
+            self._said.append(f"column {show(column)} is a value, not the label, as {found} (--label-column {column} makes classes of them)")
+            return None
+        self._label = found
+        self._counts[f"classes in column {show(column)} ({found.said})"] = len(found.classes)
+        if kind.missing:
+            self._counts["without a label (-1)"] = kind.missing
+        return column
 
     def _texts(self, name: str) -> tuple[str, ...]:
         """The different texts of a column, sorted as text."""
@@ -193,11 +239,16 @@ class TableScan:
         if not kind.is_number and kind.unit is None:
             raise OptionError(f"column {show(name)} holds {kind}: expected times or numbers to order rows by", options=["order-by"])
         if kind.missing:
-            raise SourceError(f"column {show(name)}: {kind.missing:,} values are missing, and rows cannot be ordered without", column=name)
+            raise SourceError(
+                f"column {show(name)}: {kind.missing:,} values are missing{kind.first_gap}, and rows cannot be ordered without", column=name
+            )
         reading = reading_of(name, kind)
+        row = 0
         for arrays in self._stream(reading):
-            if arrays.dtype.kind == "f" and np.isnan(arrays).any():
-                raise SourceError(f"column {show(name)}: some values are no numbers (NaN), and rows cannot be ordered without", column=name)
+            if arrays.dtype.kind == "f" and (none := np.isnan(arrays)).any():
+                first = self.where(row + int(none.argmax()))
+                raise SourceError(f"column {show(name)}: no number (NaN) in {first}, and rows cannot be ordered without", column=name)
+            row += len(arrays)
             yield arrays
 
     def _stream(self, reading: Reading) -> Iterator[Array]:
@@ -211,12 +262,14 @@ class TableScan:
         """(names, ends of groups, values to split by where they had to be sorted), groups as the files say them."""
         names: list[str] = []
         stops: list[int] = []
+        last = None
         for file, stop in zip(self._files, self.starts[1:].tolist(), strict=True):
-            if names and names[-1] == file.group:
+            if last == (file.split, file.group):
                 stops[-1] = stop
             else:
                 names.append(file.group)
                 stops.append(stop)
+            last = file.split, file.group
         ends = np.array(stops, np.int64)
         self.ranges = Ranges(np.zeros(1, np.int64), np.array([self.rows], np.int64))
         column = order or next(iter(self._times), None)
@@ -230,8 +283,23 @@ class TableScan:
         elif check.drop is not None:
             self._said.append(f"rows were sorted by {show(order)}: {self.where(check.drop.row)} goes back")
             codes = np.repeat(np.arange(len(names)), np.diff(np.concatenate([[0], ends])))
-            return names, ends, self._sort(codes, np.concatenate(list(self._column(order))))
+            made = self._sort(codes, np.concatenate(list(self._column(order))))
+            self._say_twice(order, ends, made)
+            return names, ends, made
+        elif check.alike:
+            self._said.append(_twice(order, check.alike, self.where(check.twice)))
         return names, ends, None
+
+    def _say_twice(self, column: str, ends: Rows, values: Array | None) -> None:
+        """Say how many of sorted rows have the value of the one before them."""
+        if values is None:
+            return
+        check = OrderCheck(np.concatenate([[0], ends[:-1]]))
+        check.extend(values)
+        if check.alike:
+            row = check.twice if self.order is None else int(self.order[check.twice])
+            first = next(self.ranges.within(row, row + 1))[0] if self.order is None else row
+            self._said.append(_twice(column, check.alike, self.where(first)))
 
     def _refuse_unclear(self, column: str, check: OrderCheck, groups: int) -> None:
         """Rows whose time goes back, or stands still where a text may say of whom it is, are no one series."""
@@ -251,6 +319,11 @@ class TableScan:
     def _grouped(self, group: str, order: str | None) -> tuple[list[str], Rows, Array | None]:
         """(names, ends of groups, values to split by), groups as a column says them."""
         names, codes = self._codes(group)
+        splits = self._file_splits()
+        if len(splits) > 1:  # the groups of one split behind those of another
+            numbers = [splits.index(file.split) for file in self._files]
+            codes = codes + np.repeat(np.array(numbers, np.int64), np.diff(self.starts)) * len(names)
+            names = names * len(splits)
         column = order or next(iter(self._times), None)
         values = None
         if column is not None and self._wishes.order_by != AS_THEY_STAND:
@@ -258,7 +331,9 @@ class TableScan:
         counts = np.bincount(codes, minlength=len(names))
         ends = np.cumsum(counts).astype(np.int64)
         if order is not None:
-            return names, ends, self._sort(codes, values)
+            values = self._sort(codes, values)
+            self._say_twice(order, ends, values)
+            return names, ends, values
         made = self._sort(codes, None)
         if values is not None:
             rows = (
@@ -290,7 +365,8 @@ class TableScan:
         kind = self.kinds[group]
         if kind.missing:
             raise SourceError(
-                f"{self._where}: column {show(group)}: {kind.missing:,} values are missing: expected the group of each row", column=group
+                f"{self._where}: column {show(group)}: {kind.missing:,} values are missing{kind.first_gap}: expected the group of each row",
+                column=group,
             )
         if kind.is_text:
             texts = self._texts(group)
@@ -303,6 +379,18 @@ class TableScan:
 
     # ------------------------------------------------------------------ splits
 
+    def _file_splits(self) -> list[str]:
+        """The splits that tables lie in, in order; [""] where there are none."""
+        return list(dict.fromkeys(file.split for file in self._files))
+
+    def _split_stops(self, groups: int) -> list[int]:
+        """Where the groups of each of these end."""
+        if self._wishes.group_by is not None and not self._is_key(self._wishes.group_by):
+            count = len(self._file_splits())
+            return [groups // count * (i + 1) for i in range(count)]
+        found = list(dict.fromkeys((file.split, file.group) for file in self._files))
+        return [sum(rank(split) <= rank(name) for split, _ in found) for name in self._file_splits()]
+
     def _cuts(self) -> tuple[str, list[Any]] | None:
         """(column, values at which a split ends and the next begins)."""
         if self._wishes.split_by is None:
@@ -314,29 +402,23 @@ class TableScan:
             )
         column = self._find(name, "split-by")
         kind = self.kinds[column]
-        cuts = [self._cut(part.strip(), kind) for part in text.split(",")]
+        cuts = [cut_of(part.strip(), kind) for part in text.split(",")]
         if any(a >= b for a, b in itertools.pairwise(cuts)):
             raise OptionError(f"--split-by {self._wishes.split_by}: expected cuts that rise", options=["split-by"])
         return column, cuts
 
-    def _cut(self, text: str, kind: ColumnKind) -> Any:
-        if kind.unit is not None:
-            time = one_time(text)
-            if time is None or UNITS.index(time[1]) > UNITS.index(max(kind.unit, "s", key=UNITS.index)) or (time[2] and not kind.aware):
-                raise OptionError(f"--split-by: {text!r} is no time like those of the column ({kind})", options=["split-by"])
-            return int(as_times([text], kind.unit)[0])
-        try:
-            return float(text) if kind.dtype.startswith("float") else int(text)
-        except ValueError:
-            raise OptionError(f"--split-by: {text!r} is no number, and the column holds {kind}", options=["split-by"]) from None
-
     def _split(
         self, names: list[str], stops: Rows, values: Array | None, split: tuple[str, list[Any]] | None, order: str | None
-    ) -> tuple[list[tuple[str, list[int]]], Ranges]:
-        """(splits with the rows of each group in it, their rows)."""
+    ) -> tuple[list[tuple[str, list[str], list[int]]], Ranges]:
+        """(splits with their groups and the rows of each, their rows)."""
         begins = np.concatenate([[0], stops[:-1]])
         if split is None:
-            return [("", np.diff(np.concatenate([[0], stops])).tolist())], self.ranges
+            rows = (stops - begins).tolist()
+            ends = self._split_stops(len(names))
+            made = [(name, names[a:b], rows[a:b]) for name, a, b in zip(self._file_splits(), [0, *ends], ends, strict=False)]
+            if empty := next((name for name, _, found in made if name and not sum(found)), None):
+                raise SourceError(f"{self._where}: no row is in split {show(empty)}")
+            return made, self.ranges
         counts = cut_counts([values] if values is not None else self._column(split[0]), stops, split[1])
         bounds = np.concatenate([begins[:, None], begins[:, None] + counts, stops[:, None]], axis=1)
         pieces, out = [], []
@@ -345,30 +427,37 @@ class TableScan:
             if not any(b > a for a, b in found):
                 raise OptionError(f"--split-by {self._wishes.split_by}: no row is in split {name}", options=["split-by"])
             pieces += [(a, b) for a, b in found]
-            out.append((name, [b - a for a, b in found]))
+            out.append((name, names, [b - a for a, b in found]))
         return out, self.ranges.take(pieces)
 
-    def _result(self, names: list[str], stops: Rows, splits: list[tuple[str, list[int]]], ranges: Ranges, stats: Sequence[Stat]) -> RowScan:
+    def _result(self, splits: list[tuple[str, list[str], list[int]]], ranges: Ranges, stats: Sequence[Stat]) -> RowScan:
         self.ranges = ranges
-        counts = [n for _, found in splits for n in found]
+        counts = [n for _, _, found in splits for n in found]
         ends = np.cumsum(counts).astype(np.int64)
         made, at = [], 0
-        for name, found in splits:
+        for name, _, found in splits:
             if name:
                 made.append(Split(name, at, at + sum(found)))
             at += sum(found)
-        groups = tuple(itertools.chain.from_iterable(names for _ in splits))
+        groups = tuple(itertools.chain.from_iterable(names for _, names, _ in splits))
         return RowScan(
             self.rows,
             self.layout.fields,
             groups,
             ends,
-            tuple(self._stamp(int(end) - n, int(end), stats) for end, n in zip(ends, counts, strict=True)),
+            tuple(self._labelled(self._stamp(int(end) - n, int(end), stats)) for end, n in zip(ends, counts, strict=True)),
             tuple(made),
-            None,
+            None if self._label is None else self._label.classes,
             tuple(self._said),
             dict(self._counts),
         )
+
+    def _labelled(self, stamp: str) -> str:
+        """A stamp that changes with what class numbers stand for, too."""
+        reading = None if self._label is None else self._label.reading
+        if not stamp or reading is None or (reading.categories is None and reading.numbers is None):
+            return stamp
+        return hash_bytes(canonical([stamp, [name_to_json(name) for name in reading.categories or ()], list(reading.numbers or ())]))
 
     def _stamp(self, start: int, stop: int, stats: Sequence[Stat]) -> str:
         """The stamp of the rows [start, stop): of what files they are read from, and which rows of these."""
@@ -385,10 +474,5 @@ class TableScan:
         return hash_bytes(canonical(parts))
 
 
-def in_parts(starts: Rows, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """(file, first row, end) of the rows [start, stop) of all files, of which `starts` says where each begins."""
-    while start < stop:
-        part = int(np.searchsorted(starts, start, side="right")) - 1
-        last = min(stop, int(starts[part + 1]))
-        yield part, start - int(starts[part]), last - int(starts[part])
-        start = last
+def _twice(column: str, count: int, first: str) -> str:
+    return f"{show(column)} stands still in {count:,} rows: each has the value of the row before it in its group (the first: {first})"

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from mmcompile.compiler.sources.delimited import TextTable
 from mmcompile.compiler.sources.names import show
-from mmcompile.compiler.sources.tablecells import GAPS, CellKinds, as_times, as_values
+from mmcompile.compiler.sources.tablecells import GAPS, CellKinds, as_times, as_values, is_number
 from mmcompile.compiler.sources.tablefast import as_numpy, first_gap, parse_lines
 from mmcompile.compiler.sources.tablefields import ColumnKind, Reading
 from mmcompile.errors import SourceError
@@ -35,6 +35,8 @@ _SHARE = 0.5
 #: Numbers and dates as people of many countries write them: no two of these agree, so none is guessed.
 _NUMBER = re.compile(r"\s*[-+(]?[$€£]?\s?[0-9]+(?:[., '][0-9]{3})*(?:[.,][0-9]+)?\s?[%$€£)]?\s*\Z")
 _DATE = re.compile(r"[0-9]{1,4}([./-])[0-9]{1,2}\1[0-9]{1,4}\b|[0-9]{1,2} [A-Z][a-z]{2,8} [0-9]{4}\b|[A-Z][a-z]{2,8} [0-9]{1,2}, [0-9]{4}\b")
+#: What some tools write between columns, and this does not take for that.
+_PARTS = re.compile(r"[\s:~^/&!]+")
 
 Array = npt.NDArray[Any]
 
@@ -71,6 +73,8 @@ class TextPart:
                 self._look(name, cells[name], column, block.row)
             self.rows = block.row + block.rows
             progress(self.rows)
+        if len(cells) == 1 and not cells[self.names[0]].kinds:
+            self._refuse_one_column()
         kinds = {}
         for name, found in cells.items():
             kind = found.kind()
@@ -78,6 +82,15 @@ class TextPart:
                 raise self._table.wrong(f"column {show(name)}: {kind}: expected the like in all rows, or leave it out with --columns", column=name)
             kinds[name] = kind
         return kinds
+
+    def _refuse_one_column(self) -> None:
+        """Texts with numbers in them, and nothing beside them, are columns that were not told apart."""
+        found = [cell for row in self._table.first() for cell in row.values() if cell]
+        if found and sum(map(_has_parts, found)) >= _SHARE * len(found):
+            raise self._table.wrong(
+                f"one column of text with numbers in it, as in {found[0]!r:.60}: expected commas, semicolons, tabs or bars between columns",
+                column=self.names[0],
+            )
 
     def _look(self, name: str, cells: CellKinds, column: Any, row: int) -> None:
         """See what more cells of a column are."""
@@ -225,6 +238,12 @@ def _types(readings: Sequence[Reading]) -> dict[str, str]:
     """As what Arrow parses columns."""
     plain = ("float64", "int64", "uint64")
     return {r.column: r.dtype if r.dtype in plain and r.unit is None and r.categories is None else "string" for r in readings}
+
+
+def _has_parts(cell: str) -> bool:
+    """Do blanks, colons or the like stand between parts of a cell, one of which is a number?"""
+    parts = [part for part in _PARTS.split(cell) if part]
+    return len(parts) > 1 and any(is_number(part) for part in parts)
 
 
 def _looks_numeric(cells: Sequence[str]) -> bool:

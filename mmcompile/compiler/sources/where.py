@@ -120,7 +120,11 @@ class Where:
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
             return self._like(node, column)
         if isinstance(node, ast.BinOp) and type(node.op) in _REASONED:
-            return _REASONED[type(node.op)](*(self._number(side, column) for side in (node.left, node.right)))
+            left, right = (self._number(side, column) for side in (node.left, node.right))
+            if isinstance(node.op, ast.Div | ast.FloorDiv | ast.Mod) and (zero := np.flatnonzero(right == 0)).size:
+                of = f", of {len(zero):,} rows" if right.ndim else ""
+                self._fail(self._at(node.right), f"a division by 0{of}: multiply the other side instead, as in width > 2 * height")
+            return _REASONED[type(node.op)](left, right)
         if isinstance(node, ast.Compare):
             return self._compared(node, column)
         return self._fail(at, f"this is not understood; {_HINT}")
