@@ -310,10 +310,10 @@ class MMapShardDataset(Dataset[Any]):
         return [self.subset(part) for part in divide(rows, lengths, seed, labels)]
 
     def windows(self, length: int, stride: int = 1, horizon: int | None = None, target: str | Sequence[str] | None = None) -> MMapShardDataset:
-        """A dataset of the windows of `length` rows in a row, each `stride` rows behind the one before; nothing is copied, or exists per window.
+        """A dataset of the windows of `length` rows in a row, each `stride` rows after the one before; nothing is copied, or exists per window.
 
         No window crosses the end of a group or of a split.  Each field comes as (T, *shape), a view within a shard; batches are (N, T, *shape).
-        With `horizon` and `target` a sample has, behind the windows, the target: the row `horizon` rows behind the window's last one, in the same
+        With `horizon` and `target` a sample has, behind the windows, the target: the row `horizon` rows after the window's last one, in the same
         group.  For the window that begins at row t:
 
             windows(4, horizon=2, target="y")   row   t  t+1  t+2  t+3  t+4  t+5  t+6
@@ -338,7 +338,7 @@ class MMapShardDataset(Dataset[Any]):
 
     @property
     def _reach(self) -> int:
-        """Rows behind the row of a sample that it is made of."""
+        """Rows after the row of a sample that it is made of."""
         return 0 if self._windows is None else self._windows.reach
 
     def _needed(self) -> Selection:

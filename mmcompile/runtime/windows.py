@@ -40,7 +40,7 @@ class Windows:
     @classmethod
     def of(cls, length: Any, stride: Any, horizon: Any, target: Any) -> Windows:
         if (horizon is None) != (target is None):
-            raise ValueError("horizon= and target= go together: how far behind a window, and which fields or columns")
+            raise ValueError("horizon= and target= go together: how far after a window, and which fields or columns")
         names = target if target is None or isinstance(target, str) else tuple(target) if isinstance(target, Iterable) else ()
         if names is not None and (not names or not all(isinstance(name, str) for name in (names if isinstance(names, tuple) else ()))):
             raise ValueError(f"target is the name of a field or column, or a list of such names, not {target!r}")
@@ -58,7 +58,7 @@ class Windows:
         found = WindowSelection(edges, self.length, self.stride, self.reach)
         if not len(found):
             longest = int(np.diff(edges).max(initial=0))
-            ahead = "" if self.horizon is None else f" and a target {self.horizon:,} rows behind"
+            ahead = "" if self.horizon is None else f" and a target {self.horizon:,} rows after it"
             raise ValueError(f"{where}: a window of {self.length:,} rows{ahead} fits into none of its groups, the longest has {longest:,} rows")
         return found
 
@@ -126,7 +126,7 @@ class Windows:
 
 
 class WindowSelection(Selection):
-    """The first rows of all windows of `length` rows whose `reach` stays within two of `edges`, each `stride` rows behind the one before.
+    """The first rows of all windows of `length` rows whose `reach` stays within two of `edges`, each `stride` rows after the one before.
 
     O(1) memory for each range between edges; windows are numbered in the order of their rows.
     """
@@ -215,7 +215,7 @@ class WindowColumn(Column):
 
 
 class TargetColumn(Column):
-    """A field at a fixed distance behind a window's first row, or some columns of it: `pick`, one number for a value of no axis."""
+    """A field at a fixed distance after a window's first row, or some columns of it: `pick`, one number for a value of no axis."""
 
     def __init__(self, base: Column, offset: int, name: str, pick: Any) -> None:
         self.__dict__.update(base.__dict__)
