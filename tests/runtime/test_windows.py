@@ -189,7 +189,7 @@ def test_what_makes_no_window_says_so(made: Any) -> None:
         ((4, 1, 0, "close"), "with horizon=0 the target's columns"),
         ((4, 1, 0, ["label", "x", "n", "r"]), "a window needs at least one other"),
         ((31,), "a window of 31 rows fits into none of its groups, the longest has 27 rows"),
-        ((20, 1, 8, "label"), "a window of 20 rows and a target 8 rows behind fits into none of its groups, the longest has 27 rows"),
+        ((20, 1, 8, "label"), "a window of 20 rows and a target 8 rows after it fits into none of its groups, the longest has 27 rows"),
     ):
         with pytest.raises(ValueError, match=said):
             ds.windows(*arguments)
