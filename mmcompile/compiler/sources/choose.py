@@ -245,7 +245,7 @@ def open_source(raw: Sequence[str], options: SourceOptions) -> Source | RowSourc
             raise OptionError(f"source must be one of {', '.join(k.name for k in KINDS)}, not {options.source!r}", options=["source"])
     else:
         kind = next(k for k in KINDS if k.recognises(raw))
-        if kind.name == "table" and options.image_column:  # which no table has
+        if kind.name == "table" and options.image_column is not None:  # which no table has
             kind = next(k for k in KINDS if k.name == "manifest")
     if refused := [name for name in options.given() if name not in kind.takes]:
         raise _refusal(kind, refused, options.source is not None)
