@@ -81,7 +81,7 @@ class FolderSource:
 
         choice = Choice(self.include, self.exclude, self.hidden, self.extensions)
         found = arrange({"": self.root}, self.tree(choice, progress), choice, self.layout)
-        return replace(found, warnings=(*found.warnings, *unused_lists(self.root)))
+        return replace(found, warnings=(*found.warnings, *unused_lists(self.root, found.left_out)))
 
     def tree(self, choice: Choice, progress: Callable[[int], None] | None = None, prefix: bytes = b"") -> Iterator[Folder]:
         """Every folder of the tree with its items, in no particular order; all keys begin with `prefix`, a name.  Raises SourceError."""

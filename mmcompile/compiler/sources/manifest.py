@@ -136,9 +136,14 @@ def is_manifest(raw: str) -> bool:
     return os.path.exists(raw) and raw.lower().endswith((*TEXT_SUFFIXES, *JSON_SUFFIXES, _PARQUET)) and _lists_images(raw)
 
 
-def unused_lists(folder: str) -> tuple[str, ...]:
-    """Warnings of tables directly in a folder of images that name images in it, and that are not used where the folder is built."""
-    found = []
+def unused_lists(folder: str, left_out: Mapping[str, int]) -> tuple[str, ...]:
+    """Warnings of tables directly in a folder of images that name images in it, and that are not used where the folder is built.
+
+    `left_out`: what its listing left out, by reason; without a table in it the folder is not looked at again.
+    """
+    found: list[str] = []
+    if not left_out.keys() & {"other extensions", *(f"extension {suffix}" for suffix in (*TEXT_SUFFIXES, *JSON_SUFFIXES))}:
+        return ()
     with os.scandir(folder) as entries:
         names = sorted(entry.name for entry in entries if entry.name.lower().endswith((*TEXT_SUFFIXES, *JSON_SUFFIXES)) and entry.is_file())
     for name in [name for name in names if not name.startswith(".")][:_TABLES]:
