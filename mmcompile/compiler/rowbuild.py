@@ -206,10 +206,8 @@ class RowBuild:
         """Are the files of a finished shard there, with the header that they must have?"""
         if seal.rows != task.stop - task.start or set(seal.files) != {"hashes", *(f.stored.name for f in self.fields)}:
             return False
-        blocks = -(-seal.rows // block_rows(tuple(f.stored for f in self.fields)))
-        wanted = [("hashes", np.dtype("<u8"), (blocks,)), *((f.stored.name, f.stored.stored, (seal.rows, *f.stored.shape)) for f in self.fields)]
         try:
-            for kind, dtype, shape in wanted:
+            for kind, dtype, shape in self._files_of(seal.rows):
                 fd, _ = open_array(self.out / "shards" / file_name(kind, seal.files[kind]), dtype, shape)
                 os.close(fd)
         except (FormatError, FileNotFoundError):
@@ -270,12 +268,12 @@ class RowBuild:
             executor.kill()
 
     def _task_bytes(self, task: RowTask) -> int:
-        rows = task.stop - task.start
-        files = [
-            (np.dtype("<u8"), (-(-rows // block_rows(tuple(f.stored for f in self.fields))),)),
-            *((f.stored.stored, (rows, *f.stored.shape)) for f in self.fields),
-        ]
-        return sum(file_bytes(dtype, shape) for dtype, shape in files)
+        return sum(file_bytes(dtype, shape) for _, dtype, shape in self._files_of(task.stop - task.start))
+
+    def _files_of(self, rows: int) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
+        """(kind, dtype, shape) of each file of a shard of so many rows."""
+        blocks = -(-rows // block_rows(tuple(f.stored for f in self.fields)))
+        return [("hashes", np.dtype("<u8"), (blocks,)), *((f.stored.name, f.stored.stored, (rows, *f.stored.shape)) for f in self.fields)]
 
     def _rows_to_read(self) -> int:
         return sum(t.stop - t.start for t in self.todo)

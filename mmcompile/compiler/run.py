@@ -77,7 +77,8 @@ class Counts:
 
     def plus(self, more: Counts) -> Counts:
         """Both together."""
-        return Counts(*(getattr(self, f.name) + getattr(more, f.name) for f in fields(Counts)))
+        both = Counts(*(getattr(self, f.name) + getattr(more, f.name) for f in fields(Counts)))
+        return replace(both, told=self.told or more.told)
 
 
 @dataclass

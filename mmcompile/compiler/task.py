@@ -151,9 +151,10 @@ def run_piece(job: Job, piece: Piece) -> PieceResult:
 
     Rejects of earlier runs are remembered by source hash, and not decoded again.  Raises OSError when rows cannot be written.
     """
-    if not piece.known.all():  # before an item is in hand, whose time it would be; else nothing may have to be decoded
+    if piece.known.all():  # nothing may have to be decoded
+        decode.initialise()
+    else:  # before an item is in hand, whose time it would be
         warm_up(job.preprocess)
-    decode.initialise()
     n, image = len(piece.keys), job.image
     result = PieceResult(
         np.zeros(n, np.uint8), np.zeros(n, sample_dtype(job.fields)), np.zeros((n, 2), np.uint64), np.zeros(n, bool), np.zeros(n, bool)

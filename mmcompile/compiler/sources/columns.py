@@ -23,6 +23,7 @@ __all__ = [
     "IMAGE_NAMES",
     "LABEL_NAMES",
     "SPLIT_NAMES",
+    "as_fields",
     "as_label",
     "as_numbered",
     "as_splits",
@@ -118,6 +119,30 @@ def as_numbered(labels: npt.NDArray[np.int64], classes: Sequence[str], fixed: Se
         row = int(lost[0])
         raise SourceError(f"{where(row)}: class {show(classes[labels[row]])} is not in the class map that is given (--classes-from)", row=row)
     return out
+
+
+def as_fields(
+    columns: Iterable[tuple[str, str, Column | str]], where: Callable[[int], str], what: str, *, strict: bool
+) -> tuple[list[Field], list[npt.NDArray[np.generic]], list[str]]:
+    """(fields, their values (N,) each, warnings) of columns: name, what its field is called, and the column or why it cannot be held.
+
+    One that cannot be a field is left out with a warning, which calls it `what`; with `strict` it is an OptionError, as it was asked for.
+    """
+    fields: list[Field] = []
+    arrays: list[npt.NDArray[np.generic]] = []
+    warnings: list[str] = []
+    for name, called, column in columns:
+        made = column if isinstance(column, str) else as_value(column, called, where)
+        if isinstance(made, str):
+            if strict:
+                raise OptionError(f"--columns {show(name)}: {made}", options=["columns"])
+            warnings.append(f"{what} {show(name)} is left out: {made}")
+            continue
+        fields.append(made[0])
+        arrays.append(made[1])
+        if made[2]:
+            warnings.append(made[2])
+    return fields, arrays, warnings
 
 
 def as_value(column: Column, field: str, where: Callable[[int], str]) -> tuple[Field, npt.NDArray[np.generic], str] | str:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from mmcompile.compiler.sources import LABEL, Scan
 from mmcompile.compiler.sources.arrange import lacking
 from mmcompile.compiler.sources.cells import Cells, Column, typed
-from mmcompile.compiler.sources.columns import LABEL_NAMES, as_label, as_value, field_names, find_column, named_alike
+from mmcompile.compiler.sources.columns import LABEL_NAMES, as_fields, as_label, field_names, find_column, named_alike
 from mmcompile.compiler.sources.keys import Keys
 from mmcompile.compiler.sources.members import TreeMembers
 from mmcompile.compiler.sources.names import show
@@ -238,18 +238,15 @@ class Pairing:
             names = [find_column(name, names, "columns", "the .json of these samples") for name in wished]
         texts = [name for name in names if self._records[name].is_text and name not in self._nested] if wished is None else []
         names = [name for name in names if name not in texts and (name not in self._nested or wished is not None)]
-        for name, called in field_names(names, label if label is not None else ".cls" if fields else None).items():
-            column = "values of several parts" if name in self._nested else typed(self._records[name], where)
-            made = column if isinstance(column, str) else as_value(column, called, where)
-            if isinstance(made, str):
-                if wished is not None:
-                    raise OptionError(f"--columns {show(name)}: {made}", options=["columns"])
-                self._warnings.append(f".json value {show(name)} is left out: {made}")
-                continue
-            fields.append(made[0])
-            arrays.append(made[1])
-            if made[2]:
-                self._warnings.append(made[2])
+        taken = label if label is not None else ".cls" if fields else None
+        columns = (
+            (name, called, "values of several parts" if name in self._nested else typed(self._records[name], where))
+            for name, called in field_names(names, taken).items()
+        )
+        more, values, warnings = as_fields(columns, where, ".json value", strict=wished is not None)
+        fields += more
+        arrays += values
+        self._warnings += warnings
         counts = {}
         if texts:
             counts[f"values of text in .json left out ({_some(texts)}); --columns takes them as categories"] = len(texts)

@@ -18,10 +18,10 @@ from mmcompile.compiler.sources.columns import (
     IMAGE_NAMES,
     LABEL_NAMES,
     SPLIT_NAMES,
+    as_fields,
     as_label,
     as_numbered,
     as_splits,
-    as_value,
     field_names,
     find_column,
     named_alike,
@@ -317,21 +317,17 @@ class Scanning:
         self, columns: TextColumns | ArrowColumns, names: list[str], label: str | None, *, strict: bool
     ) -> tuple[list[Field], list[npt.NDArray[np.generic]]]:
         """The fields of other columns.  With `strict` one that cannot be a field is an error."""
-        fields, arrays = [], []
         called = field_names(names, label)
-        for name in names:
-            column = "values of several parts" if name in columns.nested else columns.column(name, self.where)
-            made = column if isinstance(column, str) else as_value(_with_names(column, self._known.get(name)), called[name], self.where)
-            if isinstance(made, str):
-                if strict:
-                    raise OptionError(f"--columns {show(name)}: {made}", options=["columns"])
-                self._warnings.append(f"column {show(name)} is left out: {made}")
-                continue
-            fields.append(made[0])
-            arrays.append(made[1])
-            if made[2]:
-                self._warnings.append(made[2])
+        fields, arrays, warnings = as_fields(
+            ((name, called[name], self._column(columns, name)) for name in names), self.where, "column", strict=strict
+        )
+        self._warnings += warnings
         return fields, arrays
+
+    def _column(self, columns: TextColumns | ArrowColumns, name: str) -> Column | str:
+        """A column with the names that its numbers stand for, or why it cannot be held."""
+        found = "values of several parts" if name in columns.nested else columns.column(name, self.where)
+        return found if isinstance(found, str) else _with_names(found, self._known.get(name))
 
     def _tell(self, columns: TextColumns | ArrowColumns, image: str) -> None:
         stops = columns.stops
