@@ -11,7 +11,21 @@ import numpy as np
 
 from mmcompile.format.canonical import name_to_json
 
-__all__ = ["CHANNEL_LIMIT", "DTYPES", "LIST_LIMIT", "RESERVED", "UNITS", "Field", "Names", "Split", "field_name", "row_dtype"]
+__all__ = [
+    "CHANNEL_LIMIT",
+    "DTYPES",
+    "LIST_LIMIT",
+    "MEANINGS",
+    "PIXELS",
+    "RESERVED",
+    "SPATIAL",
+    "UNITS",
+    "Field",
+    "Names",
+    "Split",
+    "field_name",
+    "row_dtype",
+]
 
 #: A list longer than this lies in a file of its own.
 LIST_LIMIT = 256
@@ -24,6 +38,11 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 #: More than any camera has; keeps the record of a sample (two sums a channel) small.
 CHANNEL_LIMIT = 4096
+#: What the numbers of a field are.
+MEANINGS = ("image", "class", "value", "mask", "boxes", "keypoints", "text", "volume")
+#: Made of a file's pixels; and all that moves when the image is cropped or turned.
+PIXELS = frozenset({"image", "mask", "volume"})
+SPATIAL = PIXELS | {"boxes", "keypoints"}
 #: What no field may be called, as files of shards are.
 RESERVED = frozenset({"table", "samples", "keys", "hashes", "rejects", "classes", "rows"})
 #: Units of times, as numpy's datetime64 has them; they count from 1970-01-01T00:00 UTC, or from midnight where the source has only a time of day.
@@ -47,8 +66,12 @@ class Field:
 
     `shape` is one row as it lies on disk: (C, H, W) with layout "chw", (H, W, C) with "hwc", () for a number.  `scale` is what a
     stored value is divided by to become a float; `normalize` is (means, stds) that a reader then still has to apply, or None.
-    `meaning`: "image"; "class", the number of the sample's class; "value", numbers that mean nothing to us.  Of a value, `columns` names the numbers
-    along its only axis, `categories` what the numbers from 0 on stand for (-1: missing), and `unit` (one of UNITS) says that they are times.
+    `meaning`: "image"; "class", the number of the sample's class; "value", numbers that mean nothing to us; "mask" (H, W), a class id for each pixel
+    of the image; "boxes" (K, 4), x0, y0, x1, y1 in pixels of the stored image, from its upper left corner; "keypoints" (K, 3) or (K, P, 3), x and y
+    likewise and 0 where a point is not to be seen; "text" (L,), UTF-8 bytes with 0 behind them; "volume" (D, H, W) or (C, D, H, W).  Of a value,
+    `columns` names the numbers along its only axis (of keypoints: the P points), `categories` what the numbers from 0 on stand for (-1: missing; of a
+    mask: its ids), and `unit` (one of UNITS) says that they are times.  `count` is the field that says how many of the K rows are filled; the others
+    are 0, categories -1.  With `views` the first axis of `shape` are so many variants of the sample, of which a reader hands out one.
     """
 
     name: str
@@ -61,6 +84,8 @@ class Field:
     columns: Names | None = None
     categories: Names | None = None
     unit: str | None = None
+    count: str | None = None
+    views: int | None = None
 
     @property
     def stored(self) -> np.dtype[Any]:
@@ -73,21 +98,26 @@ class Field:
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
-        """The shape of a sample: (C, H, W) for an image, whatever its layout on disk."""
-        return (self.shape[2], *self.shape[:2]) if self.layout == "hwc" else self.shape
+        """The shape of a sample: (C, H, W) for an image, whatever its layout on disk; of one variant where there are `views`."""
+        shape = self.shape if self.views is None else self.shape[1:]
+        return (shape[2], *shape[:2]) if self.layout == "hwc" else shape
 
     @property
     def channels(self) -> int:
-        """How many means and standard deviations it has: one for each channel of an image, or number of a value of at most one axis."""
+        """How many means and standard deviations it has: one for each channel of an image or volume, or number of a value of at most one axis."""
+        shape = self.sample_shape
         if self.meaning == "value":
-            return math.prod(self.shape) if len(self.shape) <= 1 and math.prod(self.shape) <= CHANNEL_LIMIT else 0
-        return self.sample_shape[0] if self.meaning == "image" else 0
+            return math.prod(shape) if len(shape) <= 1 and math.prod(shape) <= CHANNEL_LIMIT else 0
+        if self.meaning == "volume":
+            return shape[0] if len(shape) == 4 else 1
+        return shape[0] if self.meaning == "image" else 0
 
     def to_json(self) -> dict[str, Any]:
-        optional = {"columns": self.columns, "categories": self.categories}
+        names = {"columns": self.columns, "categories": self.categories}
+        others = {"unit": self.unit, "count": self.count, "views": self.views}
         return {
-            **{name: names.to_json() for name, names in optional.items() if names is not None},
-            **({} if self.unit is None else {"unit": self.unit}),
+            **{name: value.to_json() for name, value in names.items() if value is not None},
+            **{name: value for name, value in others.items() if value is not None},
             "name": self.name,
             "dtype": self.dtype,
             "shape": list(self.shape),

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from mmcompile.errors import CorruptShardError, FormatError, GenerationError, NotADatasetError, VersionError
 from mmcompile.format.canonical import HASH, Check, canonical, name_to_json, parse, read_limited
 from mmcompile.format.commit import write_atomic
-from mmcompile.format.fields import CHANNEL_LIMIT, DTYPES, LIST_LIMIT, RESERVED, UNITS, Field, Names, Split, row_dtype
+from mmcompile.format.fields import CHANNEL_LIMIT, DTYPES, LIST_LIMIT, MEANINGS, RESERVED, SPATIAL, UNITS, Field, Names, Split, row_dtype
 from mmcompile.format.npy import file_name, hash_bytes
 
 __all__ = [
@@ -50,11 +50,21 @@ INDEX_LIMIT = 1 << 20
 #: Read limit of the files that hold what would not fit the index: class names, rejects.
 BLOB_LIMIT = 256 << 20
 _FIELD_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}\Z")
-_MEANINGS = ("image", "class", "value")
+#: Axes, and dtypes (None: any), of fields whose meaning says so.
+_AXES: dict[str, tuple[int, ...]] = {"image": (3,), "class": (0,), "mask": (2,), "boxes": (2,), "keypoints": (2, 3), "text": (1,), "volume": (3, 4)}
+_KINDS = {
+    "class": ("int64",),
+    "mask": ("uint8", "uint16", "int16", "int32", "int64"),
+    "boxes": ("float32",),
+    "keypoints": ("float32",),
+    "text": ("uint8",),
+}
+#: Numbers at the last axis.
+_LAST = {"boxes": 4, "keypoints": 3}
 _TOP = ["classes", "fields", "format", "pixel_revision", "rejects", "samples", "settings", "shards", "splits", "statistics", "table", "version"]
 _TOP += ["versions"]
 #: Keys that stand in an index, or a field of it, only where they say something.
-_TOP_OPTIONAL, _FIELD_OPTIONAL = ("groups", "keys"), ("categories", "columns", "unit")
+_TOP_OPTIONAL, _FIELD_OPTIONAL = ("groups", "keys"), ("categories", "columns", "count", "unit", "views")
 
 
 @dataclass(frozen=True)
@@ -139,6 +149,7 @@ class Index:
         fields = tuple(check.field(f, i) for i, f in enumerate(check.sequence(top["fields"], "fields", most=LIST_LIMIT, least=1)))
         if len({f.name for f in fields}) != len(fields):
             check.fail("fields", "names that differ", [f.name for f in fields])
+        check.related(fields)
         samples = check.count(top["samples"], "samples")
         shards = check.count(top["shards"], "shards", most=samples)
         if samples and not shards:
@@ -188,20 +199,28 @@ class _IndexCheck(Check):
         if math.prod(shape) >= 1 << 46:
             self.fail(f"{where}.shape", "fewer than 2^46 values", list(shape))
         meaning, layout = entry["meaning"], entry["layout"]
-        if meaning not in _MEANINGS:
-            self.fail(f"{where}.meaning", f"one of {_MEANINGS}", meaning)
-        if meaning == "image" and (len(shape) != 3 or layout not in ("chw", "hwc")):
-            self.fail(where, "of 3 axes with layout 'chw' or 'hwc' for an image", value)
-        if meaning == "class" and (shape or layout is not None or entry["dtype"] != "int64"):
-            self.fail(where, "one int64 without layout for a class", value)
-        if meaning == "value" and layout is not None:
-            self.fail(f"{where}.layout", "null for a value", layout)
-        if meaning == "image" and shape[0 if layout == "chw" else 2] > CHANNEL_LIMIT:
+        if meaning not in MEANINGS:
+            self.fail(f"{where}.meaning", f"one of {MEANINGS}", meaning)
+        views = self.views(entry, where, shape) if "views" in entry else None
+        inner = shape if views is None else shape[1:]
+        if len(inner) not in _AXES.get(meaning, (len(inner),)) or entry["dtype"] not in _KINDS.get(meaning, DTYPES):
+            axes, kinds = (" or ".join(map(str, words)) for words in (_AXES.get(meaning, ("any",)), _KINDS.get(meaning, ("any dtype",))))
+            self.fail(where, f"of {axes} axes, {kinds}, for meaning {meaning}", value)
+        if layout not in (("chw", "hwc") if meaning == "image" else (None,)):
+            self.fail(f"{where}.layout", "'chw' or 'hwc' for an image, null for all else", layout)
+        if meaning == "image" and inner[0 if layout == "chw" else 2] > CHANNEL_LIMIT:
             self.fail(f"{where}.shape", f"of at most {CHANNEL_LIMIT} channels", list(shape))
+        if meaning in _LAST and inner[-1] != _LAST[meaning]:
+            self.fail(f"{where}.shape", f"{_LAST[meaning]} numbers at the last axis of {meaning}", list(shape))
+        if meaning == "volume" and len(inner) == 4 and inner[0] > CHANNEL_LIMIT:
+            self.fail(f"{where}.shape", f"of at most {CHANNEL_LIMIT} channels", list(shape))
+        count = entry.get("count")
+        if "count" in entry and (not isinstance(count, str) or meaning not in ("boxes", "keypoints", "value") or not inner):
+            self.fail(f"{where}.count", "the name of a field, of boxes, keypoints or values along an axis", count)
         scale = self.number(entry["scale"], f"{where}.scale")
         if not scale > 0:
             self.fail(f"{where}.scale", "above 0", scale)
-        built = Field(name, entry["dtype"], shape, meaning, layout, scale, **self.names_of(entry, where, shape))
+        built = Field(name, entry["dtype"], shape, meaning, layout, scale, count=count, views=views, **self.names_of(entry, where, inner))
         if entry["normalize"] is None:
             return built
         both = self.mapping(entry["normalize"], f"{where}.normalize", ["mean", "std"])
@@ -214,8 +233,28 @@ class _IndexCheck(Check):
             self.fail(f"{where}.normalize", "of an image or of numbers, its std above 0", entry["normalize"])
         return replace(built, normalize=(mean, std))
 
+    def views(self, entry: dict[str, Any], where: str, shape: tuple[int, ...]) -> int:
+        """How many variants of a sample a field holds."""
+        views = self.count(entry["views"], f"{where}.views", least=2)
+        if entry["meaning"] == "class" or not shape or shape[0] != views:
+            self.fail(f"{where}.views", "as many as the first axis of the shape is long", entry)
+        return views
+
+    def related(self, fields: tuple[Field, ...]) -> None:
+        """What fields say of each other: counts are there, and all views are as many."""
+        known = {f.name: f for f in fields}
+        for f in fields:
+            if f.count is not None:
+                counting = known.get(f.count)
+                if counting is None or (counting.dtype, counting.sample_shape, counting.meaning, counting.views) != ("int64", (), "value", f.views):
+                    self.fail(f"the count of {f.name}", "an int64 value of no axis, with as many views", f.count)
+        if len({f.views for f in fields if f.views is not None}) > 1:
+            self.fail("fields", "the same views of all that have some", [f.views for f in fields])
+        if any(f.views is None for f in fields if f.meaning in SPATIAL) and any(f.views is not None for f in fields):
+            self.fail("fields", "views of all that a crop moves, or of none", [f.name for f in fields])
+
     def names_of(self, entry: dict[str, Any], where: str, shape: tuple[int, ...]) -> dict[str, Any]:
-        """The optional parts of a field, which only a value has."""
+        """The optional parts of a field, most of which only a value has; `shape` is that of one view."""
         found: dict[str, Any] = {}
         for key in ("columns", "categories"):
             if key in entry:
@@ -224,14 +263,18 @@ class _IndexCheck(Check):
                     found[key] = Names(file=self.digest(self.mapping(value, f"{where}.{key}", ["file"])["file"], f"{where}.{key}.file"))
                 else:
                     found[key] = Names(self.class_names(value, LIST_LIMIT, f"{where}.{key}"))
-        if "columns" in found and (len(shape) != 1 or len(found["columns"].listed) != (0 if found["columns"].file else shape[0])):
-            self.fail(f"{where}.columns", f"a name for each number of one axis, the shape is {list(shape)}", entry["columns"])
+        meaning = entry["meaning"]
+        if "columns" in found:
+            axes, at = (3, 1) if meaning == "keypoints" else (1, 0)
+            if len(shape) != axes or len(found["columns"].listed) != (0 if found["columns"].file else shape[at]):
+                self.fail(f"{where}.columns", f"a name for each number of one axis, the shape is {list(shape)}", entry["columns"])
         if "unit" in entry:
             found["unit"] = entry["unit"]
             if entry["unit"] not in UNITS:
                 self.fail(f"{where}.unit", f"one of {UNITS}", entry["unit"])
-        if found and (entry["meaning"] != "value" or (set(found) != {"columns"} and not entry["dtype"].startswith(("int", "uint")))):
-            self.fail(where, "a value for columns, an integer one for categories and unit", entry)
+        allowed = {"value": {"columns", "categories", "unit"}, "mask": {"categories"}, "keypoints": {"columns"}}.get(meaning, set())
+        if not found.keys() <= allowed or (found.keys() & {"categories", "unit"} and not entry["dtype"].startswith(("int", "uint"))):
+            self.fail(where, "a value (or keypoints) for columns, a mask or an integer one for categories and unit", entry)
         return found
 
     def splits(self, value: Any, samples: int) -> tuple[Split, ...]:
