@@ -48,7 +48,7 @@ from mmcompile.compiler.run import Counts, Runner, ShardWork
 from mmcompile.compiler.seals import Seal
 from mmcompile.compiler.shardcall import versions_here
 from mmcompile.compiler.sources import Scan, Source, roots_of
-from mmcompile.compiler.sources.choose import SourceOptions, open_source
+from mmcompile.compiler.sources.choose import Raw, open_source
 from mmcompile.compiler.sources.compiled import CompiledSource
 from mmcompile.compiler.sources.dataset import wrap
 from mmcompile.compiler.sources.rows import is_row_source
@@ -86,7 +86,8 @@ def build(
 ) -> BuildReport:
     """Compile `source` into the dataset `out`, and publish it.
 
-    `source` is a path or URL of anything that the command reads, or a list of some; a dataset with a length and items, or a dict of such by split;
+    `source` is a path or URL of anything that the command reads, or a list of some, or these with options of the command as `Raw("out1/",
+    where="width >= 256")`; a dataset with a length and items, or a dict of such by split;
     arrays (numpy's, tensors, of HDF5 or Zarr) alone or in a dict by name; an iterable of samples, which is read once; or a Source.  A sample is a
     tuple, a dict, or one picture (of Pillow), array, tensor or number; the first one declares names, dtypes and shapes of all.  Pictures are made as
     `preprocess` says, with the pixels that the same file in a folder has; arrays are stored as they are.  A dataset that pickles is read by all
@@ -105,11 +106,13 @@ def build(
         options = replace(options, workers=workers)
     progress = progress or (lambda _: None)
     out = on_disk(out)
-    places = [source] if isinstance(source, str | Path) else source
-    if isinstance(places, list | tuple) and places and all(isinstance(place, str | Path) for place in places):
-        source = open_source(
-            [os.fspath(place) for place in places], SourceOptions(compat=None if isinstance(preprocess, RowPreprocess | None) else preprocess.compat)
-        )
+    if isinstance(source, str | Path) or (isinstance(source, list | tuple) and source and all(isinstance(place, str | Path) for place in source)):
+        source = Raw(source)
+    if isinstance(source, Raw):
+        compat = None if isinstance(preprocess, RowPreprocess | None) else preprocess.compat
+        if source.compat not in (None, compat):
+            raise OptionError(f"Raw: compat {source.compat!r} is that of the Preprocess: give it there", options=["compat"])
+        source = open_source(source.listed(), replace(source, compat=compat))
     elif not hasattr(source, "scan"):
         source, preprocess = wrap(source, preprocess)
     if is_row_source(source):

@@ -413,10 +413,36 @@ def test_datasets_of_other_fields_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "flat", {f"{i}.png": picture(i) for i in range(4)})
     run(tmp_path / "a", tmp_path / "out_a")
     run(tmp_path / "flat", tmp_path / "out_b")
-    with pytest.raises(OptionError, match=r"differ in what stands beside the images \(label: class int64; nothing\)"):
+    with pytest.raises(OptionError, match=r"differ in what stands beside the images: label in the first alone; .*the images alone with --columns ,"):
         source(tmp_path / "out_a", tmp_path / "out_b")
     merge(tmp_path / "again", tmp_path / "out_b")
     assert shards(tmp_path / "again") == shards(tmp_path / "out_b")
+
+
+def test_the_fields_beside_the_images_are_chosen(tmp_path: Path) -> None:
+    for name, header in (("a", "score"), ("b", "weight,score")):
+        raw = write(tmp_path / name, {f"{i}.png": picture(i) for i in range(4)})
+        rows = [f"{i}.png,{'xy'[i % 2]}," + ",".join(str(i + k) for k in range(len(header.split(",")))) for i in range(4)]
+        (raw / "list.csv").write_text("\n".join([f"file,label,{header}", *rows]))
+        run(source(raw / "list.csv"), tmp_path / f"out_{name}")
+    outs = tmp_path / "out_a", tmp_path / "out_b"
+    with pytest.raises(OptionError, match=r"differ in .*: weight in the second alone; .*: keep what all have with --columns label,score"):
+        source(*outs)
+    merge(tmp_path / "merged", *outs, columns=("label", "score"))
+    reader = Reader(tmp_path / "merged")
+    assert [f.name for f in reader.index.fields] == ["image", "label", "score"]
+    rows = np.arange(8)
+    assert reader.gather("score", rows).tolist() == [0, 1, 2, 3, 1, 2, 3, 4]
+    assert reader.gather("label", rows).tolist() == [0, 1, 0, 1, 0, 1, 0, 1]
+    assert verify(tmp_path / "merged").ok
+    config = as_config(reader.index.settings, str(tmp_path / "merged"))
+    assert config["columns"] == "label,score"
+    merge(tmp_path / "bare", *outs, columns=())
+    assert [f.name for f in Reader(tmp_path / "bare").index.fields] == ["image"]
+    assert Reader(tmp_path / "bare").index.classes is None
+    assert images(tmp_path / "bare").tobytes() == np.concatenate([images(out) for out in outs]).tobytes()
+    with pytest.raises(OptionError, match=r"--columns lable: .*out_a has no such column; did you mean label\?"):
+        source(*outs, columns=("lable",))
 
 
 @pytest.mark.parametrize("kind", ["image", "samples", "keys", "label"])
