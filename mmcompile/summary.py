@@ -201,7 +201,8 @@ def verify_lines(report: Mapping[str, Any]) -> list[str]:
         if len(problems) > MOST_LINES:
             lines.append(f"  and {len(problems) - MOST_LINES:,} more: --json has all of them")
         if not report["repair"]:
-            lines.append("to mend it: delete these files (all of the dataset where they are its index or table) and run the same build again")
+            if any(problem["what"] != "index" for problem in problems):  # of an index its line says what to do
+                lines.append("to mend it: delete these files (all of the dataset where its table is one of them) and run the same build again")
         elif is_url(report["root"]):
             lines.append("to mend it from the sources, copy the dataset to a disk and run `mmcompile verify FOLDER --repair RAW` there")
         else:

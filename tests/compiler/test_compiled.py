@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -443,6 +446,39 @@ def test_the_fields_beside_the_images_are_chosen(tmp_path: Path) -> None:
     assert images(tmp_path / "bare").tobytes() == np.concatenate([images(out) for out in outs]).tobytes()
     with pytest.raises(OptionError, match=r"--columns lable: .*out_a has no such column; did you mean label\?"):
         source(*outs, columns=("lable",))
+
+
+@pytest.mark.parametrize("damage", ["lost", "empty", "cut", "hand"])
+def test_a_dataset_without_its_index_is_recognised_and_its_index_is_put_back(tmp_path: Path, damage: str) -> None:
+    run(make_raw(tmp_path / "raw", 2), tmp_path / "out")
+    out = tmp_path / "out"
+    index_path, data = out / "index.json", (out / "index.json").read_bytes()
+    generation = Reader(out).generation
+    if damage == "lost":
+        index_path.unlink()
+    else:
+        index_path.write_bytes({"empty": b"", "cut": data[:300], "hand": data.replace(b'"samples":4', b'"samples": 4')}[damage])
+    command = f"cp {out}/generations/{generation}.json {index_path}"
+    with pytest.raises(FormatError, match=re.escape(f"`{command}`, then run `mmcompile verify {out}`")):
+        source(out)
+    with pytest.raises(FormatError, match=re.escape(command)):
+        Reader(out)
+    report = verify(out)
+    assert [problem.path for problem in report.problems] == ["index.json"]
+    assert command in report.problems[0].message
+    subprocess.run(shlex.split(command), check=True)
+    assert verify(out).ok
+    assert isinstance(source(out), CompiledSource)
+
+
+def test_what_is_left_of_a_dataset_is_no_folder_of_arrays(tmp_path: Path) -> None:
+    run(make_raw(tmp_path / "raw", 2), tmp_path / "out")
+    (tmp_path / "out" / "index.json").unlink()
+    shutil.rmtree(tmp_path / "out" / "generations")
+    with pytest.raises(FormatError, match=r"its index.json is missing; no generation is left whole .*: build again with `mmcompile build RAW"):
+        source(tmp_path / "out")
+    with pytest.raises(SourceError, match="expected arrays of one dtype and shape"):
+        source(tmp_path / "out", source="npy-folder").scan()
 
 
 @pytest.mark.parametrize("kind", ["image", "samples", "keys", "label"])

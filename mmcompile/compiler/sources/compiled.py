@@ -29,6 +29,7 @@ from mmcompile.errors import FormatError, OptionError, SourceError
 from mmcompile.format.canonical import as_text, read_limited
 from mmcompile.format.catalog import load_table
 from mmcompile.format.index import INDEX_LIMIT, Split, load_index
+from mmcompile.format.remains import is_left_of_one
 from mmcompile.format.samples import row_hashes
 from mmcompile.format.store import is_url
 
@@ -45,9 +46,11 @@ def holds_dataset(place: str) -> bool:
     if is_url(place):
         return False
     try:
-        return b'"format":"mmcompile"' in read_limited(Path(place) / "index.json", INDEX_LIMIT)
+        if b'"format":"mmcompile"' in read_limited(Path(place) / "index.json", INDEX_LIMIT):
+            return True
     except (OSError, FormatError):
-        return False
+        pass
+    return is_left_of_one(Path(place))
 
 
 def _open(raw: Sequence[str]) -> list[Opened]:
