@@ -62,7 +62,6 @@ def build_lines(report: BuildReport) -> list[str]:
         rows.append(("", f"each with its reason in {escape(report.rejects_file)}"))
     rows += _counted("left out", report.left_out, sum(report.left_out.values()))
     rows += _counted("counted", report.counts, len(report.counts))
-    rows += [("changed" if i == 0 else "", escape(line)) for i, line in enumerate(report.changed)]
     rows += _repeats(None if report.repeats is None else report.repeats.to_json())
     rows += [("warning", escape(line)) for line in report.warnings]
     rows += _dry(report) if report.dry_run else [("took", _took(report))]
@@ -85,7 +84,6 @@ def _unpublished_lines(report: BuildReport, head: str) -> list[str]:
         head += f" in the {number(report.shards, 'shard')} of part {report.part}{standing}; nothing was published"
         rows = [("sealed", f"{number(report.sealed, 'shard')}: {report.decoded:,} decoded, {report.copied:,} copied")]
     rows += _counted("rejects", report.reject_reasons, report.rejects)
-    rows += [("changed" if i == 0 else "", escape(line)) for i, line in enumerate(report.changed)]
     rows += [("warning", escape(line)) for line in report.warnings]
     return [head, *table([*rows, *took])]
 

@@ -37,6 +37,7 @@ from mmcompile.compiler.output import (
     open_output,
     publish_shards,
     refuse_removed,
+    told_changes,
     unless_removed,
 )
 from mmcompile.compiler.parts import plan_exists, refuse_other, remove_plan
@@ -321,8 +322,8 @@ class Build:
             refuse_other(self.out, self.wanted)
         if self.early is None or not self.early.holds:
             self.planned = Planned(self.out, self.job, self.wanted, self.listed, self.options, self.executor)
-        for line in self.planned.changed:
-            self.progress(Progress("plan", message=f"differs from what is in {self.out}: {line}"))
+        if self.planned.changed:
+            self.progress(Progress("plan", message=told_changes(self.out, self.planned.changed)))
         self.planned.find_whole(self.progress)
 
     def _stands(self) -> bool:

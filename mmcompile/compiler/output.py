@@ -45,6 +45,7 @@ __all__ = [
     "publish_shards",
     "refuse_removed",
     "table_of",
+    "told_changes",
     "unless_removed",
 ]
 
@@ -52,6 +53,8 @@ __all__ = [
 _NOTED = 256
 #: Characters of a setting that are shown where it differs.
 _LINE = 60
+#: Settings that a line names of those that differ.
+_CHANGES = 6
 #: A file that a commit had not yet given its name when it was killed.
 _TEMPORARY = r"\..{1,100}\.[0-9a-f]{16}\.tmp"
 #: What OUT and its folders hold, with such leftovers.
@@ -256,16 +259,26 @@ def unless_removed(out: Path, still_held: Callable[[], bool]) -> Iterator[None]:
         raise
 
 
-def describe_changes(before: dict[str, Any] | None, now: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """Each setting that differs, as "name: before -> now"."""
-    if before is None:
-        return
-    for name in sorted(set(before) | set(now)):
+def describe_changes(before: dict[str, Any] | None, now: dict[str, Any]) -> Iterator[str]:
+    """Each setting that differs, as "name: before -> now"; between sources of two kinds those that both have."""
+    if before is not None:
+        kinds = [found.get("kind") if isinstance(found := settings.get("source"), dict) else None for settings in (before, now)]
+        yield from _changes(before, now, "", None not in kinds and kinds[0] != kinds[1])
+
+
+def _changes(before: dict[str, Any], now: dict[str, Any], prefix: str, common: bool) -> Iterator[str]:
+    for name in sorted(set(before) & set(now) if common else set(before) | set(now)):
         old, new = before.get(name), now.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
-            yield from describe_changes(old, new, f"{prefix}{name}." if name != "preprocess" else prefix)
+            yield from _changes(old, new, f"{prefix}{name}." if name != "preprocess" else prefix, common)
         elif canonical(old) != canonical(new):
             yield f"{prefix}{name}: {_shown(old)} -> {_shown(new)}"
+
+
+def told_changes(out: Path, changes: Sequence[str]) -> str:
+    """These changes in a line, a few of them and how many more there are."""
+    more = f" and {len(changes) - _CHANGES:,} more" if len(changes) > _CHANGES else ""
+    return f"differs from what is in {out}: {'; '.join(changes[:_CHANGES])}{more}"
 
 
 def _shown(value: Any) -> str:

@@ -31,7 +31,7 @@ from mmcompile.format.npy import file_bytes, file_name, header, open_array
 from mmcompile.format.rejects import load_rejects
 from mmcompile.format.samples import flag_counts, hash_pair, pair_hash, shard_sums
 
-__all__ = ["Previous", "Stale", "Whole", "array_hash", "joined"]
+__all__ = ["Previous", "Stale", "Whole", "array_hash", "joined", "replaced"]
 
 
 @dataclass(frozen=True)
@@ -193,15 +193,8 @@ class Previous:
 
         `samples`, `labelled`: how many RAW has, and whether they have labels.
         """
-        before = self.index
-        if before is not None:
-            had = any(f.meaning == "class" for f in before.fields)
-            if samples * 2 < before.samples or labelled != had:
-                kind = {True: "with labels", False: "without labels"}
-                yield (
-                    f"this replaces {before.samples:,} samples {kind[had]} by {samples:,} {kind[labelled]}; until `mmcompile prune` "
-                    f"the old ones are read with MMapShardDataset(out, generation='{self.generation}')"
-                )
+        if self.index is not None and self.generation is not None:
+            yield from replaced(self.index, self.generation, samples, labelled=labelled, keyed=True)
         if damaged := self.damaged:
             yield f"{damaged:,} sealed shard{'s' if damaged > 1 else ''} of an unfinished build had been damaged, and had to be made again"
 
@@ -283,6 +276,18 @@ class Previous:
             return all(digest_file(folder / file_name(name, digest)) == digest for name, digest in here.items())
         except (FormatError, FileNotFoundError, KeyError):
             return False
+
+
+def replaced(before: Index, generation: str, samples: int, *, labelled: bool, keyed: bool) -> Iterator[str]:
+    """A line where a dataset is replaced by so many samples that are of another kind, or far fewer, or have no labels where it has some, or some."""
+    had = any(f.meaning == "class" for f in before.fields)
+    if samples * 2 < before.samples or labelled != had or keyed != before.keyed:
+        kind = {True: "with labels", False: "without labels"}
+        called = {True: "samples", False: "samples"} if keyed == before.keyed else {True: "images", False: "rows of arrays or tables"}
+        yield (
+            f"this replaces {before.samples:,} {called[before.keyed]} {kind[had]} by {samples:,} {called[keyed]} {kind[labelled]}; until "
+            f"`mmcompile prune` the old ones are read with MMapShardDataset(out, generation='{generation}')"
+        )
 
 
 def _shards_of(root: Path, index: Index) -> Iterator[tuple[dict[str, str], int]]:

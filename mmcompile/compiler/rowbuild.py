@@ -37,12 +37,14 @@ from mmcompile.compiler.output import (
     open_output,
     publish_shards,
     refuse_removed,
+    told_changes,
     unless_removed,
 )
 from mmcompile.compiler.parts import remove_plan
 from mmcompile.compiler.plan import row_cuts, rows_per_shard
 from mmcompile.compiler.planning import with_lists
 from mmcompile.compiler.preprocess import PIXEL_REVISION, Preprocess
+from mmcompile.compiler.previous import replaced
 from mmcompile.compiler.rowrun import Here, RowRunner, start_readers
 from mmcompile.compiler.rowstore import RowPreprocess, StoredField, stored_fields
 from mmcompile.compiler.rowtask import RowJob, RowSeal, blocks_of, read_row_seal
@@ -125,6 +127,7 @@ class RowBuild:
         """Say what would be built; write nothing."""
         check_output(self.out, [root for root in roots_of(self.source) if root])
         self._plan()
+        self._tell_changes()
         write = sum(self._task_bytes(t) for t in self.todo)
         there = {name for seal in self.whole.values() for name in seal.names()}
         return replace(
@@ -246,8 +249,7 @@ class RowBuild:
 
     def _run(self, scratch: Path) -> None:
         todo = self.todo
-        for line in self.changed:
-            self.progress(Progress("plan", message=f"differs from what is in {self.out}: {line}"))
+        self._tell_changes()
         self._check_disk()
         write_atomic(self.out / ".build" / "settings.json", canonical(self._compared))
         self.made: dict[int, RowSeal] = {}
@@ -266,6 +268,10 @@ class RowBuild:
                 self.made[task.number] = seal
         finally:
             executor.kill()
+
+    def _tell_changes(self) -> None:
+        if self.changed:
+            self.progress(Progress("plan", message=told_changes(self.out, self.changed)))
 
     def _task_bytes(self, task: RowTask) -> int:
         return sum(file_bytes(dtype, shape) for _, dtype, shape in self._files_of(task.stop - task.start))
@@ -365,9 +371,14 @@ class RowBuild:
             unit="row",
             workers=self.workers,
             counts=self.scan.counts,
-            warnings=(*self.scan.warnings, *self.warnings),
+            warnings=(*self.scan.warnings, *self._replaced(), *self.warnings),
             changed=self.changed,
         )
+
+    def _replaced(self) -> Iterator[str]:
+        if self.index is not None:
+            labelled = any(f.meaning == "class" for f in self.indexed)
+            yield from replaced(self.index, self.generation, self.scan.rows, labelled=labelled, keyed=False)
 
 
 def _part(seal: RowSeal) -> Part:
