@@ -34,6 +34,7 @@ from mmcompile.compiler.output import (
     clean_up,
     describe_published,
     free_bytes,
+    noted_bytes,
     open_output,
     publish_shards,
     refuse_removed,
@@ -348,7 +349,7 @@ class Build:
         todo = self.planned.todo
         total = sum(len(t) for t in todo)
         self.planned.check_versions(self.progress)
-        check_room(self.out, total, self.wanted.row_bytes, self._free_bytes())
+        check_room(self.out, noted_bytes(total, self.wanted.row_bytes), f"{total:,} samples", self._free_bytes())
         write_atomic(self.out / ".build" / "settings.json", canonical(self.wanted.compared))
         if self.staging is not None:
             self.staging.keep()

@@ -41,6 +41,7 @@ __all__ = [
     "is_inside",
     "lists_of",
     "make_scratch",
+    "noted_bytes",
     "open_output",
     "publish_shards",
     "refuse_removed",
@@ -230,15 +231,20 @@ def _disk(out: Path) -> os.statvfs_result | None:
         return None
 
 
-def check_room(out: Path, items: int, row_bytes: int, free: int | None) -> None:
-    """Raises BuildError where `free` bytes are fewer than so many rows, and what is noted of each, take."""
-    need = items * (row_bytes + _NOTED)
-    if free is not None and need > free:
+def noted_bytes(items: int, row_bytes: int) -> int:
+    """Bytes of so many rows that have sources, and of what is noted of each."""
+    return items * (row_bytes + _NOTED)
+
+
+def check_room(out: Path, need: int, items: str, room: int | None, *, whole: bool = False) -> None:
+    """Raises BuildError where the `need` bytes of `items` are more than the `room` that is free; `whole`: that the disk has in all, full or not."""
+    if room is not None and need > room:
+        found, remedy = ("its disk has {:,} in all", "check that there are so many") if whole else ("{:,} are free", "free some space")
         raise BuildError(
-            f"{out}: {need:,} bytes are needed for {items:,} samples, {free:,} are free; nothing was decoded: free some space, "
-            "or choose a smaller size or --dtype uint8",
+            f"{out}: {need:,} bytes are needed for {items}, {found.format(room)}; nothing was written: {remedy}, or choose a smaller size or a "
+            "narrower --dtype",
             needed=need,
-            free=free,
+            **{"disk" if whole else "free": room},
         )
 
 

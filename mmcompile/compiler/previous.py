@@ -283,10 +283,11 @@ def replaced(before: Index, generation: str, samples: int, *, labelled: bool, ke
     had = any(f.meaning == "class" for f in before.fields)
     if samples * 2 < before.samples or labelled != had or keyed != before.keyed:
         kind = {True: "with labels", False: "without labels"}
-        called = {True: "samples", False: "samples"} if keyed == before.keyed else {True: "images", False: "rows of arrays or tables"}
+        called = {True: " images", False: " rows of arrays or tables"}
+        was, becomes = (called[before.keyed], called[keyed]) if keyed != before.keyed else (" samples", "")
         yield (
-            f"this replaces {before.samples:,} {called[before.keyed]} {kind[had]} by {samples:,} {called[keyed]} {kind[labelled]}; until "
-            f"`mmcompile prune` the old ones are read with MMapShardDataset(out, generation='{generation}')"
+            f"this replaces {before.samples:,}{was} {kind[had]} by {samples:,}{becomes} {kind[labelled]}; until `mmcompile prune` the old ones are "
+            f"read with MMapShardDataset(out, generation='{generation}')"
         )
 
 

@@ -27,6 +27,7 @@ from mmcompile.compiler.output import (
     Part,
     Published,
     check_output,
+    check_room,
     clean_up,
     describe_changes,
     describe_published,
@@ -52,7 +53,7 @@ from mmcompile.compiler.seals import UNREADABLE, read_sealed, write_sealed
 from mmcompile.compiler.sources import roots_of
 from mmcompile.compiler.sources.compiledrows import CompiledRows
 from mmcompile.compiler.sources.rows import RowSource
-from mmcompile.errors import BuildError, FormatError, OptionError, SourceError
+from mmcompile.errors import FormatError, OptionError, SourceError
 from mmcompile.format.canonical import canonical, name_to_json
 from mmcompile.format.catalog import digest_file, list_folder
 from mmcompile.format.commit import write_atomic
@@ -159,7 +160,8 @@ class RowBuild:
         self.lists: dict[str, bytes] = {}
         self.indexed = tuple(with_lists(f.stored, self.lists) for f in self.fields)
         self.settings = {"preprocess": self.asked.settings(), "source": self.source.identity(), "shard_bytes": self.options.shard_bytes}
-        self._check_size()
+        need = scan.rows * sum(f.stored.row_bytes for f in self.fields)  # a length is whatever a stranger's file or class says
+        check_room(self.out, need, f"{scan.rows:,} rows", disk_bytes(self.out), whole=True)
         self.tasks = list(self._tasks())
         self._check_index()
         self._look()
@@ -250,7 +252,8 @@ class RowBuild:
     def _run(self, scratch: Path) -> None:
         todo = self.todo
         self._tell_changes()
-        self._check_disk()
+        need = sum(self._task_bytes(t) for t in todo)
+        check_room(self.out, need, f"{self._rows_to_read():,} rows", free_bytes(self.out))
         write_atomic(self.out / ".build" / "settings.json", canonical(self._compared))
         self.made: dict[int, RowSeal] = {}
         if not todo:
@@ -283,27 +286,6 @@ class RowBuild:
 
     def _rows_to_read(self) -> int:
         return sum(t.stop - t.start for t in self.todo)
-
-    def _check_size(self) -> None:
-        """Refuse what this disk cannot hold before a shard of it is planned: a length is whatever a stranger's file or class says."""
-        need, disk = self.scan.rows * sum(f.stored.row_bytes for f in self.fields), disk_bytes(self.out)
-        if disk is not None and need > disk:
-            raise BuildError(
-                f"{self.out}: {need:,} bytes are needed for {self.scan.rows:,} rows, its disk is of {disk:,}; nothing was read: check that "
-                "there are so many rows, or choose a narrower --dtype",
-                needed=need,
-                disk=disk,
-            )
-
-    def _check_disk(self) -> None:
-        need, free = sum(self._task_bytes(t) for t in self.todo), free_bytes(self.out)
-        if free is not None and need > free:
-            raise BuildError(
-                f"{self.out}: {need:,} bytes are needed for {self._rows_to_read():,} rows, {free:,} are free; nothing was written: free some space, "
-                "or choose a narrower --dtype",
-                needed=need,
-                free=free,
-            )
 
     def _publish(self, lock: Lock, scratch: Path) -> BuildReport:
         self.progress(Progress("publish"))
