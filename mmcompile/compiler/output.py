@@ -45,6 +45,7 @@ __all__ = [
     "open_output",
     "publish_shards",
     "refuse_removed",
+    "singles_stand",
     "table_of",
     "told_changes",
     "unless_removed",
@@ -421,6 +422,11 @@ def describe_published(out: Path, index: Index, generation: str, parts: list[Par
     total = sum(os.path.getsize(path) for path in named)
     rejects_path = None if index.rejects_file is None else str(shards / file_name("rejects", index.rejects_file, ".jsonl"))
     return Published(generation, len(parts), total, dict(flags), rejects_path, index.splits)
+
+
+def singles_stand(out: Path, index: Index) -> bool:
+    """Are the files there that a generation has once?"""
+    return all((out / "shards" / file).exists() for _, file in single_files(index))
 
 
 def clean_up(out: Path, before: Iterable[Sealed], now: Iterable[Sealed]) -> set[str] | None:

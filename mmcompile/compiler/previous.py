@@ -5,6 +5,7 @@ What is held in memory grows with shards and rejects, not with images: provenanc
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -169,7 +170,9 @@ class Previous:
     def _add_generation(self, index: Index) -> None:
         made = made_as(index)
         marks = self._judge(made)[0]
-        lines = {as_bytes(line.key): line.to_json() for line in load_rejects(self.root, index)}
+        lines = {}
+        with contextlib.suppress(FormatError):  # without the list its images are decoded again
+            lines = {as_bytes(line.key): line.to_json() for line in load_rejects(self.root, index)}
         right = {key: line for key, line in lines.items() if self.marks.rejects(marks, line)}
         self._remember(right)
         shards: dict[str, list[OldShard]] = {}

@@ -38,6 +38,7 @@ from mmcompile.compiler.output import (
     open_output,
     publish_shards,
     refuse_removed,
+    singles_stand,
     told_changes,
     unless_removed,
 )
@@ -247,7 +248,9 @@ class RowBuild:
 
     def _stands(self) -> bool:
         """Is there nothing to do?  Decided without a byte written."""
-        return not self.todo and not self.seals and self.index is not None and self.mark == [self.generation, self._mark()]
+        if self.todo or self.seals or self.index is None or self.mark != [self.generation, self._mark()]:
+            return False
+        return singles_stand(self.out, self.index)
 
     def _run(self, scratch: Path) -> None:
         todo = self.todo

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +244,25 @@ def test_class_numbers_get_the_names_of_a_map_that_is_given_or_are_refused(tmp_p
         merge(tmp_path / "none", tmp_path / "bare", classes_from=str(tmp_path / "short"))
     with pytest.raises(OptionError, match=r"named_out has rows of class c, which is not in it: add it there, or leave them out with --where"):
         merge(tmp_path / "none", tmp_path / "named_out", classes_from=str(tmp_path / "short"))
+
+
+@pytest.mark.parametrize("kind", ["groups", "classes", "table", "hashes", "venue"])
+def test_a_file_that_was_deleted_is_made_again_by_the_same_build(tmp_path: Path, kind: str) -> None:
+    out = tmp_path / "out"
+    table = Table(0, names=tuple(f"v{i}" for i in range(300)))
+    table.scan = functools.partial(stamped, table.scan)  # type: ignore[method-assign]
+    build(table, out, options=options())
+    before = {path.name: path.read_bytes() for path in (out / "shards").iterdir()}
+    next(path for path in (out / "shards").iterdir() if path.name.startswith(f"{kind}-")).unlink()
+    assert not verify(out).ok
+    build(table, out, options=options())
+    assert verify(out).ok
+    assert {path.name: path.read_bytes() for path in (out / "shards").iterdir()} == before
+
+
+def stamped(scan: Any, progress: Any = None) -> RowScan:
+    found: RowScan = scan(progress)
+    return replace(found, stamps=("a", "b", "c", "d"))
 
 
 def test_the_source_pickles_and_reads_on(two: tuple[Path, Path]) -> None:
