@@ -50,9 +50,8 @@ from mmcompile.compiler.run import Counts, Runner, ShardWork
 from mmcompile.compiler.seals import Seal
 from mmcompile.compiler.shardcall import versions_here
 from mmcompile.compiler.sources import Scan, Source, roots_of
-from mmcompile.compiler.sources.choose import Raw, open_source
+from mmcompile.compiler.sources.choose import given_source
 from mmcompile.compiler.sources.compiled import CompiledSource
-from mmcompile.compiler.sources.dataset import wrap
 from mmcompile.compiler.sources.rows import is_row_source
 from mmcompile.compiler.staging import Staging
 from mmcompile.compiler.statcache import StatCache
@@ -108,15 +107,7 @@ def build(
         options = replace(options, workers=workers)
     progress = progress or (lambda _: None)
     out = on_disk(out)
-    if isinstance(source, str | Path) or (isinstance(source, list | tuple) and source and all(isinstance(place, str | Path) for place in source)):
-        source = Raw(source)
-    if isinstance(source, Raw):
-        compat = None if isinstance(preprocess, RowPreprocess | None) else preprocess.compat
-        if source.compat not in (None, compat):
-            raise OptionError(f"Raw: compat {source.compat!r} is that of the Preprocess: give it there", options=["compat"])
-        source = open_source(source.listed(), replace(source, compat=compat))
-    elif not hasattr(source, "scan"):
-        source, preprocess = wrap(source, preprocess)
+    source, preprocess = given_source(source, preprocess)
     if is_row_source(source):
         from mmcompile.compiler.rowbuild import RowBuild
 

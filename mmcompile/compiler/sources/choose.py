@@ -9,11 +9,13 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from mmcompile.compiler.formats import TORCHVISION_EXTENSIONS
+from mmcompile.compiler.preprocess import Preprocess
+from mmcompile.compiler.rowstore import RowPreprocess
 from mmcompile.compiler.sources import Source
 from mmcompile.compiler.sources.remote import folder_source
 from mmcompile.compiler.sources.rows import RowSource
@@ -21,7 +23,7 @@ from mmcompile.compiler.sources.splits import Layout, parse_splits
 from mmcompile.errors import OptionError
 from mmcompile.format.store import is_url, on_disk
 
-__all__ = ["KINDS", "Kind", "Raw", "SourceOptions", "open_source"]
+__all__ = ["KINDS", "Kind", "Raw", "SourceOptions", "given_source", "open_source"]
 
 #: Options that hold several texts, and those that hold a path, in Python also a Path.
 _SEVERAL = ("include", "exclude", "split", "as_", "columns")
@@ -313,6 +315,22 @@ def open_source(raw: Sequence[str], options: SourceOptions) -> Source | RowSourc
     if refused := [name for name in options.given() if name not in kind.takes]:
         raise _refusal(kind, refused, options.source is not None)
     return kind.make(raw, options)
+
+
+def given_source(source: Any, preprocess: Preprocess | RowPreprocess | None) -> tuple[Any, Preprocess | RowPreprocess | None]:
+    """(the source, how its samples are made) of what `build` was given: paths, a Raw, a dataset in Python, or a source.  Raises as `open_source`."""
+    if isinstance(source, str | Path) or (isinstance(source, list | tuple) and source and all(isinstance(place, str | Path) for place in source)):
+        source = Raw(source)
+    if isinstance(source, Raw):
+        compat = None if isinstance(preprocess, RowPreprocess | None) else preprocess.compat
+        if source.compat not in (None, compat):
+            raise OptionError(f"Raw: compat {source.compat!r} is that of the Preprocess: give it there", options=["compat"])
+        return open_source(source.listed(), replace(source, compat=compat)), preprocess
+    if hasattr(source, "scan"):
+        return source, preprocess
+    from mmcompile.compiler.sources.dataset import wrap
+
+    return wrap(source, preprocess)
 
 
 def _refusal(kind: Kind, refused: list[str], asked: bool) -> OptionError:
