@@ -98,6 +98,9 @@ def test_what_compat_takes_of_raw_is_that_of_the_preprocess(tmp_path: Path, monk
         ({"hidden": "yes"}, "hidden must be True or False, not 'yes'"),
         ({"split": {"train": "a"}}, "split must be a list of texts"),
         ({"columns": [1]}, r"columns must be a list of texts, not \[1\]"),
+        ({"rows": b"ab"}, "rows must be a file, or numbers of rows, not b'ab'"),
+        ({"rows": ""}, "rows must be a file, or numbers of rows, not ''"),
+        ({"classes_from": ""}, "classes_from must be a path, not ''"),
         ({"rows": [0.5]}, r"rows must be a file, or numbers of rows, not \[0.5\]"),
         ({"as_": 1}, "as_ must be a list of texts, not 1"),
     ],
@@ -105,6 +108,10 @@ def test_what_compat_takes_of_raw_is_that_of_the_preprocess(tmp_path: Path, monk
 def test_an_option_of_the_wrong_type_is_refused_by_name(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         Raw("raw", **options)
+
+
+def test_none_is_an_option_that_was_not_given() -> None:
+    assert SourceOptions(**{f.name: None for f in dataclasses.fields(SourceOptions)}) == SourceOptions()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("places", [[], "", [3], {"x": "y"}])
@@ -121,3 +128,8 @@ def test_rows_given_as_numbers_are_held_against_the_dataset(tmp_path: Path, monk
             build(Raw(tmp_path / "out", rows=rows), tmp_path / "none")
     with pytest.raises(OptionError, match="--rows: expected numbers of rows, found 1,000,000"):
         build(Raw(tmp_path / "out", rows=[10**30]), tmp_path / "none")
+
+
+def test_a_path_as_bytes_is_no_dataset(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"expected a path as str or Path, not bytes \(b'raw'\)"):
+        build(b"raw", tmp_path / "out")

@@ -59,7 +59,8 @@ class SourceOptions:
 
     def __post_init__(self) -> None:
         for spec in fields(SourceOptions):
-            object.__setattr__(self, spec.name, _checked(spec.name, getattr(self, spec.name)))
+            value = getattr(self, spec.name)
+            object.__setattr__(self, spec.name, spec.default if value is None else _checked(spec.name, value))
 
     @property
     def extensions(self) -> frozenset[str] | None:
@@ -114,22 +115,24 @@ class Raw(SourceOptions):
 
 def _checked(name: str, value: Any) -> Any:
     """The value of an option, in the one form that sources know.  Raises OptionError where it is none."""
-    if value is None or (name == "hidden" and isinstance(value, bool)):
+    if name == "hidden" and isinstance(value, bool):
         return value
-    if isinstance(value, Path) and name in _PLACES:
-        return os.fspath(value)
-    if name in _SEVERAL:
+    if name in _PLACES and isinstance(value, str | Path):
+        if os.fspath(value):
+            return os.fspath(value)
+    elif name in _SEVERAL:
         texts = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list | tuple) else (None,)
         if all(isinstance(text, str) for text in texts):
             return texts
-    elif name != "hidden" and isinstance(value, str):
-        return value
-    elif name == "rows" and isinstance(value, Iterable):
+    elif name == "rows" and isinstance(value, Iterable) and not isinstance(value, bytes):
         numbers = list(value)
         if all(hasattr(number, "__index__") and not isinstance(number, bool) for number in numbers):
             return tuple(number.__index__() for number in numbers)
-    expected = {"hidden": "True or False", "rows": "a file, or numbers of rows", **dict.fromkeys(_SEVERAL, "a list of texts")}.get(name, "a text")
-    raise OptionError(f"{name} must be {expected}, not {value!r:.80}", options=[name.strip("_").replace("_", "-")])
+    elif name not in ("hidden", *_PLACES) and isinstance(value, str):
+        return value
+    expected = dict.fromkeys(_PLACES, "a path") | {"hidden": "True or False", "rows": "a file, or numbers of rows"}
+    expected |= dict.fromkeys(_SEVERAL, "a list of texts")
+    raise OptionError(f"{name} must be {expected.get(name, 'a text')}, not {value!r:.80}", options=[name.strip("_").replace("_", "-")])
 
 
 @dataclass(frozen=True)
@@ -328,6 +331,8 @@ def given_source(source: Any, preprocess: Preprocess | RowPreprocess | None) -> 
         return open_source(source.listed(), replace(source, compat=compat)), preprocess
     if hasattr(source, "scan"):
         return source, preprocess
+    if isinstance(source, bytes):
+        raise OptionError(f"expected a path as str or Path, not bytes ({source!r:.80})")
     from mmcompile.compiler.sources.dataset import wrap
 
     return wrap(source, preprocess)
