@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from mmcompile import MMapShardDataset, Preprocess, Raw
 from mmcompile.compiler.driver import build
+from mmcompile.compiler.rowrun import Here
 from mmcompile.compiler.sources import choose
 from mmcompile.compiler.sources.choose import KINDS, Kind, SourceOptions, open_source
 from mmcompile.compiler.sources.folder import FolderSource
@@ -133,3 +135,14 @@ def test_rows_given_as_numbers_are_held_against_the_dataset(tmp_path: Path, monk
 def test_a_path_as_bytes_is_no_dataset(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"expected a path as str or Path, not bytes \(b'raw'\)"):
         build(b"raw", tmp_path / "out")
+
+
+def test_a_dataset_that_says_shape_and_dtype_of_its_samples_is_read_item_by_item(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inline(monkeypatch)
+    run(make_raw(tmp_path / "raw", 2), tmp_path / "out")
+    monkeypatch.setattr("mmcompile.compiler.rowbuild.start_readers", lambda source, scratch, workers: (Here(), source, ""))
+    opened = MMapShardDataset(tmp_path / "out", transform=lambda image: image.flip(-1))
+    build(opened, tmp_path / "flipped")
+    flipped = MMapShardDataset(tmp_path / "flipped")
+    assert [int(flipped[i][1]) for i in range(4)] == [0, 0, 1, 1]
+    assert all(torch.equal(flipped[i][0], opened[i][0]) for i in range(4))
