@@ -274,7 +274,7 @@ def test_rows_are_selected_by_what_is_known_of_them(tmp_path: Path) -> None:
     assert all(key.startswith(b"0/cat/") for key in keys(tmp_path / "rows"))
     with pytest.raises(SourceError, match="none of the 24 rows is taken"):
         merge(tmp_path / "none", out_a, out_b, where="width > 5000")
-    with pytest.raises(OptionError, match="there is no 'widht' here; known are class, dataset"):
+    with pytest.raises(OptionError, match=r"there is no 'widht' here \(did you mean width\?\); known are class, dataset"):
         merge(tmp_path / "none", out_a, out_b, where="widht > 5000")
     merge(tmp_path / "globs", out_a, out_b, include=("0/*",), exclude=("0/dog/*",))
     assert {key[:6] for key in keys(tmp_path / "globs")} == {b"0/cat/"}
@@ -440,6 +440,10 @@ def test_the_fields_beside_the_images_are_chosen(tmp_path: Path) -> None:
     assert verify(tmp_path / "merged").ok
     config = as_config(reader.index.settings, str(tmp_path / "merged"))
     assert config["columns"] == "label,score"
+    merge(tmp_path / "some", *outs, columns=("score",), where="class == 'y' and label == 1 and score < 4")
+    assert Reader(tmp_path / "some").gather("score", np.arange(3)).tolist() == [1, 3, 2]
+    with pytest.raises(OptionError, match="there is no 'weight' here"):
+        merge(tmp_path / "none", *outs, columns=("score",), where="weight > 1")
     merge(tmp_path / "bare", *outs, columns=())
     assert [f.name for f in Reader(tmp_path / "bare").index.fields] == ["image"]
     assert Reader(tmp_path / "bare").index.classes is None

@@ -218,6 +218,8 @@ def test_the_fields_to_keep_are_chosen_and_stand_in_that_order(tmp_path: Path, t
     one, other = Table(0).data["ts"].tolist(), Table(0, columns=3).data["ts"].tolist()
     assert column(tmp_path / "some", "ts").tolist() == [*one[:20], *other[:20], *one[20:], *other[20:]]
     assert as_config(Reader(tmp_path / "some").index.settings, "")["columns"] == "ts,venue"
+    merge(tmp_path / "picked", two[0], columns=("ts",), where="venue == 'y'")
+    assert column(tmp_path / "picked", "ts").tolist() == Table(0).data["ts"][Table(0).data["venue"] == 1].tolist()
     with pytest.raises(OptionError, match=r"--columns bar: .*out_a has no such column; did you mean bars\? \(it has bars, venue, ts\)"):
         source(two[0], columns=("bar",))
     with pytest.raises(OptionError, match="--columns: no field is left"):

@@ -22,7 +22,17 @@ from mmcompile.compiler.sources.classmap import read_classes
 from mmcompile.compiler.sources.compiledrows import CompiledRows
 from mmcompile.compiler.sources.keys import Keys, place_of
 from mmcompile.compiler.sources.names import show
-from mmcompile.compiler.sources.provenance import Renumbered, ShardRows, columns_of, joined_fields, joined_splits, kept_identity, shards_of, split_of
+from mmcompile.compiler.sources.provenance import (
+    Renumbered,
+    ShardRows,
+    columns_of,
+    joined_fields,
+    joined_splits,
+    kept_identity,
+    plain_columns,
+    shards_of,
+    split_of,
+)
 from mmcompile.compiler.sources.selected import Selection
 from mmcompile.compiler.sources.splits import Layout, parse_splits
 from mmcompile.errors import FormatError, OptionError, SourceError
@@ -202,6 +212,7 @@ class CompiledSource:
                 in_order &= bool(((walk[0][1:] > walk[0][:-1]) | (walk[1][1:] >= walk[1][:-1])).all())
                 last = walk[0][-1:], walk[1][-1:]
             known = columns_of(rows, before, np.array(self._splits, object)[numbers[parts]], self._fields)
+            plain_columns(known, renumbered.dropped, rows.own, renumbered.classes)
             local = self._selection.take(before + start, before + start + len(rows), known, rows)
             if len(refused := usable.refused(rows.samples[local])):
                 self._refuse(dataset, rows, int(local[refused[0]]))

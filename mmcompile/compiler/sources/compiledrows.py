@@ -178,7 +178,7 @@ class CompiledRows:
         self, number: int, shard: int, start: int, before: int, split: str, names: tuple[str, ...], starts: Array
     ) -> dict[str, Callable[[], Column]]:
         """What conditions may ask of the rows of a shard."""
-        generation, _ = self._open(number)
+        generation, renumbered = self._open(number)
         rows = np.arange(start, start + int(generation.table["rows"][shard]))
 
         def group() -> Array:
@@ -191,7 +191,9 @@ class CompiledRows:
             "row": lambda: before + rows,
             "dataset": lambda: np.full(len(rows), number),
         }
-        return plain_columns(out, self._fields, functools.partial(self._column, number, shard), self._classes)
+        read = functools.partial(self._column, number, shard)
+        plain_columns(out, self._fields, read, self._classes)
+        return plain_columns(out, renumbered.dropped, read, renumbered.classes)
 
     def _column(self, number: int, shard: int, spec: Field) -> Array:
         """A field of numbers of a shard, its file held against its hash."""

@@ -5,9 +5,10 @@ Each file is held against its hash before it is believed.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,17 @@ from mmcompile.format.canonical import as_text, name_to_json
 from mmcompile.format.index import Field, Names, load_classes, load_names, row_dtype
 from mmcompile.format.samples import check_stops, pair_hash
 
-__all__ = ["Renumbered", "ShardRows", "columns_of", "joined_fields", "joined_splits", "kept_identity", "plain_columns", "shards_of", "split_of"]
+__all__ = [
+    "Renumbered",
+    "ShardRows",
+    "columns_of",
+    "joined_fields",
+    "joined_splits",
+    "kept_identity",
+    "plain_columns",
+    "shards_of",
+    "split_of",
+]
 
 Array = npt.NDArray[Any]
 
@@ -159,6 +170,12 @@ class Renumbered:
                 names = load_names(Path(dataset.root), old.categories)
                 self._maps[spec.name] = names, _numbers(names, spec.categories.listed)
 
+    @functools.cached_property
+    def dropped(self) -> tuple[Field, ...]:
+        """The fields of the dataset, apart from pictures, that are not among those kept: conditions may ask for them; their names are listed."""
+        kept = {spec.name for spec in self._fields}
+        return tuple(_listed(self._dataset, spec) for spec in self._dataset.index.fields if spec.name not in kept and spec.meaning != "image")
+
     def read(self, shard: OldShard) -> tuple[npt.NDArray[np.void], npt.NDArray[np.int64] | None]:
         """(values (N,), the class numbers that the dataset itself has (N,), or None) of a shard.
 
@@ -212,20 +229,31 @@ class ShardRows:
     """
 
     def __init__(self, number: int, shard: OldShard, first: int, renumbered: Renumbered, prefix: bytes) -> None:
-        self.number, self.first, self._prefix = number, first, prefix
-        try:
+        self.number, self.first, self._prefix, self._shard = number, first, prefix, shard
+        with self._there():
             self.samples = shard.samples()
             stops = self.samples["key_stop"]
             check_stops(stops, np.uint64(0), shard.path("samples"))
             self._keys = Keys(shard.read("keys", np.dtype("u1"), (int(stops[-1]),)), stops.astype(np.int64))
             self.values, self.own_classes = renumbered.read(shard)
             self.class_names = renumbered.classes
+
+    @contextlib.contextmanager
+    def _there(self) -> Iterator[None]:
+        """A file that is missing is damage."""
+        try:
+            yield
         except FileNotFoundError as error:
-            root = Path(shard.folder).parent
+            root = Path(self._shard.folder).parent
             raise CorruptShardError(
                 f"{error.filename or error}: missing; run `mmcompile verify {root} --repair RAW`, or where it was pruned build again",
-                path=shard.folder,
+                path=self._shard.folder,
             ) from None
+
+    def own(self, spec: Field) -> Array:
+        """A field as the dataset has it."""
+        with self._there():
+            return self._shard.read(spec.name, spec.stored, (self._shard.rows, *spec.shape))
 
     def __len__(self) -> int:
         return len(self.samples)
