@@ -869,6 +869,24 @@ def test_wrong_parquet_files_are_named(tmp_path: Path) -> None:
         ManifestSource(str(tmp_path))
 
 
+def test_a_page_of_images_that_is_not_what_its_checksum_says_is_damage(tmp_path: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path, pictures = tmp_path / "a.parquet", [picture(i) for i in range(3)]
+    pq.write_table(pa.table({"image": pictures, "label": [0, 1, 2]}), path, write_page_checksum=True, use_dictionary=False, compression="none")
+    source = ManifestSource(str(path))
+    listed = list(source.scan().keys)
+    assert [source.read(key) for key in listed] == pictures
+    data, stamp = bytearray(path.read_bytes()), path.stat()
+    data[data.index(pictures[1]) + len(pictures[1]) // 2] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    packed_module._opened.clear()
+    with pytest.raises(OSError, match="cannot be read"):
+        source.read(listed[1])
+    with pytest.raises(SourceError, match=r"a\.parquet: cannot be read: it is damaged"):
+        ManifestSource(str(path)).scan()
+
+
 def test_parquet_files_name_their_splits(tmp_path: Path) -> None:
     for name in ("test-00000-of-00001", "train-00001-of-00002", "train-00000-of-00002", "validation-00000-of-00001-0a1b"):
         parquet(tmp_path / "data" / f"{name}.parquet", {"image": [{"bytes": picture(1), "path": name}]})

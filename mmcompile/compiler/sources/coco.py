@@ -21,6 +21,7 @@ from mmcompile.compiler.sources.jsonparts import is_unicode, list_members
 from mmcompile.compiler.sources.keys import Keys
 from mmcompile.compiler.sources.listed import Faults, find_files, folder_of, found_in, refuse_twice, relative_keys
 from mmcompile.compiler.sources.names import Patterns, show
+from mmcompile.compiler.sources.walk import expect_file
 from mmcompile.errors import SourceError
 from mmcompile.format.canonical import as_text, name_to_json
 from mmcompile.format.index import Field, Names, row_dtype
@@ -133,8 +134,7 @@ class CocoSource:
 
 def _members(path: str, wanted: tuple[str, ...], seen: set[str] | None = None) -> Any:
     """`list_members`; raises SourceError in place of what that and the file raise."""
-    if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
-        raise SourceError(f"{show(path)}: no regular file: expected a file of COCO annotations", path=path)
+    expect_file(path, "a file of COCO annotations")
     try:
         with open(path, "rb") as file:
             yield from list_members(file, wanted, seen)

@@ -22,6 +22,7 @@ from typing import Any
 from mmcompile.compiler.formats import EXTENSIONS
 from mmcompile.compiler.sources.jsonparts import is_unicode
 from mmcompile.compiler.sources.names import show
+from mmcompile.compiler.sources.walk import expect_file
 from mmcompile.errors import SourceError
 
 __all__ = ["JSON_SUFFIXES", "TEXT_SUFFIXES", "Block", "TextTable"]
@@ -61,8 +62,7 @@ class TextTable:
         self.path, self.names = path, tuple[str, ...]()
         self.header = True
         self._json = path.lower().endswith(JSON_SUFFIXES)
-        if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for, and is gone once it is read
-            raise self.wrong("no regular file: expected a table of text")
+        expect_file(path, "a table of text")
         try:
             with open(path, "rb") as file:
                 head = file.read(_HEAD_BYTES)
