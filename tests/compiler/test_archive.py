@@ -19,6 +19,7 @@ import pytest
 
 from mmcompile.compiler import statcache
 from mmcompile.compiler.repair import repair
+from mmcompile.compiler.sources import Scan
 from mmcompile.compiler.sources.archive import ArchiveSource
 from mmcompile.compiler.sources.choose import SourceOptions, open_source
 from mmcompile.compiler.sources.folder import FolderSource
@@ -250,6 +251,21 @@ def test_fields_and_label_can_be_chosen(tmp_path: Path) -> None:
             source(raw, **more).scan()
     with pytest.raises(OptionError, match="no image has a class or a record beside it"):
         source(tar(tmp_path / "b.tar", [("a.png", b"x")]), label_column="kind").scan()
+
+
+def test_a_value_that_is_none_like_others_is_named(tmp_path: Path) -> None:
+    def scan(name: str, scores: list[Any], classes: bytes, **options: Any) -> Scan:
+        files = [(f"{i}.json", json.dumps({"score": score}).encode()) for i, score in enumerate(scores)]
+        files += [(f"{i}.{kind}", data) for i, c in enumerate(classes) for kind, data in (("png", b"x"), ("cls", bytes([c])))]
+        return source(tar(tmp_path / name, files), **options).scan()
+
+    found = scan("a.tar", [1, "?", 3], b"12x")
+    assert found.classes == ("1", "2", "x")
+    said = "{}: 2.png: 'x' is no value like others in it, so that all of them are names of classes, in their order as text"
+    assert found.warnings == (said.format(".cls"), ".json value score is left out: 1.png: '?' is no value like others in it: mend it")
+    with pytest.raises(OptionError, match=r"--columns score: .*: 1\.png: '\?' is no value like others in it"):
+        scan("b.tar", [1, "?", 3], b"123", columns=("score",))
+    assert scan("c.tar", ["1", "?", "3"], b"123", columns=("score",)).values["score"].tolist() == [0, 2, 1]
 
 
 def test_splits_are_folders_of_archives_or_named(tmp_path: Path) -> None:

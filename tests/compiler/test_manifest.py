@@ -29,7 +29,7 @@ from mmcompile.compiler.sources.choose import SourceOptions, open_source
 from mmcompile.compiler.sources.folder import FolderSource
 from mmcompile.compiler.sources.manifest import ManifestSource, Wishes
 from mmcompile.errors import DecodeError, OptionError, OutputExistsError, SourceError
-from mmcompile.format.fields import Split
+from mmcompile.format.fields import Names, Split
 from mmcompile.format.reader import Reader
 from tests.compiler.builds import SMALL, age, dataset, expected, images, inline, keys, picture, run, write
 
@@ -240,6 +240,9 @@ def column(tmp_path: Path, texts: list[str], **options: Any) -> tuple[Any, Scan]
         (["1", "NA", "3", "4"], "float64", [1, None, 3, 4]),
         (["inf", "1", "-inf", "0"], "float64", [float("inf"), 1, float("-inf"), 0]),
         (["true", "False", "TRUE", "false"], "bool", [True, False, True, False]),
+        (["18446744073709551615", "0", "1", "2"], "uint64", [2**64 - 1, 0, 1, 2]),
+        (["1", "none", ".", "-nan"], "float64", [1, None, None, None]),
+        (["NAN", "\t2.5", "+NaN", "INF"], "float64", [None, 2.5, None, float("inf")]),
     ],
 )
 def test_columns_keep_their_numbers(tmp_path: Path, cells: list[str], dtype: str, expected: list[Any]) -> None:
@@ -252,7 +255,9 @@ def test_columns_keep_their_numbers(tmp_path: Path, cells: list[str], dtype: str
     ("cells", "unit", "expected"),
     [
         (["1970-01-02", "1969-12-31", "2000-01-01", "1970-01-01"], "D", [1, -1, 10957, 0]),
-        (["1970-01-01 00:00:10", "1970-01-01T00:01:00Z", "1970-01-01 00:00", "1970-01-02"], "s", [10, 60, 0, 86400]),
+        (["1970-01-01 00:00:10", "1970-01-01T00:01:00", "1970-01-01 00:00", "1970-01-02"], "s", [10, 60, 0, 86400]),
+        (["1970-01-01T00:00:10Z", "1970-01-01T02:00:00+02:00", "1970-01-01 00:00-0130", "1970-01-02T00:00+00"], "s", [10, 0, 5400, 86400]),
+        (['"1970-01-01T02:00:00,5+02:00"'] * 4, "ms", [500] * 4),
         (["1970-01-01 00:00:00.5"] * 4, "ms", [500] * 4),
         (["1970-01-01 00:00:00.0005"] * 4, "us", [500] * 4),
         (["1970-01-01 00:00:00.000000001"] * 4, "ns", [1] * 4),
@@ -268,8 +273,10 @@ def test_times_are_counted_in_the_unit_that_holds_them(tmp_path: Path, cells: li
     [
         (["9223372036854775807", "", "1", "2"], "would lose digits"),
         (["99999999999999999999", "1", "1", "2"], "over 64 bits"),
+        (["9223372036854775808", "-1", "1", "2"], "over 64 bits"),
         (["2020-01-01", "", "2020-01-01", "2020-01-01"], "a time is missing (row 2)"),
-        (["2020-02-31", "2020-01-01", "2020-01-01", "2020-01-01"], "no calendar"),
+        (["2020-02-31", "2020-01-01", "2020-01-01", "2020-01-01"], "no calendar has: 2020-02-31 (row 1)"),
+        (["2020-01-01T00:00Z", "2020-01-01 00:00", "2020-01-01", "2020-01-01"], "some times say how far from UTC they are"),
         (["2000-01-01", "1600-01-01 00:00:00.000000001", "2500-01-01", ""], "beyond what 64 bits hold in ns: 1600-01-01 00:00:00.000000001 (row 2)"),
         (["1", "2.5", "1e999", "inf"], "beyond float64: 1e999 (row 3)"),
         (["inf", "2.5", "1", "-" + "9" * 401], "(row 4)"),
@@ -290,12 +297,35 @@ def test_a_cell_that_makes_a_column_text_is_named(tmp_path: Path, cells: list[st
     row = cells.index("x12") + 1
     _, found = column(tmp_path, cells)
     (line,) = found.warnings
-    assert line.startswith(f"column x is left out: x12 (row {row}) is no value like others in it")
+    assert line == f"column x is left out: row {row}: 'x12' is no value like others in it: mend it"
+    with pytest.raises(OptionError, match=rf"--columns x: .*list\.csv: row {row}: 'x12' is no value like others in it: mend it"):
+        column(tmp_path, cells, columns=("x",))
     _, found = column(tmp_path, ["a", "b", "c", "4"])
     assert not found.warnings
     records = [{"path": f"{i}.png", "x": cell if cell == "x12" else i + 0.5} for i, cell in enumerate(cells)]
-    (line,) = scan(make(tmp_path, "\n".join(map(json.dumps, records)), "list.jsonl")).warnings
-    assert f"x12 (row {row})" in line
+    listed = make(tmp_path, "\n".join(map(json.dumps, records)), "list.jsonl")
+    (line,) = scan(listed).warnings
+    assert f"row {row}: 'x12'" in line
+    with pytest.raises(OptionError, match=rf"list\.jsonl: row {row}: 'x12' is no value like others in it"):
+        scan(listed, columns=("x",))
+
+
+def test_texts_that_a_list_says_are_texts_are_categories_whatever_they_look_like(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delimited, "_ROWS", 2)
+    cells: list[Any] = ["1", "2", "4a", "3"]
+    found = scan(make(tmp_path, "\n".join(json.dumps({"path": f"{i}.png", "x": cell}) for i, cell in enumerate(cells)), "list.jsonl"), columns=("x",))
+    assert (found.fields[0].categories, values(found, "x")) == (Names(("1", "2", "3", "4a")), [0, 1, 3, 2])
+    cells[:2] = [1, 2]
+    with pytest.raises(OptionError, match="row 3: '4a' is no value like others"):
+        scan(make(tmp_path, "\n".join(json.dumps({"path": f"{i}.png", "x": cell}) for i, cell in enumerate(cells)), "list.jsonl"), columns=("x",))
+
+
+def test_a_label_that_is_no_number_as_others_are_is_said(tmp_path: Path) -> None:
+    found = scan(make(tmp_path, "path,label\n0.png,2\n1.png,10\n2.png,x\n"))
+    assert (found.classes, values(found, "label")) == (("10", "2", "x"), [1, 0, 2])
+    assert found.warnings == (
+        "column label: row 3: 'x' is no value like others in it, so that all of them are names of classes, in their order as text",
+    )
 
 
 def test_a_number_of_json_that_is_beyond_float64_leaves_its_column_out(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from decimal import Decimal
 from typing import Any
 
 from mmcompile.compiler.formats import EXTENSIONS
+from mmcompile.compiler.sources.celltext import GAPS
 from mmcompile.compiler.sources.jsonparts import is_unicode
 from mmcompile.compiler.sources.names import show
 from mmcompile.compiler.sources.walk import expect_file
@@ -46,12 +47,16 @@ _CELL_LIMIT = 1 << 24
 
 @dataclass(frozen=True)
 class Block:
-    """Some rows, by column: the cells as text, and of which columns the source says that they are text, or that they are no single value."""
+    """Some rows, by column: the cells as text, and of which columns the source says that they are text, or that they are no single value.
+
+    `mixed`: of which only some cells are text.
+    """
 
     rows: int
     columns: Mapping[str, Sequence[str]]
     quoted: frozenset[str] = frozenset()
     nested: frozenset[str] = frozenset()
+    mixed: frozenset[str] = frozenset()
 
 
 class TextTable:
@@ -137,7 +142,7 @@ class TextTable:
         self._spaced = len(rows[0]) > 1 and all(cell.startswith(" ") for row in rows for cell in row[1:])
         if self._spaced:
             rows = self._parse(between)
-        named = [cell for cell in rows[0] if cell]
+        named = [cell for cell in rows[0] if cell not in GAPS]
         self.header = not (any(os.path.splitext(c)[1].lower() in EXTENSIONS for c in named) or (named and all(map(_VALUE.match, named))))
         names = [name.strip() for name in rows[0]] if self.header else [str(i + 1) for i in range(len(rows[0]))]
         if twice := [name for name, count in Counter(names).items() if count > 1 and name]:
@@ -207,7 +212,7 @@ class TextTable:
     def _json_blocks(self, file: io.TextIOBase) -> Iterator[Block]:
         records = self._records(_without_nul(self, file))
         while rows := [record for _, record in itertools.islice(records, _ROWS)]:
-            columns, quoted, nested = {}, set(), set()
+            columns, quoted, nested, mixed = {}, set[str](), set[str](), set[str]()
             for name in dict.fromkeys(name for row in rows for name in row):
                 cells = [row.get(name) for row in rows]
                 kinds = set(map(type, cells))
@@ -216,13 +221,14 @@ class TextTable:
                     continue
                 if str in kinds:
                     quoted.add(name)
+                    mixed |= {name} if kinds - {str, type(None)} else set()
                     texts = [cell for cell in cells if isinstance(cell, str)]
                     if any("\0" in text for text in texts):
                         raise self.wrong(f"column {show(name)} holds a NUL")
                     if not all(map(is_unicode, texts)):
                         raise self.wrong(f"column {show(name)} holds half a surrogate pair")
                 columns[name] = [_as_text(cell) for cell in cells]
-            yield Block(len(rows), columns, frozenset(quoted), frozenset(nested))
+            yield Block(len(rows), columns, frozenset(quoted), frozenset(nested), frozenset(mixed))
 
 
 def _without_nul(table: TextTable, lines: Iterator[str] | io.TextIOBase, first: int = 1) -> Iterator[str]:

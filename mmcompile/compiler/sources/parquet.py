@@ -183,7 +183,10 @@ class ArrowColumns:
         with reading(self._tables[0].path):
             return Keys.join([Keys.of(_texts(part)) for part in self._parts(name)])
 
-    def column(self, name: str, where: Callable[[int], str], *, text: bool = False) -> Column | str:
+    def stray(self, name: str) -> None:
+        """No cell is of another kind than the others."""
+
+    def column(self, name: str, where: Callable[[int], str], *, names: bool = False, text: bool = False) -> Column | str:
         """A column, or why it cannot be held.  With `text` it is one of text, whatever it holds."""
         with reading(self._tables[0].path):
             return self._column(name, text=text)

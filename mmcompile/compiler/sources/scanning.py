@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from mmcompile.compiler.formats import EXTENSIONS
 from mmcompile.compiler.sources import LABEL, Scan
-from mmcompile.compiler.sources.cells import Column
+from mmcompile.compiler.sources.cells import Column, told
 from mmcompile.compiler.sources.columns import (
     IMAGE_NAMES,
     LABEL_NAMES,
@@ -293,7 +293,8 @@ class Scanning:
     def _label(self, columns: TextColumns | ArrowColumns, label: str | None) -> tuple[tuple[str, ...] | None, npt.NDArray[np.int64] | None]:
         if label is None:
             return None, None
-        column = "values of several parts" if label in columns.nested else columns.column(label, self.where)
+        stray = None if label in columns.nested else columns.stray(label)
+        column = "values of several parts" if label in columns.nested else columns.column(label, self.where, names=True)
         known, fixed = self._known.get(label), self._wishes.classes
         found = None if isinstance(column, str) else as_label(column, known or fixed)
         if found is None or isinstance(column, str):
@@ -306,6 +307,10 @@ class Scanning:
         if fixed is not None and classes != fixed:
             labels, classes = as_numbered(labels, classes, fixed, self.where), fixed
         self._counts[f"labels by column {show(label)}, {how}"] = int((labels >= 0).sum())
+        if stray is not None:
+            self._warnings.append(
+                f"column {show(label)}: {told(stray, self.where)}, so that all of them are names of classes, in their order as text"
+            )
         plain = [" ".join(name.casefold().split()) for name in classes]
         if alike := next((i for i, name in enumerate(plain) if plain.index(name) < i), None) if len(set(plain)) < len(plain) else None:
             self._warnings.append(f"classes {classes[plain.index(plain[alike])]!r} and {classes[alike]!r} differ in case or spaces only")
@@ -319,7 +324,7 @@ class Scanning:
         """The fields of other columns.  With `strict` one that cannot be a field is an error."""
         called = field_names(names, label)
         fields, arrays, warnings = as_fields(
-            ((name, called[name], self._column(columns, name)) for name in names), self.where, "column", strict=strict
+            ((name, called[name], self._column(columns, name)) for name in names), self.where, "column", self._what if strict else None
         )
         self._warnings += warnings
         return fields, arrays
@@ -336,10 +341,9 @@ class Scanning:
             self._counts[f"row{_s(rows)} of {show(shown)}{f' ({form})' * bool(form)}, images by column {show(image)}"] = rows
         if len(forms) > _TOLD:
             self._counts[f"rows of {len(forms) - _TOLD:,} other files"] = stops[-1] - stops[_TOLD - 1]
-        if isinstance(columns, TextColumns):
-            for name, (row, cell) in columns.strays().items():
-                what = f"{show(cell[:60])} ({self.where(row)}) is no value like others in it"
-                self._warnings.append(f"column {show(name)} is left out: {what}; mend it, or take all as categories with --columns {show(name)}")
+        for name in columns.texts:
+            if stray := columns.stray(name):
+                self._warnings.append(f"column {show(name)} is left out: {told(stray, self.where)}: mend it")
         if columns.texts:
             named = ", ".join(show(name) for name in columns.texts[:5])
             self._counts[f"column{_s(len(columns.texts))} of text left out ({named}); --columns takes such as categories"] = len(columns.texts)

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mmcompile.compiler.sources.celltext import GAPS, as_times, as_values, is_number
 from mmcompile.compiler.sources.delimited import TextTable
 from mmcompile.compiler.sources.names import show
-from mmcompile.compiler.sources.tablecells import GAPS, CellKinds, as_times, as_values, is_number
+from mmcompile.compiler.sources.tablecells import CellKinds
 from mmcompile.compiler.sources.tablefast import as_numpy, first_gap, parse_lines
 from mmcompile.compiler.sources.tablefields import ColumnKind, Reading
 from mmcompile.errors import SourceError

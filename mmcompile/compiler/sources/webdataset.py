@@ -44,6 +44,7 @@ class Values:
     at: array[int] = field(default_factory=lambda: array("q"))
     cells: list[str] = field(default_factory=list)
     quoted: bool = False
+    plain: bool = False
     nested: bool = False
 
     def add(self, sample: int, at: int, cell: str) -> None:
@@ -190,6 +191,7 @@ class _Gathering:
                 values.nested = True
             elif value is not None:
                 values.quoted |= isinstance(value, str)
+                values.plain |= not isinstance(value, str)
                 values.add(run, at, value if isinstance(value, str) else repr(value))
 
     def _text(self, at: int, size: int) -> str:
