@@ -242,6 +242,7 @@ def test_fields_and_label_can_be_chosen(tmp_path: Path) -> None:
     assert scan.values["label"].tolist() == [1, 0]
     assert scan.values["x"].tolist() == [1, 2]
     assert source(raw, label_column="cls").scan().values["label"].tolist() == [7, 7]
+    assert [f.name for f in source(raw, label_column="none").scan().fields] == ["x"]
     scan = source(raw, columns=("kind",)).scan()
     assert [f.name for f in scan.fields] == ["label", "kind"]
     assert scan.values["kind"].tolist() == [1, 0]

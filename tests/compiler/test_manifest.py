@@ -199,7 +199,7 @@ def test_a_folder_in_place_of_a_file_is_no_image(tmp_path: Path) -> None:
 
 
 def test_faults_beyond_the_first_are_counted(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"^20 rows .*row 6: gone5.png: no such file; and 15 more$"):
+    with pytest.raises(SourceError, match=r"^20 rows .*row 6: gone5.png: no such file; and 15 more \(looked for below"):
         scan(make(tmp_path, "path\n0.png\n" + "".join(f"gone{i + 1}.png\n" for i in range(20))))
 
 
@@ -431,6 +431,26 @@ def test_a_label_that_is_no_class_is_said_and_an_error_where_it_was_asked_for(tm
     assert any("column label is no label" in line for line in found.warnings)
     with pytest.raises(OptionError, match=r"--label-column label: it holds numbers that stand for no class"):
         scan(path, label_column="label")
+
+
+def test_a_label_that_nobody_wants_is_a_value(tmp_path: Path) -> None:
+    found = scan(make(tmp_path, "path,label\n0.png,2\n1.png,1\n"), label_column="none")
+    assert (found.classes, [(f.name, f.meaning) for f in found.fields]) == (None, [("label", "value")])
+
+
+def test_where_missing_images_were_looked_for_is_said_and_a_folder_that_is_none_is_the_options(tmp_path: Path) -> None:
+    write(tmp_path / "pictures", {"0.png": picture(0)})
+    coco = {"images": [{"id": i, "file_name": f"{i}.png"} for i in range(2)], "annotations": [], "categories": []}
+    write(tmp_path / "lists", {"list.csv": b"path\n0.png\n1.png\n", "coco.json": json.dumps(coco).encode()})
+    for name in ("list.csv", "coco.json"):
+        raw = str(tmp_path / "lists" / name)
+        there = "lists" if name == "list.csv" else "pictures"  # where COCO keeps them, beside its folder of lists
+        with pytest.raises(SourceError, match=rf"1\.png: no such file \(looked for below {tmp_path / there}; --images names another folder\)$"):
+            open_source([raw], SourceOptions()).scan()
+        with pytest.raises(SourceError, match=rf"1\.png: no such file \(looked for below {tmp_path / 'pictures'}; --images"):
+            open_source([raw], SourceOptions(images=str(tmp_path / "pictures"))).scan()
+        with pytest.raises(OptionError, match=rf"^--images {tmp_path / 'picture'}: no such folder$"):
+            open_source([raw], SourceOptions(images=str(tmp_path / "picture")))
 
 
 def test_columns_are_found_by_name_and_by_content(tmp_path: Path) -> None:

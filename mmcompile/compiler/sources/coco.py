@@ -19,7 +19,7 @@ from mmcompile.compiler.sources import Scan
 from mmcompile.compiler.sources.folder import FolderSource
 from mmcompile.compiler.sources.jsonparts import is_unicode, list_members
 from mmcompile.compiler.sources.keys import Keys
-from mmcompile.compiler.sources.listed import Faults, find_files, folder_of, found_in, refuse_twice, relative_keys
+from mmcompile.compiler.sources.listed import Faults, find_files, folder_of, found_in, image_folder, refuse_twice, relative_keys
 from mmcompile.compiler.sources.names import Patterns, show
 from mmcompile.compiler.sources.walk import expect_file
 from mmcompile.errors import SourceError
@@ -60,7 +60,7 @@ class CocoSource:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "raw", os.path.abspath(self.raw))
-        object.__setattr__(self, "_files", FolderSource(self._find_images() if self.images is None else self.images))
+        object.__setattr__(self, "_files", FolderSource(self._find_images()) if self.images is None else image_folder(self.images))
 
     @property
     def root(self) -> str:

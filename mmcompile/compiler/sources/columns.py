@@ -22,6 +22,7 @@ from mmcompile.format.index import Field, Names, Split
 __all__ = [
     "IMAGE_NAMES",
     "LABEL_NAMES",
+    "NO_LABEL",
     "SPLIT_NAMES",
     "as_fields",
     "as_label",
@@ -37,6 +38,9 @@ __all__ = [
 IMAGE_NAMES = ("filename", "filepath", "path", "image", "imagepath", "imagefile", "imagename", "img", "imgpath", "file", "filenames")
 LABEL_NAMES = ("label", "labels", "class", "target", "category", "classid", "labelid", "categoryid", "classname", "labelname", "classlabel")
 SPLIT_NAMES = ("split",)
+
+#: For --label-column: no column is the label.
+NO_LABEL = "none"
 
 #: Names that a field of a dataset cannot have, or that another field has.
 _TAKEN = frozenset({"table", "samples", "keys", "hashes", "rejects", "classes", "rows", "image"})

@@ -15,13 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcompile.compiler.sources import STAT_DTYPE
+from mmcompile.compiler.sources.folder import FolderSource
 from mmcompile.compiler.sources.keys import Keys
 from mmcompile.compiler.sources.names import Choice, show
 from mmcompile.compiler.sources.walk import list_folders, stat_columns
-from mmcompile.errors import SourceError
+from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.canonical import as_text
 
-__all__ = ["Faults", "find_files", "folder_of", "found_in", "refuse_twice", "relative_keys"]
+__all__ = ["Faults", "find_files", "folder_of", "found_in", "image_folder", "refuse_twice", "relative_keys"]
 
 #: Faults that an error names; all are counted.
 _NAMED = 5
@@ -38,6 +39,8 @@ class Faults:
         self._where, self._what, self._one = where, what, one
         #: The rows (M,) that places in what is looked at now are; None: they are the rows.
         self.rows: npt.NDArray[np.int64] | None = None
+        #: What helps against some of them.
+        self.hint = ""
         self._lines: list[str] = []
         self._count = 0
 
@@ -55,7 +58,14 @@ class Faults:
         if self._count:
             more = f"; and {self._count - _NAMED:,} more" if self._count > _NAMED else ""
             count = f"{self._count:,} {self._one}{'s'[: self._count != 1]} of {self._what} cannot be built: "
-            raise SourceError(count + "; ".join(self._lines) + more, count=self._count)
+            raise SourceError(count + "; ".join(self._lines) + more + self.hint, count=self._count)
+
+
+def image_folder(images: str) -> FolderSource:
+    """The folder that `--images` says.  Raises OptionError where it is none."""
+    if not os.path.isdir(images):
+        raise OptionError(f"--images {show(images)}: no such folder", options=["images"])
+    return FolderSource(images)
 
 
 def found_in(paths: Sequence[str], folder: str) -> int:
@@ -149,6 +159,7 @@ def find_files(folder: str, keys: Keys, faults: Faults, progress: Callable[[int]
                 facts = os.stat(os.path.join(root, key))
             except OSError as error:
                 hint = "; write / for \\ in paths" if b"\\" in key else ""
+                faults.hint = f" (looked for below {show(folder)}; --images names another folder)"
                 faults.add(row, f"{_shown(key)}: {'no such file' if isinstance(error, FileNotFoundError) else error.strerror}{hint}")
                 continue
             if not os.path.isfile(os.path.join(root, key)):

@@ -21,6 +21,7 @@ from mmcompile.compiler.sources import Scan
 from mmcompile.compiler.sources.delimited import JSON_SUFFIXES, TEXT_SUFFIXES, TextTable
 from mmcompile.compiler.sources.folder import FolderSource
 from mmcompile.compiler.sources.keys import Placed
+from mmcompile.compiler.sources.listed import image_folder
 from mmcompile.compiler.sources.names import show
 from mmcompile.compiler.sources.packed import Packed
 from mmcompile.compiler.sources.parquet import ParquetTable
@@ -72,7 +73,7 @@ class ManifestSource:
         object.__setattr__(self, "raw", places[0] if len(places) == 1 else root)
         object.__setattr__(self, "splits", tuple(named.items()))
         object.__setattr__(self, "roots", tuple(place for place in places if os.path.isdir(place)))
-        object.__setattr__(self, "_files", FolderSource(root if self.images is None else self.images))
+        object.__setattr__(self, "_files", FolderSource(root) if self.images is None else image_folder(self.images))
         object.__setattr__(self, "_parts", parts)
         object.__setattr__(self, "_packed", Packed(root, [part.file for part in parts], self.wishes.image))
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from mmcompile.compiler.sources import LABEL, Scan
 from mmcompile.compiler.sources.arrange import lacking
 from mmcompile.compiler.sources.cells import Cells, Column, told, typed
-from mmcompile.compiler.sources.columns import LABEL_NAMES, as_fields, as_label, field_names, find_column, named_alike
+from mmcompile.compiler.sources.columns import LABEL_NAMES, NO_LABEL, as_fields, as_label, field_names, find_column, named_alike
 from mmcompile.compiler.sources.keys import Keys
 from mmcompile.compiler.sources.members import TreeMembers
 from mmcompile.compiler.sources.names import show
@@ -195,6 +195,8 @@ class Pairing:
         wish, flat = self._wishes.label, [name for name in self._records if name not in self._nested]
         has_cls = self._no_class.count < self._rows
         name = None
+        if wish == NO_LABEL:
+            return None, None, None
         if wish is not None and not (wish == "cls" and has_cls):
             name = find_column(wish, flat, "label-column", "the .json of these samples")
         elif not has_cls and (name := named_alike(flat, LABEL_NAMES)) is None:

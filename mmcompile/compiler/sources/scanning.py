@@ -17,6 +17,7 @@ from mmcompile.compiler.sources.cells import Column, told
 from mmcompile.compiler.sources.columns import (
     IMAGE_NAMES,
     LABEL_NAMES,
+    NO_LABEL,
     SPLIT_NAMES,
     as_fields,
     as_label,
@@ -49,7 +50,7 @@ _TOLD = 8
 class Wishes:
     """Which columns of a list are what, where that cannot be told from it; None: by their names, and by what is in them.
 
-    `columns`: the other ones that become fields, None: all of numbers, of yes and no, and of times.  `include` and `exclude` are patterns on keys.
+    `label`: NO_LABEL for no column.  `columns`: the other ones that become fields, None: all of numbers, of yes and no, and of times.  `include` and `exclude` are patterns on keys.
     `classes`: the whole class map.
     """
 
@@ -252,6 +253,8 @@ class Scanning:
 
     def _label_column(self, image: str) -> str | None:
         wish, others = self._wishes.label, [name for name in self._names if name != image]
+        if wish == NO_LABEL:
+            return None
         if wish is not None:
             return find_column(wish, others, "label-column", self._what)
         if not any(table.header for table in self._tables) and others:
