@@ -52,6 +52,7 @@ from mmcompile.compiler.sources.choose import SourceOptions, open_source
 from mmcompile.compiler.sources.compiled import CompiledSource
 from mmcompile.compiler.sources.dataset import wrap
 from mmcompile.compiler.sources.rows import is_row_source
+from mmcompile.compiler.sources.splits import check_splits
 from mmcompile.compiler.staging import Staging
 from mmcompile.compiler.statcache import StatCache
 from mmcompile.compiler.task import Job, warm_up
@@ -285,6 +286,7 @@ class Build:
         self.progress(Progress("scan"))
         at_ns = time.time_ns()
         self.scan = self.source.scan(lambda n: self.progress(Progress("scan", n)))
+        check_splits(self.scan.splits, self.source.root)
         if self.options.seed is not None:
             self.scan = shuffled(self.scan, self.options.seed)
         if not self.scan.keys:

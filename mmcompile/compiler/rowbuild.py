@@ -50,6 +50,7 @@ from mmcompile.compiler.seals import UNREADABLE, read_sealed, write_sealed
 from mmcompile.compiler.sources import roots_of
 from mmcompile.compiler.sources.compiledrows import CompiledRows
 from mmcompile.compiler.sources.rows import RowSource
+from mmcompile.compiler.sources.splits import check_splits
 from mmcompile.errors import BuildError, FormatError, OptionError, SourceError
 from mmcompile.format.canonical import canonical, name_to_json
 from mmcompile.format.catalog import digest_file, list_folder
@@ -147,6 +148,7 @@ class RowBuild:
         """List the rows, cut shards, and see which of them stand."""
         self.progress(Progress("scan"))
         scan = self.scan = self.source.scan(lambda n: self.progress(Progress("scan", n)))
+        check_splits(scan.splits, self.source.root)
         if not scan.rows:
             raise SourceError(f"{self.source.root or 'the dataset'}: there are no rows", path=self.source.root)
         stored = isinstance(self.source, CompiledRows) and self.source.settle_rows(self.asked)

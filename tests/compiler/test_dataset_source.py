@@ -202,6 +202,13 @@ def test_an_iterable_is_read_once_and_what_it_raises_has_its_row(tmp_path: Path)
         rows(x for x in (1, 2.5))
 
 
+@pytest.mark.parametrize("names", [("train", "../x"), ("train", ""), ("train", "all"), ("a\nb",), (1, "1")])
+def test_splits_that_cannot_be_called_so_are_refused(names: tuple[Any, ...]) -> None:
+    with pytest.raises(OptionError, match="the splits of a dict of datasets: ") as caught:
+        wrap({name: TensorRows(3) for name in names}, Preprocess())
+    assert str(caught.value).isprintable()
+
+
 def test_datasets_by_name_are_splits() -> None:
     scan, found = rows({"train": TensorRows(3), "test": TensorRows(1)})
     assert [(s.name, s.start, s.stop) for s in scan.splits] == [("train", 0, 3), ("test", 3, 4)]

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import tracemalloc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -502,6 +502,35 @@ def test_a_column_of_splits_orders_rows(tmp_path: Path) -> None:
     assert found.splits == (Split("train", 0, 1), Split("test", 1, 3), Split("zoo", 3, 4))
     assert values(found, "n") == [2, 0, 3, 1]
     assert list(found.keys) == [b"2.png", b"0.png", b"3.png", b"1.png"]
+
+
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        (("train", "../x"), "row 2, column split: '../x' is no name of a split: expected a printable word, without /"),
+        (("train", '"a\nb"'), r"row 2, column split: 'a\nb' is no name of a split"),
+        (("train", "all"), 'column split: a split is called all, and reading split="all" joins all splits: give it another name'),
+        (("train", "."), "row 2, column split: '.' is no name"),
+        ([f"s{i}" for i in range(257)], "column split: 257 splits, at most 256 are possible"),
+    ],
+)
+def test_splits_that_cannot_be_called_so_are_refused(tmp_path: Path, names: Sequence[str], why: str) -> None:
+    raw = make(tmp_path, "path,split\n" + "".join(f"{i}.png,{name}\n" for i, name in enumerate(names)), images=len(names))
+    with pytest.raises(SourceError) as caught:
+        scan(raw)
+    assert why in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+def test_lists_that_are_splits_are_called_so_that_they_can_be(tmp_path: Path) -> None:
+    lists = [str(make(tmp_path, f"path\n{i}.png\n", name)) for i, name in enumerate(("all.csv", "new.csv"))]
+    with pytest.raises(SourceError, match=r"a split is called all, .*; --split NAME=LIST gives a list another"):
+        open_source(lists, SourceOptions()).scan()
+    assert open_source(lists, SourceOptions(split=(f"old={lists[0]}",))).scan().splits == (Split("new", 0, 1), Split("old", 1, 2))  # type: ignore[union-attr]
+    for name in ("../x", "a\nb", " "):
+        with pytest.raises(OptionError, match="is no name of a split") as caught:
+            open_source(lists, SourceOptions(split=(f"{name}={lists[0]}",)))
+        assert str(caught.value).isprintable()
 
 
 def test_blanks_around_splits_do_not_count_and_case_is_said(tmp_path: Path) -> None:

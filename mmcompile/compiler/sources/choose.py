@@ -12,9 +12,10 @@ from dataclasses import dataclass, fields
 
 from mmcompile.compiler.formats import TORCHVISION_EXTENSIONS
 from mmcompile.compiler.sources import Source
+from mmcompile.compiler.sources.names import show
 from mmcompile.compiler.sources.remote import folder_source
 from mmcompile.compiler.sources.rows import RowSource
-from mmcompile.compiler.sources.splits import Layout, parse_splits
+from mmcompile.compiler.sources.splits import Layout, parse_splits, why_no_splits
 from mmcompile.errors import OptionError
 from mmcompile.format.store import is_url, on_disk
 
@@ -193,7 +194,9 @@ def _manifest(raw: Sequence[str], options: SourceOptions) -> Source:
     for text in options.split:
         name, sign, file = text.partition("=")
         if not (name and sign and file) or len(lists) < 2:
-            raise OptionError(f"--split {text}: expected NAME=LIST for one of several lists, as in train=a.csv", options=["split"])
+            raise OptionError(f"--split {show(text)}: expected NAME=LIST for one of several lists, as in train=a.csv", options=["split"])
+        if why := why_no_splits([name]):
+            raise OptionError(f"--split {show(text)}: {why}", options=["split"])
         splits.append((file, name))
     return ManifestSource(lists[0] if len(lists) == 1 else lists, wishes, options.images, tuple(splits))
 

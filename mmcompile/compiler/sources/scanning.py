@@ -33,6 +33,7 @@ from mmcompile.compiler.sources.listed import Faults, find_files, folder_of, fou
 from mmcompile.compiler.sources.names import Patterns, show
 from mmcompile.compiler.sources.packed import list_packed
 from mmcompile.compiler.sources.parquet import ArrowColumns, ParquetTable
+from mmcompile.compiler.sources.splits import why_no_splits
 from mmcompile.compiler.sources.textcolumns import TextColumns
 from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.canonical import as_text
@@ -50,8 +51,8 @@ _TOLD = 8
 class Wishes:
     """Which columns of a list are what, where that cannot be told from it; None: by their names, and by what is in them.
 
-    `label`: NO_LABEL for no column.  `columns`: the other ones that become fields, None: all of numbers, of yes and no, and of times.  `include` and `exclude` are patterns on keys.
-    `classes`: the whole class map.
+    `label`: NO_LABEL for no column.  `columns`: the other ones that become fields, None: all of numbers, of yes and no, and of times.  `include` and
+    `exclude` are patterns on keys.  `classes`: the whole class map.
     """
 
     image: str | None = None
@@ -276,6 +277,8 @@ class Scanning:
             if not any(part.split for part in self._parts):
                 return np.zeros(n, np.int64), None
             names = tuple(dict.fromkeys(part.split for part in self._parts))
+            if why := why_no_splits(names):
+                raise SourceError(f"{self._what}: {why}; --split NAME=LIST gives a list another", path=self._path)
             numbers = np.array([names.index(part.split) for part in self._parts])
             return numbers[np.searchsorted(self._stops, np.arange(n), side="right")], names
         column = columns.column(split, self.where, text=True)
@@ -286,6 +289,9 @@ class Scanning:
         numbers = np.array([*(names.index(name) if name else -1 for name in plain), -1], np.int64)[column.values.astype(np.int64)]
         if len(gaps := np.flatnonzero(numbers < 0)):
             raise SourceError(f"{self._what}: {self.where(int(gaps[0]))} is of no split: column {show(split)} is empty there")
+        if why := why_no_splits(names):
+            row = next((f"{self.where(int(np.argmax(numbers == i)))}, " for i, name in enumerate(names) if why_no_splits([name])), "")
+            raise SourceError(f"{self._what}: {row}column {show(split)}: {why}", path=self._path)
         self._counts[f"splits by column {show(split)}"] = len(names)
         folded = [name.casefold() for name in names]
         if alike := [i for i, name in enumerate(folded) if folded.index(name) < i]:
