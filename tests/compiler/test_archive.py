@@ -333,6 +333,58 @@ def zipped(path: Path, raw: Path, method: int = zipfile.ZIP_DEFLATED, top: str =
     return path
 
 
+def packed(path: Path, raw: Path, top: str) -> Path:
+    """A tar or zip, by the name, of what is in a folder, below `top`."""
+    if path.suffix == ".zip":
+        return zipped(path, raw, top=top)
+    with tarfile.open(path, "w") as archive:
+        archive.add(raw, top)
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.tar", "a.zip"])
+@pytest.mark.parametrize("splits", [False, True])
+def test_one_outer_folder_is_no_class_but_those_in_it_are(tmp_path: Path, name: str, splits: bool) -> None:
+    raw = tmp_path / "raw"
+    for part in ("train", "val") if splits else (".",):
+        make_raw(raw / part, 4)
+    (raw / "train" / "empty" if splits else raw / "empty").mkdir()
+    path = packed(tmp_path / name, raw, "photos/")
+    folder, scan = FolderSource(str(raw)).scan(), source(path).scan()
+    assert list(scan.keys) == [b"photos/" + key for key in folder.keys]
+    assert (scan.classes, scan.splits, scan.counts) == (folder.classes, folder.splits, folder.counts)
+    assert np.array_equal(scan.values, folder.values)
+    assert scan.warnings[0].startswith("all images lie in one folder, photos, which is no class")
+    run(raw, tmp_path / "one", rows=1000)
+    run(source(path), tmp_path / "two", rows=1000)
+    assert np.array_equal(images(tmp_path / "one"), images(tmp_path / "two"))
+    as_class = source(path, split=("all=.",)).scan()
+    assert (as_class.classes, as_class.splits) == (("photos",), ())
+    (tmp_path / "names").write_text("photos\n")
+    assert source(path, classes_from=str(tmp_path / "names")).scan().classes == ("photos",)
+    (tmp_path / "many").mkdir()
+    both = [packed(tmp_path / "many" / f"{i}{path.suffix}", raw, "photos/") for i in range(2)]
+    scan = source(tmp_path / "many").scan()
+    assert (scan.classes, len(scan.keys)) == (folder.classes, 2 * len(folder.keys))
+    assert scan.keys[0].startswith(both[0].name.encode() + b"/photos/")
+
+
+@pytest.mark.parametrize(
+    ("names", "classes"),
+    [
+        (("photos/cat/1.png",), ("photos",)),  # one kind of photos, or photos of one class
+        (("photos/cat/1.png", "photos/2.png", "photos/dog/3.png"), ("photos",)),
+        (("photos/cat/1.png", "other/cat/2.png"), ("other", "photos")),
+        (("photos/cat/1.png", "photos/dog/2.png", "3.png"), ("photos",)),
+        (("photos/train/1.png",), None),
+        (("photos/train/a/1.png", "photos/x/b/2.png"), ("train", "x")),
+    ],
+)
+def test_what_an_outer_folder_is_follows_from_all_images(tmp_path: Path, names: tuple[str, ...], classes: tuple[str, ...] | None) -> None:
+    path = tar(tmp_path / "a.tar", [(name, b"x") for name in names])
+    assert source(path).scan().classes == classes
+
+
 def test_archives_of_folders_have_one_class_map(tmp_path: Path) -> None:
     (tmp_path / "zips").mkdir()
     make_raw(tmp_path / "train", 3, ("cat", "dog"))

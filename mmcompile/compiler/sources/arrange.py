@@ -105,7 +105,7 @@ def arrange(roots: Mapping[str, str], folders: Iterable[Folder], choice: Choice,
         counts["folders"] += folder.text not in roots
         gathered.append(folder)
         if len(folder.keys):
-            root, inside = ("", folder.text) if "" in roots else folder.text.partition("/")[::2]
+            root, inside = _below(folder.text, roots)
             top, _, deeper = inside.partition("/")
             if top:
                 tops[root][top] = tops[root].get(top, False) or bool(deeper)
@@ -152,12 +152,19 @@ def arrange(roots: Mapping[str, str], folders: Iterable[Folder], choice: Choice,
     return Scan(keys, *labelled(labels, len(keys)), stat, names, _reasons(left_out), tuple(warnings), facts, splits)
 
 
+def _below(folder: str, roots: Mapping[str, str]) -> tuple[str, str]:
+    """(the root that a folder is or lies in, its path below it)."""
+    found = within(folder, roots)
+    root = found[0] if found is not None else folder.partition("/")[0]
+    return root, folder[len(root) + bool(root) :]
+
+
 class _Part:
     """What lies in one base: the images directly in it, and its class folders by name."""
 
     def __init__(self, base: Base, roots: Mapping[str, str]) -> None:
         self.base = base
-        root, _, inside = ("", "", base.folder) if "" in roots else base.folder.partition("/")
+        root, inside = _below(base.folder, roots)
         self.where = show(os.path.join(roots.get(root, root), inside) if inside else roots.get(root, root))
         self.direct: list[Folder] = []
         self.classes: dict[str, list[Folder]] = {}
