@@ -759,13 +759,34 @@ def packed(root: Path, n: int = 23, **options: Any) -> Path:
 
 
 @pytest.mark.parametrize("absolute", [False, True])
-def test_rows_with_a_path_in_place_of_bytes_are_said(tmp_path: Path, absolute: bool) -> None:
-    write(tmp_path, {"x.png": picture(0)})
-    path = str(tmp_path / "x.png") if absolute else "x.png"
-    rows = [{"bytes": picture(1), "path": "a.png"}, {"bytes": None, "path": "gone.png"}, {"bytes": None, "path": path}]
-    (line,) = scan(parquet(tmp_path / "t.parquet", {"image": rows})).warnings
-    assert line.startswith(f"rows that hold no image, and are rejects: 2 (t.parquet#2 has no bytes, only a path, {path}: embed them")
-    (line,) = scan(parquet(tmp_path / "t.parquet", {"image": rows[:2]})).warnings
+def test_a_path_in_place_of_bytes_is_that_of_a_file(tmp_path: Path, absolute: bool) -> None:
+    write(tmp_path / "raw" / "data", {"x.png": picture(0), "sub/y.png": picture(2)})
+    path = str(tmp_path / "raw" / "data" / "x.png") if absolute else "x.png"
+    rows = [{"bytes": picture(1), "path": "a.png"}, {"bytes": None, "path": path}, {"bytes": None, "path": "./sub/y.png"}]
+    parquet(tmp_path / "raw" / "data" / "t.parquet", {"image": rows, "label": [1, 0, 1]}, row_group_size=2)
+    source = open_source([str(tmp_path / "raw")], SourceOptions())
+    found = source.scan()
+    assert isinstance(found, Scan)
+    assert (list(found.keys), found.warnings) == ([b"a.png", b"data/x.png", b"data/sub/y.png"], ())
+    run(source, tmp_path / "out", workers=2)
+    write(tmp_path / "plain", {"0.png": picture(1), "1.png": picture(0), "2.png": picture(2)})
+    assert np.array_equal(images(tmp_path / "out"), expected(tmp_path / "plain", SMALL))
+    assert keys(tmp_path / "out") == list(found.keys)
+    age(tmp_path / "raw")
+    write(tmp_path / "raw" / "data", {"x.png": picture(3)})
+    assert run(source, tmp_path / "out").decoded == 1
+
+
+def test_a_path_in_place_of_bytes_that_is_of_no_file_is_said(tmp_path: Path) -> None:
+    write(tmp_path, {"out.png": picture(0)})
+    gone: list[Any] = [{"bytes": None, "path": path} for path in ("gone.png", "../out.png", str(tmp_path / "out.png"), None)]
+    path = parquet(tmp_path / "raw" / "t.parquet", {"image": [{"bytes": picture(1), "path": "a.png"}, *gone]})
+    (line,) = scan(path).warnings
+    assert line == "rows that hold no image, and are rejects: 4 (t.parquet#1 has a path, gone.png, which is no file beside t.parquet)"
+    with pytest.raises(DecodeError) as caught:
+        run(str(path), tmp_path / "out")
+    assert ["gone.png", "no bytes: the file is empty, or its row in a list holds no image"] in [list(e) for e in caught.value.details["examples"]]
+    (line,) = scan(parquet(tmp_path / "u.parquet", {"image": [{"bytes": picture(1), "path": "a.png"}, gone[3]]})).warnings
     assert line == "rows that hold no image, and are rejects: 1"
 
 

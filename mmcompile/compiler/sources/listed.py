@@ -22,7 +22,7 @@ from mmcompile.compiler.sources.walk import list_folders, stat_columns
 from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.canonical import as_text
 
-__all__ = ["Faults", "find_files", "folder_of", "found_in", "image_folder", "refuse_twice", "relative_keys"]
+__all__ = ["Faults", "find_files", "folder_of", "found_in", "image_folder", "path_below", "refuse_twice", "relative_keys"]
 
 #: Faults that an error names; all are counted.
 _NAMED = 5
@@ -87,27 +87,32 @@ def relative_keys(paths: Keys, folder: bytes, faults: Faults, prefix: Callable[[
 
 def _plain(paths: Keys, folder: bytes, faults: Faults, prefix: Callable[[int], bytes]) -> Iterator[bytes]:
     for row, path in enumerate(paths):
-        base = prefix(row)
-        if not path or _UNUSUAL.search(path):
-            why = ""
-            plain = posixpath.normpath(path)
-            if plain.startswith(b"/"):
-                inside = os.path.join(folder, base).rstrip(b"/") + b"/"
-                plain = plain[len(inside) :] if plain.startswith(inside) else b".."
-            if not path:
-                why = "no path"
-            elif b"\0" in path:
-                why = "a path with a NUL"
-            elif plain == b".." or plain.startswith(b"../"):
-                why = f"{_shown(path)} leaves the folder {show(as_text(os.path.join(folder, base)))}"
-            elif plain == b"." or path.endswith(b"/"):
-                why = f"{_shown(path)} is a folder"
-            if why:
-                faults.add(row, why)
-                yield b""
-                continue
-            path = plain
-        yield base + b"/" + path if base else path
+        key, why = path_below(path, folder, prefix(row))
+        if why:
+            faults.add(row, why)
+        yield key
+
+
+def path_below(path: bytes, folder: bytes, base: bytes) -> tuple[bytes, str]:
+    """(the key below `folder` of what a path names below `base` in it; b"" and why there is none)."""
+    if not path or _UNUSUAL.search(path):
+        why = ""
+        plain = posixpath.normpath(path)
+        if plain.startswith(b"/"):
+            inside = os.path.join(folder, base).rstrip(b"/") + b"/"
+            plain = plain[len(inside) :] if plain.startswith(inside) else b".."
+        if not path:
+            why = "no path"
+        elif b"\0" in path:
+            why = "a path with a NUL"
+        elif plain == b".." or plain.startswith(b"../"):
+            why = f"{_shown(path)} leaves the folder {show(as_text(os.path.join(folder, base)))}"
+        elif plain == b"." or path.endswith(b"/"):
+            why = f"{_shown(path)} is a folder"
+        if why:
+            return b"", why
+        path = plain
+    return base + b"/" + path if base else path, ""
 
 
 def refuse_twice(keys: Keys, faults: Faults) -> str:

@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, TypeGuard
 
 from mmcompile.compiler.sources import Scan
 from mmcompile.compiler.sources.delimited import JSON_SUFFIXES, TEXT_SUFFIXES, TextTable
@@ -23,7 +23,7 @@ from mmcompile.compiler.sources.folder import FolderSource
 from mmcompile.compiler.sources.keys import Placed
 from mmcompile.compiler.sources.listed import image_folder
 from mmcompile.compiler.sources.names import show
-from mmcompile.compiler.sources.packed import Packed
+from mmcompile.compiler.sources.packed import IN_A_FILE, Packed
 from mmcompile.compiler.sources.parquet import ParquetTable
 from mmcompile.compiler.sources.scanning import Part, Scanning, Wishes, finds_images, names_images
 from mmcompile.compiler.sources.splits import SPLITS, Layout
@@ -101,11 +101,11 @@ class ManifestSource:
 
     def read(self, key: bytes) -> bytes:
         """The bytes of one item.  Raises OSError: it cannot be read, or changed meanwhile; of a file also where it is over 2 GiB."""
-        return self._packed.read(key.place) if isinstance(key, Placed) else self._files.read(key)
+        return self._packed.read(key.place) if _is_packed(key) else self._files.read(key)
 
     def stat(self, key: bytes) -> tuple[int, int, int, int]:
         """(size, mtime_ns, ctime_ns, inode) of one item now: of its file, or of the one that holds it.  Raises OSError."""
-        return self._packed.stat(key.place) if isinstance(key, Placed) else self._files.stat(key)
+        return self._packed.stat(key.place) if _is_packed(key) else self._files.stat(key)
 
     def scan(self, progress: Callable[[int], None] | None = None) -> Scan:
         """List the items in the order of their rows; `progress` gets the number of images found so far.
@@ -115,6 +115,11 @@ class ManifestSource:
         """
         self.location()
         return Scanning(str(self.raw), self.root, self._parts, self.wishes, fixed=self.images is not None).scan(progress)
+
+
+def _is_packed(key: bytes) -> TypeGuard[Placed]:
+    """Does the item lie in a list, and not in a file of its own?"""
+    return isinstance(key, Placed) and key.place != IN_A_FILE
 
 
 def typed_columns(columns: Sequence[str]) -> str:

@@ -28,10 +28,10 @@ from mmcompile.compiler.sources.columns import (
     named_alike,
 )
 from mmcompile.compiler.sources.delimited import TextTable
-from mmcompile.compiler.sources.keys import Keys
+from mmcompile.compiler.sources.keys import Keys, place_of
 from mmcompile.compiler.sources.listed import Faults, find_files, folder_of, found_in, refuse_twice, relative_keys
 from mmcompile.compiler.sources.names import Patterns, show
-from mmcompile.compiler.sources.packed import list_packed
+from mmcompile.compiler.sources.packed import IN_A_FILE, list_packed
 from mmcompile.compiler.sources.parquet import ArrowColumns, ParquetTable
 from mmcompile.compiler.sources.splits import why_no_splits
 from mmcompile.compiler.sources.textcolumns import TextColumns
@@ -142,10 +142,14 @@ class Scanning:
         self._warnings: list[str] = []
         self._left_out: Counter[str] = Counter()
 
+    def _at(self, row: int) -> tuple[int, int]:
+        """(the list that a row is in, its number there from 0 on)."""
+        part = int(np.searchsorted(self._stops, row, side="right"))
+        return part, row - (int(self._stops[part - 1]) if part else 0)
+
     def where(self, row: int) -> str:
         """A row, as a person finds it."""
-        part = int(np.searchsorted(self._stops, row, side="right"))
-        at = row - (int(self._stops[part - 1]) if part else 0)
+        part, at = self._at(row)
         if isinstance(self._tables[part], ParquetTable):
             return f"{show(self._shown[part])}#{at}"
         return f"{show(self._shown[part])} row {at + 1}" if len(self._parts) > 1 else f"row {at + 1}"
@@ -207,11 +211,10 @@ class Scanning:
         return keys, stat, rows
 
     def _elsewhere(self, keys: Keys, stat: npt.NDArray[np.void]) -> str:
-        """What to say of the first row without bytes whose path is one of a file; "" where there is none among the first of them."""
+        """What to say of the first row without bytes that has a path; "" where none of the first of them has."""
         for row in np.flatnonzero(stat["size"] == 0)[:_LOOKED_AT].tolist():
-            for part in self._parts:
-                if os.path.isfile(os.path.join(os.fsencode(os.path.dirname(part.file)), keys[row])):
-                    return f" ({self.where(row)} has no bytes, only a path, {show(as_text(keys[row]))}: embed them, or give a list of paths)"
+            if place_of(keys[row]) != IN_A_FILE and not keys[row].endswith(f"#{self._at(row)[1]}".encode()):
+                return f" ({self.where(row)} has a path, {show(as_text(keys[row]))}, which is no file beside {show(self._shown[self._at(row)[0]])})"
         return ""
 
     # ------------------------------------------------------------------ which column is what
