@@ -150,7 +150,7 @@ def test_quotes_hold_separators_and_newlines(tmp_path: Path) -> None:
 
 def test_one_column_and_one_row(tmp_path: Path) -> None:
     found = scan(make(tmp_path, "path\n0.png\n"))
-    assert found.counts == {"row of list.csv, images by column path": 1}
+    assert found.counts == {"rows of list.csv, images by column path": 1}
     assert (list(found.keys), found.fields, found.classes) == ([b"0.png"], (), None)
 
 
@@ -338,7 +338,7 @@ def test_text_is_left_out_unless_it_is_asked_for(tmp_path: Path) -> None:
     cells = ["b", "", "a", "b"]
     field, found = column(tmp_path, cells)
     assert field is None
-    assert found.counts["column of text left out (x); --columns takes such as categories"] == 1
+    assert found.counts["columns of text left out (x); --columns takes such as categories"] == 1
     field, found = column(tmp_path, cells, columns=("x",))
     assert (field.categories.listed, values(found, "x")) == (("a", "b"), [1, -1, 0, 1])
     assert any("1 missing in column x (first: row 2): -1" in line for line in found.warnings)

@@ -25,6 +25,7 @@ from mmcompile.compiler.sources.walk import expect_file
 from mmcompile.errors import SourceError
 from mmcompile.format.canonical import as_text, name_to_json
 from mmcompile.format.index import Field, Names, row_dtype
+from mmcompile.text import counted
 
 __all__ = ["CocoSource", "is_coco"]
 
@@ -95,7 +96,7 @@ class CocoSource:
         """
         self.location()
         found = _Annotations(self.raw)
-        faults = Faults(lambda at: f"images[{at}]", show(self.raw), "image")
+        faults = Faults(lambda at: f"images[{at}]", show(self.raw), "images")
         keys = relative_keys(found.files(), os.fsencode(self.root), faults, lambda _: b"")
         include, exclude = Patterns(self.include), Patterns(self.exclude)
         kept = np.fromiter((not exclude.match(text) and (not include or include.match(text)) for text in map(as_text, keys)), bool, len(keys))
@@ -218,7 +219,8 @@ class _Annotations:
             first = int(wrong[0])
             number = first if numbers is None else int(numbers[first])
             raise SourceError(
-                f"{show(self._path)}: {len(wrong):,} annotations are of no {what} in it, the first annotations[{number}] of {what} {asked[first]}",
+                f"{show(self._path)}: {counted(len(wrong), 'annotations')} of no {what} in it, the first annotations[{number}] of {what} "
+                f"{asked[first]}",
                 path=self._path,
             )
         return at

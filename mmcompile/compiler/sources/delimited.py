@@ -25,6 +25,7 @@ from mmcompile.compiler.sources.jsonparts import is_unicode
 from mmcompile.compiler.sources.names import show
 from mmcompile.compiler.sources.walk import expect_file
 from mmcompile.errors import SourceError
+from mmcompile.text import counted
 
 __all__ = ["JSON_SUFFIXES", "TEXT_SUFFIXES", "Block", "TextTable"]
 
@@ -184,7 +185,7 @@ class TextTable:
                     rows = [row for row in rows if row]
                     for i, row in enumerate(rows):
                         if len(row) != width:
-                            raise self.wrong(f"row {at + i + 1} has {_cells(len(row))}, expected {width} as in the first", row=at + i + 1)
+                            raise self.wrong(f"row {at + i + 1} has {counted(len(row), 'cells')}, expected {width} as in the first", row=at + i + 1)
                 if rows:
                     at += len(rows)
                     yield Block(len(rows), dict(zip(self.names, zip(*rows, strict=True), strict=True)))
@@ -249,7 +250,3 @@ def _number(text: str) -> float | Decimal:
     """A number of JSON; what float64 would make infinite stays what it is."""
     value = float(text)
     return Decimal(text) if math.isinf(value) else value
-
-
-def _cells(count: int) -> str:
-    return f"{count} cell{'s'[: count != 1]}"

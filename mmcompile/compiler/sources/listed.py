@@ -21,6 +21,7 @@ from mmcompile.compiler.sources.names import Choice, show
 from mmcompile.compiler.sources.walk import list_folders, stat_columns
 from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.canonical import as_text
+from mmcompile.text import counted
 
 __all__ = ["Faults", "find_files", "folder_of", "found_in", "image_folder", "path_below", "refuse_twice", "relative_keys"]
 
@@ -35,7 +36,7 @@ _UNUSUAL = re.compile(rb"(?:^|/)\.{0,2}(?:/|$)|\0")
 class Faults:
     """What is wrong with rows of a list: counted, and the first of them named, in one error."""
 
-    def __init__(self, where: Callable[[int], str], what: str, one: str = "row") -> None:
+    def __init__(self, where: Callable[[int], str], what: str, one: str = "rows") -> None:
         self._where, self._what, self._one = where, what, one
         #: The rows (M,) that places in what is looked at now are; None: they are the rows.
         self.rows: npt.NDArray[np.int64] | None = None
@@ -57,7 +58,7 @@ class Faults:
         """Raises SourceError where there is a fault."""
         if self._count:
             more = f"; and {self._count - _NAMED:,} more" if self._count > _NAMED else ""
-            count = f"{self._count:,} {self._one}{'s'[: self._count != 1]} of {self._what} cannot be built: "
+            count = f"{counted(self._count, self._one)} of {self._what} cannot be built: "
             raise SourceError(count + "; ".join(self._lines) + more + self.hint, count=self._count)
 
 

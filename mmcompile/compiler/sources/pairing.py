@@ -24,6 +24,7 @@ from mmcompile.compiler.sources.webdataset import TarMembers, Values
 from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.canonical import as_text
 from mmcompile.format.index import LIST_LIMIT, Field, Split, row_dtype
+from mmcompile.text import counted
 
 __all__ = ["Pairing"]
 
@@ -161,7 +162,7 @@ class Pairing:
             raise SourceError(f"no images in split {show(empty.name)}")
         if outside := len(numbers) - stops[-2]:
             self._left_out["in no split"] += outside
-            self._warnings.append(f"{outside:,} images lie in archives that are in no split, and are left out")
+            self._warnings.append(f"left out, as in archives that are in no split: {counted(outside, 'images')}")
         return np.argsort(of_row, kind="stable")[: stops[-2]], ranges
 
     def _choose(self, members: TarMembers) -> npt.NDArray[np.int64]:
@@ -269,8 +270,8 @@ class Pairing:
         if self._several:
             self._left_out["further image of a sample"] += self._several
             self._warnings.append(
-                f"{self._several:,} further images of samples that have several are left out: of each the one is taken whose name is the first as "
-                "text; --image-column says which it is (as jpg, or what else follows the first dot)"
+                f"{counted(self._several, 'images')} beside another of the same sample left out: of each the one is taken whose name is the "
+                "first as text; --image-column says which it is (as jpg, or what else follows the first dot)"
             )
         if self._plain:
             self._left_out["no extension"] += self._plain

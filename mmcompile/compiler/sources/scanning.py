@@ -91,10 +91,6 @@ def _first_cells(table: TextTable | ParquetTable) -> dict[str, list[str]]:
     return {name: [row[name] for row in rows if row.get(name)] for name in table.names}
 
 
-def _s(count: int) -> str:
-    return "s"[: count != 1]
-
-
 def _has_extensions(cells: list[str]) -> bool:
     return 2 * sum(os.path.splitext(cell)[1].lower() in EXTENSIONS for cell in cells) > len(cells)
 
@@ -350,7 +346,7 @@ class Scanning:
         stops = columns.stops
         forms = [table.form for table in [*self._tables]]
         for form, shown, rows in list(zip(forms, self._shown, np.diff(stops, prepend=0).tolist(), strict=True))[:_TOLD]:
-            self._counts[f"row{_s(rows)} of {show(shown)}{f' ({form})' * bool(form)}, images by column {show(image)}"] = rows
+            self._counts[f"rows of {show(shown)}{f' ({form})' * bool(form)}, images by column {show(image)}"] = rows
         if len(forms) > _TOLD:
             self._counts[f"rows of {len(forms) - _TOLD:,} other files"] = stops[-1] - stops[_TOLD - 1]
         for name in columns.texts:
@@ -358,10 +354,10 @@ class Scanning:
                 self._warnings.append(f"column {show(name)} is left out: {told(stray, self.where)}: mend it")
         if columns.texts:
             named = ", ".join(show(name) for name in columns.texts[:5])
-            self._counts[f"column{_s(len(columns.texts))} of text left out ({named}); --columns takes such as categories"] = len(columns.texts)
+            self._counts[f"columns of text left out ({named}); --columns takes such as categories"] = len(columns.texts)
         if columns.nested:
             named = ", ".join(sorted(map(show, columns.nested))[:5])
-            self._counts[f"column{_s(len(columns.nested))} of several parts left out ({named})"] = len(columns.nested)
+            self._counts[f"columns of several parts left out ({named})"] = len(columns.nested)
 
     def _chosen(self, keys: Keys) -> npt.NDArray[np.int64]:
         """The rows that `include` and `exclude` leave."""
