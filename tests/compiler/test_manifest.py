@@ -987,6 +987,15 @@ def test_a_page_of_images_that_is_not_what_its_checksum_says_is_damage(tmp_path:
         ManifestSource(str(path)).scan()
 
 
+def test_lists_of_two_forms_are_both_named_and_one_that_is_not_used_is_said(tmp_path: Path) -> None:
+    text = make(tmp_path, "path,label\n0.png,1\n", "a.csv")
+    packed = parquet(tmp_path / "b.parquet", {"path": ["0.png", "1.png"]})
+    with pytest.raises(SourceError, match=rf"^{text} is text and {packed} a Parquet file: give lists of one form, or build them apart and merge$"):
+        open_source([str(text), str(packed)], SourceOptions())
+    found = scan(tmp_path)
+    assert (list(found.keys), found.warnings) == ([b"0.png", b"1.png"], (f"{text} is not used beside the other lists",))
+
+
 def test_parquet_files_name_their_splits(tmp_path: Path) -> None:
     for name in ("test-00000-of-00001", "train-00001-of-00002", "train-00000-of-00002", "validation-00000-of-00001-0a1b"):
         parquet(tmp_path / "data" / f"{name}.parquet", {"image": [{"bytes": picture(1), "path": name}]})

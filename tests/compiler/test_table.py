@@ -459,6 +459,12 @@ def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:
         read_all(source(tmp_path / "bad.parquet"))
 
 
+def test_tables_of_two_forms_are_both_named(tmp_path: Path) -> None:
+    text, packed = table(tmp_path / "a.csv", "a,b\n1,2\n"), parquet(tmp_path / "b.parquet", {"a": [1], "b": [2]})
+    with pytest.raises(SourceError, match=rf"^{text} is text and {packed} a Parquet file: give tables of one form, or build them apart and merge$"):
+        source(tmp_path).scan()
+
+
 def test_a_page_that_is_not_what_its_checksum_says_is_damage(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq

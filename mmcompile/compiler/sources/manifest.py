@@ -14,7 +14,7 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, TypeGuard
 
 from mmcompile.compiler.sources import Scan
@@ -114,12 +114,21 @@ class ManifestSource:
         first named); OptionError: a column that is not there, or two that would be one field.
         """
         self.location()
-        return Scanning(str(self.raw), self.root, self._parts, self.wishes, fixed=self.images is not None).scan(progress)
+        found = Scanning(str(self.raw), self.root, self._parts, self.wishes, fixed=self.images is not None).scan(progress)
+        used = {part.file for part in self._parts}
+        beside = [os.path.join(root, name) for root in self.roots for name in sorted(os.listdir(root)) if _may_be_list(name)]
+        return replace(
+            found, warnings=(*found.warnings, *(f"{show(path)} is not used beside the other lists" for path in beside if path not in used))
+        )
 
 
 def _is_packed(key: bytes) -> TypeGuard[Placed]:
     """Does the item lie in a list, and not in a file of its own?"""
     return isinstance(key, Placed) and key.place != IN_A_FILE
+
+
+def _may_be_list(name: str) -> bool:
+    return name.lower().endswith((*TEXT_SUFFIXES, *JSON_SUFFIXES, _PARQUET)) and not name.startswith(".")
 
 
 def typed_columns(columns: Sequence[str]) -> str:
@@ -175,8 +184,10 @@ def _lists(places: Sequence[str], root: str, named: Mapping[str, str], *, within
         raise SourceError(f"{show(other)}: expected a list of images, as the other RAW are", path=other)
     bases = [os.path.relpath(os.path.dirname(place), root) if within else "." for place in places]
     parts = [Part(place, "" if base == "." else base, named.get(place) or _word_of(place)) for place, base in zip(places, bases, strict=True)]
-    if len({os.path.splitext(place)[1].lower() == _PARQUET for place in places}) > 1:
-        raise SourceError(f"{show(root)}: lists of text and Parquet files do not go together", path=root)
+    packed = [os.path.splitext(place)[1].lower() == _PARQUET for place in places]
+    if len(set(packed)) > 1:
+        text, other = (places[packed.index(kind)] for kind in (False, True))
+        raise SourceError(f"{show(text)} is text and {show(other)} a Parquet file: give lists of one form, or build them apart and merge", path=text)
     return tuple(parts)
 
 

@@ -120,8 +120,8 @@ def list_tables(raw: Sequence[str]) -> tuple[list[TableFile], Counter[str]]:
     if not found:
         raise SourceError(f"{', '.join(map(show, raw))}: no table in it: expected files called {', '.join(SUFFIXES)}", path=raw[0])
     if len({name.lower().endswith(PARQUETS) for _, name in found}) > 1:
-        texts = next(path for path, name in found if not name.lower().endswith(PARQUETS))
-        raise SourceError(f"{show(texts)}: text, and others are Parquet files: expected tables of one form", path=texts)
+        text, other = (next(path for path, name in found if name.lower().endswith(PARQUETS) is packed) for packed in (False, True))
+        raise SourceError(f"{show(text)} is text and {show(other)} a Parquet file: give tables of one form, or build them apart and merge", path=text)
     alone = len(found) == 1 and not os.path.isdir(raw[0])
     splits = [""] if alone else _splits(found)
     return _in_order([_placed(path, name, split, alone=alone) for (path, name), split in zip(found, splits, strict=True)]), left_out
