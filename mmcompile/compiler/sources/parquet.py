@@ -18,7 +18,7 @@ from mmcompile.compiler.formats import sniff
 from mmcompile.compiler.sources.cells import Column
 from mmcompile.compiler.sources.keys import Keys
 from mmcompile.compiler.sources.names import show
-from mmcompile.compiler.sources.walk import expect_file
+from mmcompile.compiler.sources.walk import HEAD_BYTES, expect_file
 from mmcompile.errors import MMCompileError, OptionError, SourceError
 
 __all__ = ["ArrowColumns", "ParquetTable", "arrow", "batches", "opened", "pictures", "reading"]
@@ -160,8 +160,9 @@ class ParquetTable:
 
     def _begins_as_images(self, name: str) -> bool:
         for batch in self.batches([name]):
-            for value in batch.column(0).drop_null()[:1]:
-                return sniff(value.as_py()[:32]) is not None
+            value = next((value for value in batch.column(0) if value.is_valid), None)
+            if value is not None:  # a view: it may be hundreds of MB
+                return sniff(value.as_buffer()[:HEAD_BYTES].to_pybytes()) is not None
         return False
 
 
