@@ -269,6 +269,14 @@ def test_a_value_that_is_none_like_others_is_named(tmp_path: Path) -> None:
     assert scan("c.tar", ["1", "?", "3"], b"123", columns=("score",)).values["score"].tolist() == [0, 2, 1]
 
 
+def test_records_are_read_as_lines_of_json_are(tmp_path: Path) -> None:
+    scan = source(tar(tmp_path / "a.tar", [("0.png", b"x"), ("0.json", b'{"score": 1e999, "x": 1}')])).scan()
+    assert [f.name for f in scan.fields] == ["x"]
+    assert scan.warnings == (".json value score is left out: a number is beyond float64: 1E+999 (0.png)",)
+    with pytest.raises(SourceError, match=r"a \.json member: 'x' stands in it twice"):
+        source(tar(tmp_path / "b.tar", [("0.png", b"x"), ("0.json", b'{"x": 1, "x": 2}')])).scan()
+
+
 def test_splits_are_folders_of_archives_or_named(tmp_path: Path) -> None:
     for split, start in (("test", 0), ("train", 10), ("val", 20)):
         tar(tmp_path / f"raw/{split}/0.tar", pairs(3, start))

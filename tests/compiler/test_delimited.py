@@ -174,6 +174,16 @@ def test_lists_and_tables_read_cells_alike(cells: list[str]) -> None:
         assert same.tolist() == (as_values(plain, kind.dtype) if kind.unit is None else as_times(plain, kind.unit)).tolist()
 
 
+@pytest.mark.parametrize("cell", ["2020-01-01T00:00+24:00", "2020-01-01T00:00+02:60", "2020-01-01T00:00-0260"])
+def test_an_offset_that_is_none_makes_no_time(cell: str) -> None:
+    assert column([cell], names=True).names == (cell,)
+
+
+def test_a_name_that_stands_twice_in_a_line_of_json_is_refused() -> None:
+    with pytest.raises(SourceError, match="line 2: 'path' stands in it twice: give it one value"):
+        table(b'{"path": "0.png"}\n{"path": "0.png", "path": "1.png"}\n', "t.jsonl")
+
+
 def test_a_first_row_with_a_gap_is_no_header() -> None:
     made = table(b"1,NA,3\n4,5,6\n")
     assert (made.names, made.header) == (("1", "2", "3"), False)

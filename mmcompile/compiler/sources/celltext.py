@@ -20,7 +20,7 @@ Array = npt.NDArray[np.generic]
 #: What stands for no value among numbers, yes and no, and times; in a column of texts these are texts, and only an empty cell is none.
 GAPS = frozenset({"", "NA", "N/A", "n/a", "NaN", "nan", "-nan", "NAN", "NULL", "null", "None", "none", "<NA>", "#N/A", "NaT", "."})
 _GAP = "|".join(re.escape(word) for word in sorted(GAPS, reverse=True))
-_OFFSET = r"(?:Z|[+-][0-9]{2}(?::?[0-9]{2})?)"
+_OFFSET = r"(?:Z|[+-](?:[01][0-9]|2[0-3])(?::?[0-5][0-9])?)"
 _FORMS = {
     "int": r"[ \t]*[+-]?[0-9]{1,30}[ \t]*",
     "float": r"[ \t]*[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[ \t]*|[+-]?(?i:inf(?:inity)?|nan)",
@@ -33,7 +33,7 @@ _ONE = {kind: re.compile(rf"(?:{form})\Z") for kind, form in _FORMS.items()}
 #: All cells of a block, each ended by a NUL, which no cell holds.
 _ALL = {kind: re.compile(rf"(?:(?>{form}|{_GAP})\0)*+\Z") for kind, form in _FORMS.items()}
 _ENDS_IN_OFFSET = re.compile(rf"(?<=[0-9]){_OFFSET}\Z")
-_ENDS = re.compile(r"(?:[.,]([0-9]+))?(Z|[+-][0-9]{2}(?::?[0-9]{2})?)?\Z")
+_ENDS = re.compile(r"(?:[.,]([0-9]+))?(Z|[+-][0-9:]+)?\Z")
 _PLACES = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 _NUMBERS = ("int", "float", "time")
 

@@ -9,19 +9,16 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-import json
-import math
 import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any
 
 from mmcompile.compiler.formats import EXTENSIONS
 from mmcompile.compiler.sources.celltext import GAPS
-from mmcompile.compiler.sources.jsonparts import is_unicode
+from mmcompile.compiler.sources.jsonparts import as_cell, is_unicode, record_of
 from mmcompile.compiler.sources.names import show
 from mmcompile.compiler.sources.walk import expect_file
 from mmcompile.errors import SourceError
@@ -108,7 +105,7 @@ class TextTable:
     def first(self) -> list[dict[str, str]]:
         """Its first rows, at most 100, each as cells by column; a cell that is no text or number is left out."""
         if self._json:
-            return [{k: _as_text(v) for k, v in record.items() if not isinstance(v, dict | list)} for _, record in self._some_records()]
+            return [{k: as_cell(v) for k, v in record.items() if not isinstance(v, dict | list)} for _, record in self._some_records()]
         rows = self._parse(self._between)
         return [dict(zip(self.names, row, strict=False)) for row in rows[self.header :]]
 
@@ -203,10 +200,10 @@ class TextTable:
             if line.isspace():
                 continue
             try:
-                record = json.loads(line, parse_float=_number)
-            except (ValueError, RecursionError):
-                record = None
-            if not isinstance(record, dict):
+                record = record_of(line)
+            except ValueError as error:
+                raise self.wrong(f"line {number}: {error}: give it one value", line=number) from None
+            if record is None:
                 raise self.wrong(f'line {number} is no JSON object: expected one a line, as in {{"file_name": "a.jpg", "label": 0}}', line=number)
             yield number, record
 
@@ -228,7 +225,7 @@ class TextTable:
                         raise self.wrong(f"column {show(name)} holds a NUL")
                     if not all(map(is_unicode, texts)):
                         raise self.wrong(f"column {show(name)} holds half a surrogate pair")
-                columns[name] = [_as_text(cell) for cell in cells]
+                columns[name] = [as_cell(cell) for cell in cells]
             yield Block(len(rows), columns, frozenset(quoted), frozenset(nested), frozenset(mixed))
 
 
@@ -237,16 +234,3 @@ def _without_nul(table: TextTable, lines: Iterator[str] | io.TextIOBase, first: 
         if "\0" in line:
             raise table.wrong(f"line {number} holds a NUL: it is no table of text", line=number)
         yield line
-
-
-def _as_text(value: Any) -> str:
-    """A JSON value as a CSV file would hold it."""
-    if value is None:
-        return ""
-    return str(value) if isinstance(value, str | Decimal) else repr(value)
-
-
-def _number(text: str) -> float | Decimal:
-    """A number of JSON; what float64 would make infinite stays what it is."""
-    value = float(text)
-    return Decimal(text) if math.isinf(value) else value
