@@ -30,7 +30,7 @@ _EPOCH = "1970-01-01"
 
 @dataclass(frozen=True)
 class Column:
-    """A column of N cells: `values` (N,) int64, float64, bool, or int64 numbers of the texts in `names` (sorted) or since 1970 in `unit`.
+    """A column of N cells: `values` (N,) int64 or uint64, float64, bool, or int64 numbers of the texts in `names` (sorted) or since 1970 in `unit`.
 
     `missing` (N,) is where there was no value: there a float is NaN, the number of a text -1, and else 0.
     """
