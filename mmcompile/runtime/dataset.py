@@ -321,9 +321,8 @@ class MMapShardDataset(Dataset[Any]):
                                                 y                             y            row t + 4 - 1 + 2
 
         target: names of fields, which come as (N, *shape), or of columns of one field, (N, K), for one name as text (N,), in this order, whether
-            `fields=` names them or not.  A class, with horizon=0 (the window's last row) any field, and one that `fields=` leaves out, comes as a target
-            only; other fields come as windows too, and in a dict the target is called NAME_target.  Columns that are in the window need a horizon of
-            at least 1.
+            `fields=` names them or not.  A class, one that `fields=` leaves out, and with horizon=0 (the window's last row) any field, comes as a
+            target only; others come as windows too, and in a dict their target is called NAME_target.  Columns in the window need a horizon above 0.
 
         `source(i)` is that of the first row.  Raises ValueError where no window fits, and for a subset: take a subset of the windows instead.
         """

@@ -91,7 +91,9 @@ class Windows:
                 columns_of_it = known[owner].columns
                 wanted.setdefault((owner, True), []).extend([] if columns_of_it is None else [columns_of_it.listed.index(name)])
             else:
-                said = f"columns of the fields {[*owners, *([owner] if owner else [])]}, a target's are of one" if owners else "no field, and no column"
+                said = (
+                    f"columns of the fields {[*owners, *([owner] if owner else [])]}, a target's are of one" if owners else "no field, and no column"
+                )
                 raise ValueError(f"{where}: target {name!r} names {said}; the fields are {list(of)}{_some_columns(known)}")
         within = {column.name for column in columns}
         if owner in within and not self.horizon:

@@ -7,6 +7,7 @@ class numbers; all else is values.  `--as NAME=image|class|value` says otherwise
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import os
 import re
@@ -145,6 +146,14 @@ class ArraySource:
                 found.append({name: column.read(first, last) for name, column in columns.items()})
             at += n
         return found[0] if len(found) == 1 else {name: np.concatenate([part[name] for part in found]) for name in found[0]}
+
+    def where(self, row: int) -> str:
+        """A row as a person finds it."""
+        splits = self._splits = self._splits or self._open()
+        stops = list(itertools.accumulate(n for _, n, _ in splits))
+        which = bisect.bisect_right(stops, row)
+        names = dict.fromkeys(column.lies.named for column in splits[which][2].values())
+        return f"row {row - stops[which] + splits[which][1]:,} of {' and '.join(names)}"
 
     # ---------------------------------------------------------------- what lies there
 

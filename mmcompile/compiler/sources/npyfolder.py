@@ -36,16 +36,18 @@ def holds_arrays(folder: str) -> bool:
 def _names(folder: str, first: bool = False) -> list[str]:
     """The .npy files of a folder, sorted as text; with `first` one of them is enough."""
     found = []
-    for entry in os.scandir(folder):
-        if entry.name.endswith(".npy") and not entry.name.startswith(".") and not entry.is_dir():
-            found.append(entry.name)
-            if first:
-                break
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith(".npy") and not entry.name.startswith(".") and not entry.is_dir():
+                found.append(entry.name)
+                if first:
+                    break
     return sorted(found)
 
 
 def _folders(folder: str) -> list[str]:
-    return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
 
 
 class NpyFolder:
@@ -75,7 +77,7 @@ class NpyFolder:
             classes, found = self._list()
         except OSError as error:
             raise SourceError(f"cannot read RAW {show(str(error.filename or self._root))}: {error.strerror}", path=self._root) from error
-        stamp, young, counts = xxhash.xxh3_128(), False, []
+        stamp, young, counts = xxhash.xxh3_128(repr(classes).encode("utf-8", "surrogateescape")), False, []  # an empty class moves numbers
 
         def walk() -> Iterator[bytes]:
             nonlocal young
@@ -111,6 +113,13 @@ class NpyFolder:
         fields = (field,) if classes is None else (field, LABEL)
         stops = np.array([len(keys)], np.int64)
         return RowScan(len(keys), fields, ("",), stops, ("" if young else stamp.hexdigest(),), classes=classes)
+
+    def where(self, row: int) -> str:
+        """A row as a person finds it: a file."""
+        if self._keys is None:
+            self.scan()
+        assert self._keys is not None
+        return show(os.path.join(self._root, os.fsdecode(self._keys[row])))
 
     def _list(self) -> tuple[tuple[str, ...] | None, list[tuple[str, list[str]]]]:
         """(classes, None where there are none; the files of each folder)."""
