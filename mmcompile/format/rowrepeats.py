@@ -86,10 +86,16 @@ def _repeats(rows: _Rows, part: int, parts: int) -> Repeats | None:
     index, label = rows.generation.index, None if labels[0] is None else np.concatenate([label for label in labels if label is not None])
     edges = [(s.name, *np.searchsorted(which, [s.start, s.stop]).tolist()) for s in index.splits]
     reader = Reader(rows.root, generation=rows.generation.name)
+
+    def called(at: int) -> bytes:
+        """As `source` says it; the group without a name that each split is by the split's."""
+        row = int(which[at])
+        told = reader.origins.source(row)
+        split = next(s.name for s in index.splits if row < s.stop)
+        return os.fsencode(split + told if told.startswith("[") and len(index.splits) > 1 else told)
+
     try:
-        return find_repeats(
-            np.concatenate(pairs), [Split(*edge) for edge in edges], label, lambda i: os.fsencode(reader.origins.source(int(which[i])))
-        )
+        return find_repeats(np.concatenate(pairs), [Split(*edge) for edge in edges], label, called)
     finally:
         reader.close()
 
