@@ -16,11 +16,12 @@
         └── EngineError                   (RuntimeError) workers could not be started or were lost
 
 Each is also a child of the builtin that a caller would catch.  An error is one message (file, expected, found, remedy) plus keyword-only
-attributes, so it survives pickling between processes.
+attributes, so it survives pickling between processes.  Messages name options as the command does; a note says what they are called in Python.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 __all__ = [
@@ -41,6 +42,10 @@ __all__ = [
 ]
 
 
+#: An option of the command in a message.
+_FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]*)")
+
+
 class MMCompileError(Exception):
     """Anything this package reports: `str(error)` is one line for a person, `error.details` the same facts for a program."""
 
@@ -49,6 +54,9 @@ class MMCompileError(Exception):
     def __init__(self, message: str, **details: Any) -> None:
         super().__init__(message)
         self.details = details
+        if flags := dict.fromkeys(_FLAG.findall(message)):  # the command prints the message alone, a traceback what is noted, too
+            words = ", ".join(f"--{flag} is {flag.replace('-', '_')}=" for flag in flags)
+            self.add_note(f"In Python {words} of mmcompile.Preprocess, RowPreprocess, BuildOptions or Raw.")
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""

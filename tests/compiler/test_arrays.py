@@ -439,3 +439,17 @@ def test_an_empty_class_folder_that_comes_or_goes_moves_the_numbers_of_the_other
         first = 1 if (tmp_path / "raw" / "ant").exists() else 0
         assert Reader(out).gather("label", np.arange(5)).tolist() == [first] * 3 + [first + 1] * 2
         shutil.rmtree(tmp_path / "fresh")
+
+
+def test_what_two_arrays_of_one_name_or_order_differ_in_is_said(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros(3, [("B", "i4"), ("b", "i4")]))
+    with pytest.raises(SourceError, match=r"a\.npy, b and \S*a\.npy, B: both are the field b; rename one"):
+        array_source("npy", [str(tmp_path / "a.npy")]).scan()
+    (tmp_path / "f").mkdir()
+    np.save(tmp_path / "f" / "0.npy", np.zeros((4, 3)))
+    np.save(tmp_path / "f" / "1.npy", np.zeros((4, 3), order="F"))
+    source = array_source("npy-folder", [str(tmp_path / "f")])
+    with pytest.raises(
+        SourceError, match=r"1\.npy\): float64 \(4, 3\) in Fortran order, .*; expected float64 \(4, 3\) in C order, .*as the first file"
+    ):
+        source.read(0, source.scan().rows)

@@ -397,3 +397,28 @@ def test_numbers_that_are_not_as_the_features_say_are_an_error() -> None:
     for value in (0.5, 1 << 40):
         with pytest.raises(SourceError, match=r"row 1: n: .* is no int32, as which the dataset's features name it"):
             rows(Featured([{"n": 1, "f": 0.1}, {"n": value, "f": 0.2}]))
+
+
+class Raising(Pictures):
+    """A dataset of which a property raises."""
+
+    @property
+    def dataset(self) -> Any:
+        raise RuntimeError("not open")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"My Images!": np.zeros(3), "my_images_": np.zeros(3)}, "My Images! and my_images_: both are the field my_images_; rename one"),
+        (torch.zeros(3, dtype=torch.complex64), "x: Tensor of complex numbers; expected"),
+        ([2**70], "row 0: x: a whole number beyond 64 bits; expected"),
+    ],
+)
+def test_what_is_wrong_with_names_and_numbers_is_said(tmp_path: Path, data: Any, message: str) -> None:
+    with pytest.raises(SourceError, match=message):
+        mmcompile.build(data, tmp_path / "out", workers=1)
+
+
+def test_a_property_that_raises_is_none() -> None:
+    assert wrap(Raising(), None)[0].scan().classes == ("cat", "dog")

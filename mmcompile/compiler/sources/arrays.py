@@ -52,6 +52,11 @@ class _Column:
     lies: Lies
     part: str | None = None
 
+    @property
+    def named(self) -> str:
+        """Where it lies, for people."""
+        return self.lies.named if self.part is None else f"{self.lies.named}, {self.part}"
+
     def read(self, start: int, stop: int) -> Array:
         values = self.lies.read(start, stop)
         if self.part is not None:
@@ -171,8 +176,8 @@ class ArraySource:
             for name, lies in by_name.items():
                 for column in self._columns(name, lies, alone=len(by_name) == 1):
                     if column.field.name in columns:
-                        other = columns[column.field.name].lies
-                        raise SourceError(f"{lies.named} and {other.named}: both are the field {column.field.name}; rename one", path=lies.path)
+                        other = columns[column.field.name].named
+                        raise SourceError(f"{column.named} and {other}: both are the field {column.field.name}; rename one", path=lies.path)
                     columns[column.field.name] = column
             rows = {name: column.lies.shape[0] for name, column in columns.items()}
             if len(set(rows.values())) > 1:

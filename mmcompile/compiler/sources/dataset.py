@@ -228,8 +228,8 @@ class ColumnSource:
             empty = as_array(column[:0], name)
             picture = np.empty(empty.shape[1:], empty.dtype)
             spec = field_of(name, picture, str(column.dtype) == "torch.bfloat16", names)
-            if spec.name in {f.name for f in self._fields.values()}:
-                raise SourceError(f"{name}: a second field {spec.name}; rename one")
+            if other := next((known for known, f in self._fields.items() if f.name == spec.name), None):
+                raise SourceError(f"{other} and {name}: both are the field {spec.name}; rename one")
             self._fields[name] = spec
         self._classes = class_names(list(self._fields.values()), names)
 

@@ -23,19 +23,27 @@ Array = npt.NDArray[Any]
 _DEEP = 16
 
 
+def _asked(dataset: Any, name: str) -> Any:
+    """An attribute, None where there is none; a property of a stranger's class may raise anything."""
+    try:
+        return getattr(dataset, name, None)
+    except Exception:
+        return None
+
+
 def _behind(dataset: Any) -> Iterator[Any]:
     """A dataset, what it is a part of, what that is a part of, and so on."""
     for _ in range(_DEEP):
         if dataset is None:
             return
         yield dataset
-        dataset = getattr(dataset, "dataset", None)
+        dataset = _asked(dataset, "dataset")
 
 
 def _features(dataset: Any) -> Mapping[Any, Any]:
     """What Hugging Face's datasets know of their columns, also of one that this is a Subset of."""
     for at in _behind(dataset):
-        features = getattr(at, "features", None)
+        features = _asked(at, "features")
         if isinstance(features, Mapping):
             return features
         if type(at).__name__ != "Subset":
@@ -48,7 +56,7 @@ def known_names(dataset: Any) -> dict[str, tuple[str, ...]]:
 
     Datasets that are joined know those that all of them do.
     """
-    joined = getattr(dataset, "datasets", None)
+    joined = _asked(dataset, "datasets")
     if isinstance(joined, list | tuple) and joined:
         found = [known_names(part) for part in joined]
         return found[0] if all(names == found[0] for names in found) else {}
@@ -58,7 +66,7 @@ def known_names(dataset: Any) -> dict[str, tuple[str, ...]]:
         if isinstance(names, list) and type(feature).__name__ == "ClassLabel":
             out[str(name)] = tuple(map(str, names))
     for at in _behind(dataset) if not out else ():
-        classes = getattr(at, "classes", None)
+        classes = _asked(at, "classes")
         if isinstance(classes, list | tuple) and classes and all(isinstance(c, str) for c in classes):
             return {"": tuple(classes)}
     return out
@@ -100,5 +108,5 @@ def check_classes(rows: Mapping[str, Array], fields: Iterable[Field], names: tup
 
 def stamp_of(dataset: Any) -> str:
     """What changes when a dataset does, where it knows: the fingerprint of Hugging Face's; a text `mmcompile_version` that its author gives."""
-    found = getattr(dataset, "_fingerprint", None) or getattr(dataset, "mmcompile_version", None)
+    found = _asked(dataset, "_fingerprint") or _asked(dataset, "mmcompile_version")
     return hash_bytes(f"{type(dataset).__name__} {found} {len(dataset)}".encode()) if isinstance(found, str) and found else ""

@@ -50,6 +50,10 @@ def _folders(folder: str) -> list[str]:
         return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
 
 
+def _form(lies: Lies) -> str:
+    return f"{lies.dtype} {lies.shape} in {'Fortran' if lies.fortran else 'C'} order"
+
+
 class NpyFolder:
     """The .npy files in `root`, or in its class folders; all of one dtype and shape."""
 
@@ -151,8 +155,8 @@ class NpyFolder:
                 lies = lies_in_npy(path, sample=True)
                 if (lies.dtype, lies.shape, lies.fortran, len(data)) != (first.dtype, first.shape, first.fortran, self._size):
                     raise SourceError(
-                        f"row {start + i:,} ({show(path)}): {lies.dtype} {lies.shape}, {len(data):,} bytes; expected {first.dtype} {first.shape}, "
-                        f"{self._size:,} bytes, as the first file",
+                        f"row {start + i:,} ({show(path)}): {_form(lies)}, {len(data):,} bytes; expected {_form(first)}, {self._size:,} bytes, "
+                        "as the first file",
                         path=path,
                         row=start + i,
                     )

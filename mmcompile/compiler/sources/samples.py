@@ -81,6 +81,10 @@ def as_array(value: Any, name: str) -> Array:
         raise SourceError(f"{name}: {type(value).__name__} that is no array of numbers ({_line(error)})") from error
     if made.dtype.kind not in "biufM":
         what = "text" if isinstance(value, str | bytes) or made.dtype.kind in "US" else type(value).__name__
+        if made.dtype.kind == "c":
+            what = f"{what} of complex numbers"
+        elif isinstance(value, int):
+            what = "a whole number beyond 64 bits"
         raise SourceError(f"{name}: {what}; expected pictures, arrays, tensors or numbers: map it to numbers, or leave that field out")
     return made
 
