@@ -139,6 +139,8 @@ class WindowSelection(Selection):
     """
 
     def __init__(self, edges: Rows, length: int, stride: int, reach: int) -> None:
+        longest = int(np.diff(edges).max(initial=0))
+        reach, stride = min(reach, longest), min(stride, max(1, longest))  # numbers beyond do the same, and int64 may not hold them
         counts = np.maximum(0, np.diff(edges) - reach - 1 + stride) // stride
         some = counts > 0
         self._begins, self._counts, self._stride, self._edges = edges[:-1][some], counts[some], stride, (int(edges[0]), int(edges[-1]))

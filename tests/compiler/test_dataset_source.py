@@ -16,7 +16,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from PIL import Image
-from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 import mmcompile
 from mmcompile.cli import program
@@ -413,12 +413,19 @@ class Raising(Pictures):
         ({"My Images!": np.zeros(3), "my_images_": np.zeros(3)}, "My Images! and my_images_: both are the field my_images_; rename one"),
         (torch.zeros(3, dtype=torch.complex64), "x: Tensor of complex numbers; expected"),
         ([2**70], "row 0: x: a whole number beyond 64 bits; expected"),
+        (np.array([[1], [1, 2]], object), "x: ndarray of Python objects; expected"),
+        ({"x": np.zeros(3), "g": {"z": np.zeros(3)}}, r"dict: g in it is dict, no array: give a dict of those that are to be fields"),
+        (DataLoader(TensorDataset(torch.zeros(4, 2)), 2), "DataLoader: gives batches, which would be samples: give its dataset"),
     ],
 )
 def test_what_is_wrong_with_names_and_numbers_is_said(tmp_path: Path, data: Any, message: str) -> None:
-    with pytest.raises(SourceError, match=message):
+    with pytest.raises((SourceError, OptionError), match=message):
         mmcompile.build(data, tmp_path / "out", workers=1)
 
 
 def test_a_property_that_raises_is_none() -> None:
     assert wrap(Raising(), None)[0].scan().classes == ("cat", "dog")
+
+
+def test_a_loader_without_batches_is_an_iterable_of_samples(tmp_path: Path) -> None:
+    assert mmcompile.build(DataLoader(TensorDataset(torch.zeros(4, 2)), batch_size=None), tmp_path / "out", workers=1).samples == 4

@@ -230,6 +230,17 @@ def test_what_makes_no_window_says_so(made: Any) -> None:
         ShardLoader(ds.windows(4), augment=Augment(hflip=0.5))
 
 
+def test_numbers_that_no_int64_holds_are_as_good_as_any_that_is_too_large(made: Any) -> None:
+    ds = MMapShardDataset(made[0], "all")
+    for length, ahead in ((2**70, None), (2**63 - 1, None), (4, 2**63 - 4), (4, 2**80)):
+        with pytest.raises(ValueError, match="fits into none of its groups, the longest has 27 rows"):
+            ds.windows(length, horizon=ahead, target=None if ahead is None else "label")
+    for stride in (28, 2**63 - 1, 2**70):
+        far = ds.windows(4, stride)
+        assert [far.source(i) for i in range(len(far))] == ["AAPL[0]", "MSFT[0]", "TSLA[0]"]
+        assert len(ShardLoader(far, batch_size=2, shuffle=True).state_dict()) > 0
+
+
 def test_columns_of_one_name_in_two_fields_are_not_guessed(tmp_path: Path) -> None:
     values = {name: np.zeros((9, 2), np.float32) for name in ("bid", "ask")}
     facts: dict[str, Any] = {name: {"columns": ("price", "size" if name == "bid" else "count")} for name in values}

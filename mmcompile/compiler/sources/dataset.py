@@ -42,6 +42,8 @@ _SPOOL_BYTES = 8 << 20
 def wrap(dataset: Any, asked: Preprocess | RowPreprocess | None) -> tuple[Any, RowPreprocess]:
     """(the source that reads a dataset, what is done to its numbers).  Raises OptionError for what is none, SourceError for a bad first sample."""
     pictures = asked if isinstance(asked, Preprocess) else Preprocess()
+    if type(dataset).__name__ == "DataLoader" and getattr(dataset, "batch_size", None) is not None:
+        raise OptionError("DataLoader: gives batches, which would be samples: give its dataset (loader.dataset), or make it with batch_size=None")
     try:
         columns = _columns(dataset)
         if columns is not None:
@@ -63,6 +65,11 @@ def wrap(dataset: Any, asked: Preprocess | RowPreprocess | None) -> tuple[Any, R
     elif hasattr(dataset, "__iter__") and not isinstance(dataset, str | bytes | Mapping):
         made = SpooledSource(dataset, pictures)
     else:
+        if _has_keys(dataset) and (strange := next((name for name in dataset.keys() if not is_array(dataset[name])), None)) is not None:  # noqa: SIM118
+            raise OptionError(
+                f"{type(dataset).__name__}: {strange} in it is {type(dataset[strange]).__name__}, no array: give a dict of those that are to be "
+                "fields, as {'x': file['x']}; or datasets by split"
+            )
         raise OptionError(
             f"{type(dataset).__name__}: expected a path, a dataset with a length and items, arrays, or an iterable of samples"
             + ("; it has items but no length: give it __len__, or __iter__" if hasattr(dataset, "__getitem__") and not _has_keys(dataset) else "")

@@ -83,6 +83,8 @@ def as_array(value: Any, name: str) -> Array:
         what = "text" if isinstance(value, str | bytes) or made.dtype.kind in "US" else type(value).__name__
         if made.dtype.kind == "c":
             what = f"{what} of complex numbers"
+        elif isinstance(value, np.ndarray) and made.dtype.kind == "O":
+            what = f"{what} of Python objects"
         elif isinstance(value, int):
             what = "a whole number beyond 64 bits"
         raise SourceError(f"{name}: {what}; expected pictures, arrays, tensors or numbers: map it to numbers, or leave that field out")
