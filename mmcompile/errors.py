@@ -22,7 +22,7 @@ attributes, so it survives pickling between processes.  Messages name options as
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, TypeVar
 
 __all__ = [
     "BuildError",
@@ -44,6 +44,16 @@ __all__ = [
 
 #: An option of the command in a message.
 _FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]*)")
+#: What these are called in Python.
+_SPELLED: dict[str, list[str]] = {}
+_Kind = TypeVar("_Kind", bound=type)
+
+
+def spelled(kind: _Kind) -> _Kind:
+    """A decorator of a dataclass whose fields are options of the command: errors that name one of these say so."""
+    for field in kind.__dataclass_fields__:  # type: ignore[attr-defined]
+        _SPELLED.setdefault(field.removesuffix("_s").replace("_", "-"), []).append(f"{kind.__name__}({field}=)")
+    return kind
 
 
 class MMCompileError(Exception):
@@ -54,9 +64,10 @@ class MMCompileError(Exception):
     def __init__(self, message: str, **details: Any) -> None:
         super().__init__(message)
         self.details = details
-        if flags := dict.fromkeys(_FLAG.findall(message)):  # the command prints the message alone, a traceback what is noted, too
-            words = ", ".join(f"--{flag} is {flag.replace('-', '_')}=" for flag in flags)
-            self.add_note(f"In Python {words} of mmcompile.Preprocess, RowPreprocess, BuildOptions or Raw.")
+        if flags := [flag for flag in dict.fromkeys(_FLAG.findall(message)) if flag in _SPELLED]:
+            self.add_note(
+                "; ".join(f"--{flag} in Python: {' or '.join(_SPELLED[flag])}" for flag in flags)
+            )  # in a traceback; the command prints none
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""

@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 from mmcompile.compiler.plan import SHARD_BYTES
 from mmcompile.compiler.preprocess import Normalize, Preprocess
 from mmcompile.compiler.rowstore import RowPreprocess
-from mmcompile.errors import OptionError
+from mmcompile.errors import OptionError, spelled
 from mmcompile.format.canonical import name_from_json
 
 __all__ = ["ENGINES", "BuildOptions", "allowed_rejects", "as_config", "tells_of_keywords", "typed"]
@@ -28,6 +28,7 @@ ENGINES = ("local", "dask", "ray")
 _ORDER = re.compile(r"source|shuffled(:[0-9]{1,18})?")
 
 
+@spelled
 @dataclass(frozen=True)
 class BuildOptions:
     """How to run a build.  Nothing here changes a byte of the dataset but `shard_bytes`, which moves the cuts, and `order`.

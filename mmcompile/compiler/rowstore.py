@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from mmcompile.compiler.cast import bfloat16, channel_sums, store
 from mmcompile.compiler.preprocess import IMAGENET, Normalize, Preprocess
-from mmcompile.errors import DecodeError, OptionError, SourceError
+from mmcompile.errors import DecodeError, OptionError, SourceError, spelled
 from mmcompile.format.index import DTYPES, Field
 from mmcompile.format.samples import exact_total
 
@@ -39,6 +39,7 @@ _MOST_SUM = 1e280
 _FOLD = 512
 
 
+@spelled
 @dataclass(frozen=True, kw_only=True)
 class RowPreprocess:
     """What is done to the images among rows, or where there are none to all values that are no times, categories or classes; None keeps them.

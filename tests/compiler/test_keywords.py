@@ -49,8 +49,11 @@ def test_settings_of_rows_do_not_go_with_files_of_images(tmp_path: Path) -> None
 
 
 def test_a_note_says_what_an_option_is_called_in_python() -> None:
-    for error in (OptionError("give --jpeg-scaling 2, or --crop 4"), SourceError("add --crop 4")):
-        note = error.__notes__[0]
-        assert "--crop is crop=" in note
-        assert str(error).count("crop=") == 0
-    assert not hasattr(OptionError("no option here -- none"), "__notes__")
+    for error in (OptionError("give --decode-timeout 2, or --crop 4"), SourceError("--crop 4 and --decode-timeout")):
+        assert set(error.__notes__[0].split("; ")) == {
+            "--decode-timeout in Python: BuildOptions(decode_timeout_s=)",
+            "--crop in Python: Preprocess(crop=)",
+        }
+        assert "crop=" not in str(error)
+    assert OptionError("another --dtype").__notes__ == ["--dtype in Python: Preprocess(dtype=) or RowPreprocess(dtype=)"]
+    assert not hasattr(OptionError("run it with --repair RAW -- now"), "__notes__")
