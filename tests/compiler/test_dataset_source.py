@@ -159,7 +159,7 @@ def test_values_are_what_the_samples_hold() -> None:
         ([torch.eye(2).to_sparse()], "row 0: x: Tensor that is no array of numbers"),
         ([np.ma.masked_equal([1, 2], 2)], "row 0: x: MaskedArray that is no array of numbers (masked values: fill them)"),
         ([{"x": {"y": 1}}], "row 0: x: dict; expected pictures"),
-        ([np.array([object()])], "row 0: x: ndarray; expected pictures"),
+        ([np.array([object()])], "row 0: x: ndarray of Python objects; expected pictures"),
         (Pictures(length=-1), "Pictures: its length cannot be told"),
     ],
 )
@@ -232,7 +232,8 @@ def test_a_dataset_that_knows_its_version_is_not_read_again(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("data", "message"), [(None, "NoneType: expected a path"), (5, "int: expected"), (object(), "object: expected"), ({"a": 1}, "dict: expected")]
+    ("data", "message"),
+    [(None, "NoneType: expected a path"), (5, "int: expected"), (object(), "object: expected"), ({"a": 1}, "dict: a in it is int, no array")],
 )
 def test_what_is_no_dataset_is_refused(data: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message):
