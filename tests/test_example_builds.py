@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from mmcompile.format.reader import Reader
 from tests.compiler.builds import picture, write
-from tests.test_examples import ROOT, run
+from tests.test_examples import ENVIRONMENT, ROOT, run
 
 EXAMPLES = ROOT / "scripts" / "examples"
 
@@ -77,20 +80,135 @@ def test_yolo(tmp_path: Path) -> None:
     assert np.array_equal(boxes[1, :3], np.array([[2, 0.5, 0.5, 0.25, 0.125], [0, 0.1, 0.2, 0.3, 0.4], [-1] * 5], "f4"))
 
 
-def test_mds(tmp_path: Path) -> None:
+#: What streaming reads it leaves open, and its end is told as a warning.
+leaves_files_open = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+def of_chw(image: Any) -> Any:
+    return np.asarray(image).transpose(2, 0, 1)
+
+
+def photo(seed: int, size: tuple[int, int] = (24, 18)) -> Any:
+    """A smooth picture (H, W, 3), which JPEG changes a little; `size` is (width, height)."""
+    small = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), np.uint8)
+    return np.asarray(Image.fromarray(small).resize(size, Image.Resampling.BICUBIC))
+
+
+MDS_COLUMNS = {"image": "jpeg", "exact": "png", "file": "bytes", "img": "ndarray:uint8:18,24,3", "label": "int", "weight": "float32", "text": "str"}
+
+
+def write_mds(folder: Path, rows: range, **more: Any) -> None:
+    """Samples with every column that becomes a field, and one of text, in several shards."""
     streaming = pytest.importorskip("streaming")
-    with streaming.MDSWriter(out=str(tmp_path / "mds"), columns={"x": "ndarray:float32:3", "label": "int"}) as writer:
-        for i in range(5):
-            writer.write({"x": np.full(3, i, "f4"), "label": i})
-    assert "5 samples of x, label" in run(EXAMPLES / "build_from_mds.py", tmp_path / "mds", tmp_path / "out")
-    assert gathered(tmp_path / "out", "x")[:, 0].tolist() == [0, 1, 2, 3, 4]
+    with streaming.MDSWriter(out=str(folder), columns=MDS_COLUMNS, size_limit=1 << 14, **more) as writer:
+        for i in rows:
+            image = Image.fromarray(photo(i))
+            parts = {"image": image, "exact": image, "file": picture(i), "img": photo(i), "label": i % 3, "weight": np.float32(i / 7), "text": "?"}
+            writer.write(parts)
+    assert len(list(folder.glob("shard.*"))) > 1
 
 
-def test_ffcv(tmp_path: Path) -> None:
-    writer = pytest.importorskip("ffcv.writer")
-    fields = pytest.importorskip("ffcv.fields")
-    images = [(np.full((16, 16, 3), i, np.uint8), i) for i in range(5)]
-    made = writer.DatasetWriter(str(tmp_path / "a.beton"), {"image": fields.RGBImageField(), "label": fields.IntField()}, num_workers=1)
-    made.from_indexed_dataset(images)
-    assert "5 samples of image, label" in run(EXAMPLES / "build_from_ffcv.py", tmp_path / "a.beton", tmp_path / "out", "--size", 16)
-    assert gathered(tmp_path / "out", "label").tolist() == [0, 1, 2, 3, 4]
+MDS_KEPT = ("--keep", "image,exact,file,img,label,weight")
+
+
+def same_as_mds(out: Path, start: int, **where: str) -> None:
+    """The rows from `start` on are what the library itself reads from a folder, and what was written into it."""
+    streaming = pytest.importorskip("streaming")
+    dataset = streaming.StreamingDataset(**where, batch_size=1)
+    for i in range(dataset.num_samples):
+        read = dataset[i]
+        assert np.array_equal(gathered(out, "image")[start + i], of_chw(read["image"]))
+        assert np.array_equal(gathered(out, "exact")[start + i], of_chw(photo(start + i)))
+        assert np.array_equal(gathered(out, "file")[start + i], pixels(start + i))
+        assert np.array_equal(gathered(out, "img")[start + i], read["img"])
+        assert gathered(out, "label")[start + i] == read["label"] == (start + i) % 3
+        assert gathered(out, "weight")[start + i] == read["weight"]
+
+
+@leaves_files_open
+def test_mds(tmp_path: Path) -> None:
+    write_mds(tmp_path / "mds", range(40))
+    said = run(EXAMPLES / "build_from_mds.py", tmp_path / "mds", tmp_path / "out", *MDS_KEPT, "--workers", 2)
+    assert "40 samples of " in said
+    assert "read by 2 processes" in said
+    assert {f.name: (f.dtype, f.meaning) for f in Reader(tmp_path / "out").index.fields} == {
+        **dict.fromkeys(("exact", "file", "image", "img"), ("uint8", "image")),
+        **{"label": ("int64", "class"), "weight": ("float32", "value")},
+    }
+    same_as_mds(tmp_path / "out", 0, local=str(tmp_path / "mds"))
+
+
+@leaves_files_open
+def test_mds_of_splits_that_are_compressed(tmp_path: Path) -> None:
+    write_mds(tmp_path / "mds" / "train", range(30), compression="zstd")
+    write_mds(tmp_path / "mds" / "val", range(30, 50), compression="zstd")
+    before = sorted(tmp_path.glob("mds/*/*"))
+    words = (EXAMPLES / "build_from_mds.py", tmp_path / "mds", tmp_path / "out", *MDS_KEPT, "--workers", 2)
+    refused = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, env=ENVIRONMENT, check=False, timeout=300)
+    assert refused.returncode == 1
+    assert refused.stderr.splitlines()[-1].endswith("shards that are compressed need --cache DIR")
+    assert "50 samples of " in run(*words, "--cache", tmp_path / "cache")
+    assert sorted(tmp_path.glob("mds/*/*")) == before
+    assert [(s.name, s.start, s.stop) for s in Reader(tmp_path / "out").index.splits] == [("train", 0, 30), ("val", 30, 50)]
+    for name, start in (("train", 0), ("val", 30)):
+        same_as_mds(tmp_path / "out", start, remote=str(tmp_path / "mds" / name), local=str(tmp_path / "again" / name))
+
+
+def write_beton(path: Path, rows: list[dict[str, Any]], **how: Any) -> None:
+    writer, fields = pytest.importorskip("ffcv.writer"), pytest.importorskip("ffcv.fields")
+    kinds = {
+        "image": fields.RGBImageField(**how),
+        "label": fields.IntField(),
+        "weight": fields.FloatField(),
+        "vector": fields.NDArrayField(np.dtype("<f4"), (3,)),
+        "note": fields.JSONField(),
+    }
+    writer.DatasetWriter(str(path), kinds, num_workers=2).from_indexed_dataset([tuple(row[name] for name in kinds) for row in rows], chunksize=7)
+
+
+def ffcv_rows(sizes: list[tuple[int, int]]) -> list[dict[str, Any]]:
+    """A row for each size, (width, height)."""
+    vectors = np.random.default_rng(0).normal(size=(len(sizes), 3)).astype("f4")
+    return [{"image": photo(i, s), "label": i % 4, "weight": i / 7, "vector": vectors[i], "note": {"i": i}} for i, s in enumerate(sizes)]
+
+
+def read_by_ffcv(path: Path, decoder: Any) -> dict[str, Any]:
+    """What FFCV's own loader gives for the whole file: images (N, H, W, C), and its defaults for the rest."""
+    loader = pytest.importorskip("ffcv.loader")
+    made = loader.Loader(str(path), 10, 1, order=loader.OrderOption.SEQUENTIAL, drop_last=False, pipelines={"image": [decoder], "note": None})
+    batches = [tuple(torch.as_tensor(part).numpy().copy() for part in batch) for batch in made]
+    return dict(zip(("image", "label", "weight", "vector"), map(np.concatenate, zip(*batches, strict=True)), strict=True))
+
+
+FFCV_KEPT = ("--keep", "image,label,weight,vector")
+
+
+def same_as_ffcv(out: Path, read: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    assert np.array_equal(gathered(out, "image"), read["image"].transpose(0, 3, 1, 2))
+    for name in ("label", "weight"):
+        assert gathered(out, name).tolist() == read[name][:, 0].tolist() == [row[name] for row in rows]
+    assert np.array_equal(gathered(out, "vector"), read["vector"])
+    assert np.array_equal(gathered(out, "vector"), np.stack([row["vector"] for row in rows]))
+
+
+@pytest.mark.parametrize("how", [{"write_mode": "raw"}, {"write_mode": "jpg", "jpeg_quality": 90}])
+def test_ffcv_of_one_size(tmp_path: Path, how: dict[str, Any]) -> None:
+    rows = ffcv_rows([(24, 18)] * 150)
+    write_beton(tmp_path / "a.beton", rows, **how)
+    said = run(EXAMPLES / "build_from_ffcv.py", tmp_path / "a.beton", tmp_path / "out", *FFCV_KEPT)
+    assert "150 samples of image, label, weight, vector" in said
+    same_as_ffcv(tmp_path / "out", read_by_ffcv(tmp_path / "a.beton", pytest.importorskip("ffcv.fields.rgb_image").SimpleRGBImageDecoder()), rows)
+    if how["write_mode"] == "raw":
+        assert np.array_equal(gathered(tmp_path / "out", "image"), np.stack([of_chw(row["image"]) for row in rows]))
+
+
+def test_ffcv_of_several_sizes(tmp_path: Path) -> None:
+    rows = ffcv_rows([(24 + i % 5, 18 + i % 3) for i in range(70)])
+    write_beton(tmp_path / "a.beton", rows, write_mode="smart", smart_threshold=1000)
+    words = (EXAMPLES / "build_from_ffcv.py", tmp_path / "a.beton", tmp_path / "out", *FFCV_KEPT)
+    refused = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, env=ENVIRONMENT, check=False, timeout=300)
+    assert refused.returncode == 2
+    assert refused.stderr.splitlines()[-1].endswith("images of several sizes need --size")
+    assert "70 samples of image, label, weight, vector" in run(*words, "--size", 16)
+    decoder = pytest.importorskip("ffcv.fields.rgb_image").CenterCropRGBImageDecoder((16, 16), ratio=224 / 256)
+    same_as_ffcv(tmp_path / "out", read_by_ffcv(tmp_path / "a.beton", decoder), rows)
