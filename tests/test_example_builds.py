@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from mmcompile.format.reader import Reader
+from tests import beton
 from tests.compiler.builds import picture, write
 from tests.test_examples import ENVIRONMENT, ROOT, run
 
@@ -88,12 +90,6 @@ def of_chw(image: Any) -> Any:
     return np.asarray(image).transpose(2, 0, 1)
 
 
-def photo(seed: int, size: tuple[int, int] = (24, 18)) -> Any:
-    """A smooth picture (H, W, 3), which JPEG changes a little; `size` is (width, height)."""
-    small = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), np.uint8)
-    return np.asarray(Image.fromarray(small).resize(size, Image.Resampling.BICUBIC))
-
-
 MDS_COLUMNS = {"image": "jpeg", "exact": "png", "file": "bytes", "img": "ndarray:uint8:18,24,3", "label": "int", "weight": "float32", "text": "str"}
 
 
@@ -102,13 +98,13 @@ def write_mds(folder: Path, rows: range, **more: Any) -> None:
     streaming = pytest.importorskip("streaming")
     with streaming.MDSWriter(out=str(folder), columns=MDS_COLUMNS, size_limit=1 << 14, **more) as writer:
         for i in rows:
-            image, file = Image.fromarray(photo(i)), io.BytesIO()
+            image, file = Image.fromarray(beton.photo(i)), io.BytesIO()
             image.save(file, "BMP")
             parts = {
                 "image": image,
                 "exact": image,
                 "file": file.getvalue(),
-                "img": photo(i),
+                "img": beton.photo(i),
                 "label": i % 3,
                 "weight": np.float32(i / 7),
                 "text": "?",
@@ -128,7 +124,7 @@ def same_as_mds(out: Path, start: int, **where: str) -> None:
         read = dataset[i]
         assert np.array_equal(gathered(out, "image")[start + i], of_chw(read["image"]))
         for name in ("exact", "file"):
-            assert np.array_equal(gathered(out, name)[start + i], of_chw(photo(start + i)))
+            assert np.array_equal(gathered(out, name)[start + i], of_chw(beton.photo(start + i)))
         assert np.array_equal(gathered(out, "img")[start + i], read["img"])
         assert gathered(out, "label")[start + i] == read["label"] == (start + i) % 3
         assert gathered(out, "weight")[start + i] == read["weight"]
@@ -163,36 +159,19 @@ def test_mds_of_splits_that_are_compressed(tmp_path: Path) -> None:
         same_as_mds(tmp_path / "out", start, remote=str(tmp_path / "mds" / name), local=str(tmp_path / "again" / name))
 
 
-def write_beton(path: Path, rows: list[dict[str, Any]], **how: Any) -> None:
-    writer, fields = pytest.importorskip("ffcv.writer"), pytest.importorskip("ffcv.fields")
-    kinds = {
-        "image": fields.RGBImageField(**how),
-        "label": fields.IntField(),
-        "weight": fields.FloatField(),
-        "vector": fields.NDArrayField(np.dtype("<f4"), (3,)),
-        "note": fields.JSONField(),
-    }
-    writer.DatasetWriter(str(path), kinds, num_workers=2).from_indexed_dataset([tuple(row[name] for name in kinds) for row in rows], chunksize=7)
+#: Not imported here: see beton.
+needs_ffcv = pytest.mark.skipif(importlib.util.find_spec("ffcv") is None, reason="could not import 'ffcv'")
+FFCV_KEPT = ("--keep", ",".join(beton.FIELDS))
 
 
-def ffcv_rows(sizes: list[tuple[int, int]]) -> list[dict[str, Any]]:
-    """A row for each size, (width, height)."""
-    vectors = np.random.default_rng(0).normal(size=(len(sizes), 3)).astype("f4")
-    return [{"image": photo(i, s), "label": i % 4, "weight": i / 7, "vector": vectors[i], "note": {"i": i}} for i, s in enumerate(sizes)]
+def by_ffcv(verb: str, **words: Any) -> None:
+    run("-m", "tests.beton", verb, json.dumps(words, default=str))
 
 
-def read_by_ffcv(path: Path, decoder: Any) -> dict[str, Any]:
-    """What FFCV's own loader gives for the whole file: images (N, H, W, C), and its defaults for the rest."""
-    loader = pytest.importorskip("ffcv.loader")
-    made = loader.Loader(str(path), 10, 1, order=loader.OrderOption.SEQUENTIAL, drop_last=False, pipelines={"image": [decoder], "note": None})
-    batches = [tuple(torch.as_tensor(part).numpy().copy() for part in batch) for batch in made]
-    return dict(zip(("image", "label", "weight", "vector"), map(np.concatenate, zip(*batches, strict=True)), strict=True))
-
-
-FFCV_KEPT = ("--keep", "image,label,weight,vector")
-
-
-def same_as_ffcv(out: Path, read: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+def same_as_ffcv(out: Path, file: Path, sizes: list[tuple[int, int]], size: int | None = None) -> None:
+    """The dataset is what FFCV's own loader reads from the file, and what was written into it."""
+    by_ffcv("read", path=file, size=size)
+    read, rows = np.load(f"{file}.npz"), beton.rows(sizes)
     assert np.array_equal(gathered(out, "image"), read["image"].transpose(0, 3, 1, 2))
     for name in ("label", "weight"):
         assert gathered(out, name).tolist() == read[name][:, 0].tolist() == [row[name] for row in rows]
@@ -200,24 +179,24 @@ def same_as_ffcv(out: Path, read: dict[str, Any], rows: list[dict[str, Any]]) ->
     assert np.array_equal(gathered(out, "vector"), np.stack([row["vector"] for row in rows]))
 
 
+@needs_ffcv
 @pytest.mark.parametrize("how", [{"write_mode": "raw"}, {"write_mode": "jpg", "jpeg_quality": 90}])
 def test_ffcv_of_one_size(tmp_path: Path, how: dict[str, Any]) -> None:
-    rows = ffcv_rows([(24, 18)] * 150)
-    write_beton(tmp_path / "a.beton", rows, **how)
-    said = run(EXAMPLES / "build_from_ffcv.py", tmp_path / "a.beton", tmp_path / "out", *FFCV_KEPT)
-    assert "150 samples of image, label, weight, vector" in said
-    same_as_ffcv(tmp_path / "out", read_by_ffcv(tmp_path / "a.beton", pytest.importorskip("ffcv.fields.rgb_image").SimpleRGBImageDecoder()), rows)
-    if how["write_mode"] == "raw":
-        assert np.array_equal(gathered(tmp_path / "out", "image"), np.stack([of_chw(row["image"]) for row in rows]))
+    file, out, sizes = tmp_path / "a.beton", tmp_path / "out", [(24, 18)] * 150
+    by_ffcv("write", path=file, sizes=sizes, how=how)
+    assert "150 samples of image, label, weight, vector" in run(EXAMPLES / "build_from_ffcv.py", file, out, *FFCV_KEPT)
+    same_as_ffcv(out, file, sizes)
+    exact = np.array_equal(gathered(out, "image"), np.stack([of_chw(row["image"]) for row in beton.rows(sizes)]))
+    assert exact == (how["write_mode"] == "raw")
 
 
+@needs_ffcv
 def test_ffcv_of_several_sizes(tmp_path: Path) -> None:
-    rows = ffcv_rows([(24 + i % 5, 18 + i % 3) for i in range(70)])
-    write_beton(tmp_path / "a.beton", rows, write_mode="smart", smart_threshold=1000)
-    words = (EXAMPLES / "build_from_ffcv.py", tmp_path / "a.beton", tmp_path / "out", *FFCV_KEPT)
+    file, out, sizes = tmp_path / "a.beton", tmp_path / "out", [(24 + i % 5, 18 + i % 3) for i in range(70)]
+    by_ffcv("write", path=file, sizes=sizes, how={"write_mode": "smart", "smart_threshold": 1000})
+    words = (EXAMPLES / "build_from_ffcv.py", file, out, *FFCV_KEPT)
     refused = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, env=ENVIRONMENT, check=False, timeout=300)
     assert refused.returncode == 2
     assert refused.stderr.splitlines()[-1].endswith("images of several sizes need --size")
     assert "70 samples of image, label, weight, vector" in run(*words, "--size", 16)
-    decoder = pytest.importorskip("ffcv.fields.rgb_image").CenterCropRGBImageDecoder((16, 16), ratio=224 / 256)
-    same_as_ffcv(tmp_path / "out", read_by_ffcv(tmp_path / "a.beton", decoder), rows)
+    same_as_ffcv(out, file, sizes, 16)
