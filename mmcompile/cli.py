@@ -215,7 +215,12 @@ _HELP_GROUPS = {
 @option("--array-dtype", str, "Of the numbers in such a file, as float32 or >i2.", metavar="DTYPE")
 @option("--images", Typed(PLACE), "Folder that the paths in a list are relative to.  Default: that of the list, or one in it.", metavar="DIR")
 @option("--image-column", str, "Column of a list that names (or holds) the images.  Default: by its name and what is in it.", metavar="NAME")
-@option("--label-column", str, "Column that is the label.  Default: the one called label, class, target, category or alike.", metavar="NAME")
+@option(
+    "--label-column",
+    str,
+    "Column that is the label; none: no column is.  Default: the one called label, class, target, category or alike.",
+    metavar="NAME|none",
+)
 @option(
     "--columns",
     Typed(COLUMNS),
