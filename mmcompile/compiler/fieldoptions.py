@@ -20,10 +20,10 @@ KINDS = ("image", "mask", "volume", "boxes", "keypoints", "class", "value", "mul
 PIXEL_OPTIONS = ("resize", "crop", "pad", "mode", "dtype", "layout", "normalize", "scale", "resampler", "filter", "alpha", "depth16", "range", "icc")
 #: What each kind takes beside `kind`.
 _TAKES: dict[str, frozenset[str]] = {
-    "image": frozenset(PIXEL_OPTIONS),
-    "volume": frozenset({"crop", "pad", "dtype", "normalize", "scale", "range"}),
-    "mask": frozenset({"dtype", "fill"}),
-    "boxes": frozenset({"max", "overflow", "format", "relative", "min_visibility"}),
+    "image": frozenset({*PIXEL_OPTIONS, "missing"}),
+    "volume": frozenset({"crop", "pad", "dtype", "normalize", "scale", "range", "missing"}),
+    "mask": frozenset({"dtype", "fill", "missing"}),
+    "boxes": frozenset({"max", "overflow", "format", "relative", "min_visibility", "missing"}),
     "keypoints": frozenset({"max", "overflow", "relative", "shape"}),
     "class": frozenset(),
     "value": frozenset({"dtype", "shape", "max", "overflow"}),
@@ -31,7 +31,7 @@ _TAKES: dict[str, frozenset[str]] = {
     "text": frozenset({"shape"}),
 }
 _FORMATS = ("xyxy", "xywh", "cxcywh")
-_OVERFLOWS = ("refuse", "drop")
+_OVERFLOWS = _MISSING = ("refuse", "drop")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +44,8 @@ class FieldOptions:
     Of lists that differ in length from sample to sample `max` rows are kept (by default as many as the longest has), and one that is longer is an
     error, or with `overflow="drop"` cut and counted.  Boxes come as `format` "xyxy", "xywh" or "cxcywh", in pixels of the file or `relative` to its
     size; one of which less than the part `min_visibility` of its area is left by a crop is dropped (by default only where nothing is left).
+    Of folders side by side `missing` says what becomes of a sample without a file of this field: "refuse" for an error (so by default; of boxes as
+    text it is by default a sample without boxes), "drop" to leave it out.
     Raises OptionError.
     """
 
@@ -69,9 +71,10 @@ class FieldOptions:
     format: str | None = None
     relative: bool | None = None
     min_visibility: float | None = None
+    missing: str | None = None
 
     def __post_init__(self) -> None:
-        for name, allowed in (("kind", KINDS), ("overflow", _OVERFLOWS), ("format", _FORMATS), ("dtype", tuple(DTYPES))):
+        for name, allowed in (("kind", KINDS), ("overflow", _OVERFLOWS), ("missing", _MISSING), ("format", _FORMATS), ("dtype", tuple(DTYPES))):
             value = getattr(self, name)
             if value is not None and value not in allowed:
                 raise OptionError(f"{name} must be one of {', '.join(allowed)}, found {value!r}", options=[name])

@@ -328,6 +328,7 @@ class Preprocess:
 
     def _replaced(self, given: dict[str, Any]) -> dict[str, Any]:
         """What `replace` makes of these options by those of a field: geometry as a whole, and no normalisation that was meant for other channels."""
+        given = {name: value for name, value in given.items() if name != "missing"}
         geometry = dict.fromkeys(_GEOMETRY) if given.keys() & set(_GEOMETRY) else {}
         return {**geometry, **({"normalize": None, "kept_mode": None} if "mode" in given else {}), **given}
 

@@ -87,9 +87,9 @@ class Raw(SourceOptions):
     `places`: a path or URL, or several of them.  The other fields are options of `mmcompile build`, and do what these do; the kind of RAW decides
     which it takes, and the others are an OptionError.  A field of several texts takes a list, or one text.
 
-    What it is, and which files count: `source`, the name of a kind ("folder", "manifest", "coco", "tar", "zip", "npy", "npz", "npy-folder", "idx",
-    "raw", "table", "dataset"), None: that is told from RAW.  `include` and `exclude`: patterns of keys, as "cats/*.png".  `hidden`: also names that
-    begin with a dot.  `compat`: is that of the Preprocess, and need not be given.
+    What it is, and which files count: `source`, the name of a kind ("folder", "pairs", "manifest", "coco", "tar", "zip", "npy", "npz", "npy-folder",
+    "idx", "raw", "table", "dataset"), None: that is told from RAW.  `include` and `exclude`: patterns of keys, as "cats/*.png".  `hidden`: also names
+    that begin with a dot.  `compat`: is that of the Preprocess, and need not be given.
 
     Splits and classes: `split`, each "NAME=FOLDER" (of several `places` one of them).  `classes_from`: a dataset, or a file of names, that says which
     number each class has.
@@ -295,6 +295,21 @@ def _on_this_disk(place: str) -> str:
     return found
 
 
+def _is_paired(raw: Sequence[str]) -> bool:
+    from mmcompile.compiler.sources.paired import is_paired
+
+    return len(raw) == 1 and is_paired(str(on_disk(raw[0])))
+
+
+def _paired(raw: Sequence[str], options: SourceOptions) -> Source:
+    from mmcompile.compiler.sources.paired import PairedSource
+
+    if len(raw) > 1:
+        raise OptionError(f"expected one folder that holds those that lie side by side, not {len(raw)}")
+    layout = Layout(parse_splits(raw, options.split))
+    return PairedSource(raw[0], options.include, options.exclude, options.takes_hidden, options.extensions, layout, options.fields)
+
+
 _FILES = frozenset({"include", "exclude", "hidden", "compat", "split", "classes_from", "fields"})
 _COLUMNS = frozenset({"images", "image_column", "label_column", "columns"})
 
@@ -308,6 +323,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("raw", lambda raw: False, _arrays("raw"), frozenset({"as_", "shape", "array_dtype"})),
     Kind("tar", functools.partial(_is_archive, "tar"), functools.partial(_archive, "tar"), _FILES | _COLUMNS - {"images"}),
     Kind("zip", functools.partial(_is_archive, "zip"), functools.partial(_archive, "zip"), _FILES),
+    Kind("pairs", _is_paired, _paired, _FILES - {"classes_from"}),
     Kind("folder", lambda raw: True, _folder, _FILES),
 )
 
