@@ -50,6 +50,7 @@ from mmcompile.compiler.seals import UNREADABLE, read_sealed, write_sealed
 from mmcompile.compiler.sources import roots_of
 from mmcompile.compiler.sources.compiledrows import CompiledRows
 from mmcompile.compiler.sources.rows import RowSource
+from mmcompile.compiler.sources.shuffled import ShuffledRows
 from mmcompile.errors import BuildError, FormatError, OptionError, SourceError
 from mmcompile.format.canonical import canonical, name_to_json
 from mmcompile.format.catalog import digest_file, list_folder
@@ -89,11 +90,10 @@ class RowBuild:
     ) -> None:
         if options.engine != "local" or options.part is not None or options.plan_only:
             raise OptionError("rows of arrays and tables are built by processes of this machine: leave --engine, --plan-only and --part out")
-        if options.seed is not None:
-            raise OptionError("--order shuffled: rows of arrays and tables stand as their source has them: leave it out", options=["order"])
         if is_url(out):
             raise OptionError(f"{out}: rows of arrays and tables are built into a folder: build there, then copy that folder to {out}")
-        self.source, self.options, self.progress = source, options, progress
+        self.given, self.options, self.progress = source, options, progress
+        self.source = source if options.seed is None else ShuffledRows(source, options.seed)
         self.out, self.asked = Path(os.path.abspath(out)), RowPreprocess.of(preprocess)
         self.began = time.monotonic()
         self.report = BuildReport(out=str(out), samples=0, rejects=0, shards=0, bytes=0, seconds=0.0)
@@ -149,13 +149,15 @@ class RowBuild:
         scan = self.scan = self.source.scan(lambda n: self.progress(Progress("scan", n)))
         if not scan.rows:
             raise SourceError(f"{self.source.root or 'the dataset'}: there are no rows", path=self.source.root)
-        stored = isinstance(self.source, CompiledRows) and self.source.settle_rows(self.asked)
+        stored = isinstance(self.given, CompiledRows) and self.given.settle_rows(self.asked)
         self.fields = tuple(StoredField(spec, spec) for spec in scan.fields) if stored else stored_fields(scan.fields, self.asked)
         counts = any(f.meaning == "image" and f.dtype in ("uint8", "uint16") and f.scale == 1 for f in scan.fields)
         self.unit = not counts if stored else self.asked.scale == "unit"
         self.lists: dict[str, bytes] = {}
         self.indexed = tuple(with_lists(f.stored, self.lists) for f in self.fields)
         self.settings = {"preprocess": self.asked.settings(), "source": self.source.identity(), "shard_bytes": self.options.shard_bytes}
+        if self.options.seed is not None:
+            self.settings["order"] = scan.order
         self._check_size()
         self.tasks = list(self._tasks())
         self._check_index()
@@ -166,7 +168,7 @@ class RowBuild:
         rows = rows_per_shard(row_bytes, self.options.shard_bytes)
         made = [[f.source.to_json(), f.stored.to_json(), f.stored.dtype] for f in self.fields]
         base = hash_bytes(canonical({"made": made, "settings": {**self.settings, "shard_bytes": 0}, "revision": PIXEL_REVISION}))
-        stops, number = self.scan.stops, 0
+        (stops, stamps), number = self.scan.lots, 0
         for split in self.scan.ranges:
             cuts = row_cuts(split.start, split.stop, stops, rows)
             for start, stop in itertools.pairwise(cuts):
@@ -174,7 +176,7 @@ class RowBuild:
                 parts = []
                 for group in range(first, last + 1):
                     begin = int(stops[group - 1]) if group else 0
-                    parts.append([self.scan.stamps[group], max(start, begin) - begin, min(stop, int(stops[group])) - begin])
+                    parts.append([stamps[group], max(start, begin) - begin, min(stop, int(stops[group])) - begin])
                 known = all(stamp for stamp, *_ in parts)
                 where = parts if known else [[str(start), 0, stop - start]]
                 yield RowTask(number, start, stop, hash_bytes(canonical([base, known, where])), known)
@@ -253,6 +255,8 @@ class RowBuild:
         self.made: dict[int, RowSeal] = {}
         if not todo:
             return
+        if isinstance(self.source, ShuffledRows):
+            self.source.prepare(scratch, lambda n: self.progress(Progress("order", n, self.scan.rows)))
         job = RowJob(self.source, self.fields, scratch, self.out / "shards", self.out / ".build" / "seals", blocks_of(self.source))
         executor, given, why = start_readers(self.source, scratch, self.workers)
         if isinstance(executor, Here):
@@ -291,6 +295,8 @@ class RowBuild:
 
     def _check_disk(self) -> None:
         need, free = sum(self._task_bytes(t) for t in self.todo), free_bytes(self.out)
+        if need and isinstance(self.source, ShuffledRows):
+            need += self.source.aside_bytes
         if free is not None and need > free:
             raise BuildError(
                 f"{self.out}: {need:,} bytes are needed for {self._rows_to_read():,} rows, {free:,} are free; nothing was written: free some space, "
@@ -313,7 +319,21 @@ class RowBuild:
 
     def _contents(self, parts: list[Part]) -> Contents:
         scan, auto = self.scan, tuple(f.stored.name for f in self.fields if f.auto)
-        return Contents(parts, [], self.indexed, scan.ranges, self.lists, scan.classes, self.settings, {}, self.unit, auto, False, self._groups())
+        return Contents(
+            parts,
+            [],
+            self.indexed,
+            scan.ranges,
+            self.lists,
+            scan.classes,
+            self.settings,
+            {},
+            self.unit,
+            auto,
+            False,
+            self._groups(),
+            order=scan.order,
+        )
 
     def _check_index(self) -> None:
         """Would an index say this?  Raises OptionError before a row is read."""

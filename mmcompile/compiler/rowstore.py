@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -91,22 +92,22 @@ class StoredField:
     image: Preprocess | None = None
     auto: bool = False
 
-    def make(self, values: Array, first: int, counts: Counter[str], *, finite: bool = False) -> Array:
-        """The stored rows (N, *shape) of the source's rows (N, *shape), of which the first is row `first` of all; losses are added to `counts`.
+    def make(self, values: Array, rows: Sequence[int], counts: Counter[str], *, finite: bool = False) -> Array:
+        """The stored rows (N, *shape) of the source's rows (N, *shape), whose numbers are `rows` (N,); losses are added to `counts`.
 
         `finite`: all values are known to be finite numbers.  Raises SourceError for a value that the dtype cannot hold at all.
         """
         if self.image is not None:
-            return self._pictures(values, first)
+            return self._pictures(values, rows)
         if self.source.dtype in _FLOATS and not finite:
             self._count(np.isnan(_wide(values, self.source.dtype)), "not a number", counts)
         if self.stored.dtype == self.source.dtype and self.baked is None:
             return values
         if self.stored.dtype in _FLOATS:
             return self._floats(_wide(values, self.source.dtype), counts)
-        return self._integers(_wide(values, self.source.dtype), first, counts)
+        return self._integers(_wide(values, self.source.dtype), rows, counts)
 
-    def _pictures(self, values: Array, first: int) -> Array:
+    def _pictures(self, values: Array, rows: Sequence[int]) -> Array:
         assert self.image is not None
         if self.stored.dtype == self.source.dtype and self.baked is None:
             return values
@@ -116,7 +117,7 @@ class StoredField:
             try:
                 store(row.transpose(1, 2, 0) if self.source.layout == "chw" else row, self.image, depth, out[i])
             except DecodeError as error:
-                raise SourceError(f"row {first + i:,} of {self.source.name}: {error}", row=first + i, field=self.source.name) from error
+                raise SourceError(f"row {rows[i]:,} of {self.source.name}: {error}", row=rows[i], field=self.source.name) from error
         return out
 
     def _floats(self, values: Array, counts: Counter[str]) -> Array:
@@ -139,13 +140,13 @@ class StoredField:
                 self._count((made.astype(values.dtype) != values) & finite & ~infinite, f"digits lost as {self.stored.dtype}", counts)
         return out
 
-    def _integers(self, values: Array, first: int, counts: Counter[str]) -> Array:
+    def _integers(self, values: Array, rows: Sequence[int], counts: Counter[str]) -> Array:
         target = self.stored.stored
         low, high = (0, 1) if target.kind == "b" else (int(np.iinfo(target).min), int(np.iinfo(target).max))
         if values.dtype.kind == "f":
             whole = np.rint(values)
             bad = ~((whole >= float(low)) & (whole < float(high + 1)))
-            self._refuse(bad, values, first)
+            self._refuse(bad, values, rows)
             self._count(whole != values, f"digits lost as {self.stored.dtype}", counts)
             return whole.astype(target)
         if values.dtype.kind != "b":
@@ -155,17 +156,17 @@ class StoredField:
                 bad |= values < low
             if held.max > high:
                 bad |= values > high
-            self._refuse(bad, values, first)
+            self._refuse(bad, values, rows)
         return values.astype(target)
 
-    def _refuse(self, bad: npt.NDArray[np.bool_], values: Array, first: int) -> None:
+    def _refuse(self, bad: npt.NDArray[np.bool_], values: Array, rows: Sequence[int]) -> None:
         if not bad.any():
             return
         at = tuple(int(i) for i in np.argwhere(bad)[0])
         raise SourceError(
-            f"row {first + at[0]:,} of {self._named(at[1:])}: {values[at]} cannot be held by {self.stored.dtype}; "
+            f"row {rows[at[0]]:,} of {self._named(at[1:])}: {values[at]} cannot be held by {self.stored.dtype}; "
             "choose another --dtype, or leave that row out",
-            row=first + at[0],
+            row=rows[at[0]],
             field=self.source.name,
         )
 

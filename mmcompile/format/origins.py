@@ -19,6 +19,7 @@ from mmcompile.format.files import Files
 from mmcompile.format.index import Field, Index, Names, load_classes, load_groups, load_names
 from mmcompile.format.npy import file_name, read_into
 from mmcompile.format.opened import Opened
+from mmcompile.format.permutation import source_rows
 from mmcompile.format.samples import KEY_LIMIT, check_stops, key_hash, keys_of, sample_dtype
 
 __all__ = ["Origins"]
@@ -57,6 +58,16 @@ class Origins:
                 name = file_name("groups", digest, ".json")
                 self._groups = self._opened.use(name, None, lambda path: load_groups(path.parent.parent, self._index))
         return self._groups
+
+    @property
+    def series(self) -> npt.NDArray[np.int64]:
+        """The first row of each group and the number of samples, int64 (G + 1,): rows in a row.  ValueError where they stand in a random order."""
+        if self._index.order:
+            raise ValueError(
+                f"{self._files.root}: its rows stand in a random order ({self._index.order}), so neighbours make no window: build it without --order "
+                "shuffled, and let the loader shuffle its windows"
+            )
+        return self.groups[1]
 
     def field(self, name: str) -> Field:
         """What the index says of a field, its lists of names whole, wherever they lie."""
@@ -103,10 +114,11 @@ class Origins:
         return out.tobytes()
 
     def source(self, row: int) -> str:
-        """Where a row comes from, as text: its key, or where rows have none NAME[NUMBER]: its group, and its number in it."""
+        """Where a row comes from, as text: its key, or where rows have none NAME[NUMBER]: its group, and its number in it (in the order of RAW)."""
         if self._index.keyed:
             return as_text(self.key(row))
         names, starts = self.groups
+        row = int(source_rows(self._index.order, self._index.splits, np.array([row]))[0])
         group = int(np.searchsorted(starts, row, side="right")) - 1
         return f"{names[group]}[{row - int(starts[group])}]"
 

@@ -244,7 +244,6 @@ def test_no_rows_are_an_error_and_one_is_enough(tmp_path: Path) -> None:
     [
         ({"engine": "dask"}, "--engine"),
         ({"plan_only": True}, "--plan-only"),
-        ({"order": "shuffled"}, "--order"),
     ],
 )
 def test_options_that_rows_do_not_have_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:

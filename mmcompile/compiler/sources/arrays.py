@@ -52,30 +52,33 @@ class _Column:
     part: str | None = None
 
     def read(self, start: int, stop: int) -> Array:
-        values = self.lies.read(start, stop)
-        if self.part is not None:
-            values = values[self.part]
-        return as_stored(values, self.field, self.lies.named, start)
+        return self._stored(self.lies.read(start, stop), range(start, stop))
+
+    def take(self, rows: npt.NDArray[np.int64]) -> Array:
+        return self._stored(self.lies.take(rows), rows.tolist())
+
+    def _stored(self, values: Array, rows: Sequence[int]) -> Array:
+        return as_stored(values if self.part is None else values[self.part], self.field, self.lies.named, rows)
 
 
 def as_words(meanings: Meanings) -> list[str]:
     return [f"{name}={meaning}" for name, meaning in sorted(meanings.items())]
 
 
-def as_stored(values: Array, spec: Field, named: str = "", row: int | None = None) -> Array:
+def as_stored(values: Array, spec: Field, named: str = "", rows: Sequence[int] | None = None) -> Array:
     """Values of a source in the dtype and shape of their field: little-endian, times as int64, class numbers as int64, (N, H, W) as (N, 1, H, W).
 
-    `named`: where they lie, for people; `row`: the number of the first, None where the caller tells it.  Raises SourceError for a time that is none.
+    `named`: where they lie, for people; `rows`: their numbers, None where the caller tells them.  Raises SourceError for a time that is none.
     """
     if values.dtype.kind == "M":
         missing = np.isnat(values)
         if missing.any():
             at = int(np.argwhere(missing)[0, 0])
-            which = "" if row is None else f"row {row + at:,}: "
+            which = "" if rows is None else f"row {rows[at]:,}: "
             raise SourceError(
                 f"{named + ': ' if named else ''}{which}a time that is missing (NaT) in {spec.name}: nothing marks one among stored times; leave out "
                 "such rows, or fill them",
-                row=at + (row or 0),
+                row=at if rows is None else rows[at],
             )
         values = values.view(values.dtype.str[0] + "i8")
     return values.astype(spec.stored, copy=False).reshape(len(values), *spec.shape)
@@ -145,6 +148,25 @@ class ArraySource:
                 found.append({name: column.read(first, last) for name, column in columns.items()})
             at += n
         return found[0] if len(found) == 1 else {name: np.concatenate([part[name] for part in found]) for name in found[0]}
+
+    @property
+    def by_index(self) -> bool:
+        """Does each row lie in one piece of a file?"""
+        splits = self._splits = self._splits or self._open()
+        return all(column.lies.by_index for _, _, columns in splits for column in columns.values())
+
+    def take(self, rows: npt.NDArray[np.int64]) -> dict[str, Array]:
+        """These rows (M,) of each field by name."""
+        splits = self._splits = self._splits or self._open()
+        out = {name: np.empty((len(rows), *column.field.shape), column.field.stored) for name, column in splits[0][2].items()}
+        at = 0
+        for _, n, columns in splits:
+            here = np.flatnonzero((rows >= at) & (rows < at + n))
+            for name, column in columns.items():
+                if len(here):
+                    out[name][here] = column.take(rows[here] - at)
+            at += n
+        return out
 
     # ---------------------------------------------------------------- what lies there
 

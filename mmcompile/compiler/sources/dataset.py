@@ -157,7 +157,7 @@ class DatasetSource:
     """Datasets that have a length and items, by split ("": there are none); pictures in their samples are made as `preprocess` says."""
 
     root = ""
-    item_by_item = True
+    item_by_item = by_index = True
 
     def __init__(self, datasets: Mapping[str, Any], preprocess: Preprocess, names: Sequence[str] | None = None) -> None:
         self._datasets = dict(datasets)
@@ -198,10 +198,14 @@ class DatasetSource:
 
     def read(self, start: int, stop: int) -> dict[str, Array]:
         """The rows [start, stop), sample by sample.  Raises SourceError, naming the row."""
+        return self.take(np.arange(start, stop))
+
+    def take(self, rows: npt.NDArray[np.int64]) -> dict[str, Array]:
+        """These rows (M,), as `read`."""
         assert self.declared is not None
-        out = {f.name: np.empty((stop - start, *f.shape), f.stored) for f in self.declared.fields}
-        for row in range(start, stop):
-            self.declared.store(self._sample(row), row, out, row - start)
+        out = {f.name: np.empty((len(rows), *f.shape), f.stored) for f in self.declared.fields}
+        for at, row in enumerate(rows.tolist()):
+            self.declared.store(self._sample(row), row, out, at)
         return out
 
     def _sample(self, row: int) -> Any:
@@ -287,13 +291,26 @@ class ColumnSource:
 
     def read(self, start: int, stop: int) -> dict[str, Array]:
         """The rows [start, stop), a slice of each array."""
-        return {spec.name: as_stored(as_array(self._columns[name][start:stop], name), spec, row=start) for name, spec in self._fields.items()}
+        return self._stored(slice(start, stop), range(start, stop))
+
+    @property
+    def by_index(self) -> bool:
+        """Do they lie in memory, or in a map of it?"""
+        return all(type(column).__module__.partition(".")[0] in ("numpy", "torch") for column in self._columns.values())
+
+    def take(self, rows: npt.NDArray[np.int64]) -> dict[str, Array]:
+        """These rows (M,)."""
+        return self._stored(rows, rows.tolist())
+
+    def _stored(self, which: Any, rows: Sequence[int]) -> dict[str, Array]:
+        return {spec.name: as_stored(as_array(self._columns[name][which], name), spec, rows=rows) for name, spec in self._fields.items()}
 
 
 class SpooledSource:
     """An iterable of samples, read once, in this process, into files in a temporary folder (TMPDIR), which then are read as rows."""
 
     root = ""
+    by_index = True
 
     def __init__(self, samples: Iterable[Any], preprocess: Preprocess, names: Sequence[str] | None = None) -> None:
         self.declared: Declared | None = None
@@ -364,13 +381,15 @@ class SpooledSource:
 
     def read(self, start: int, stop: int) -> dict[str, Array]:
         """The rows [start, stop)."""
+        return {name: np.array(rows[start:stop]) for name, rows in self._maps().items()}
+
+    def take(self, rows: npt.NDArray[np.int64]) -> dict[str, Array]:
+        """These rows (M,)."""
+        return {name: found[rows] for name, found in self._maps().items()}
+
+    def _maps(self) -> dict[str, Array]:
         assert self.declared is not None
-        found = {}
-        for spec in self.declared.fields:
-            with (self._folder / spec.name).open("rb") as file:
-                file.seek(start * spec.row_bytes)
-                found[spec.name] = np.fromfile(file, spec.stored, (stop - start) * int(np.prod(spec.shape, dtype=np.int64))).reshape(-1, *spec.shape)
-        return found
+        return {f.name: np.memmap(self._folder / f.name, f.stored, "r", shape=(self._n, *f.shape)) for f in self.declared.fields}
 
 
 def _guarded(samples: Iterable[Any]) -> Iterator[Any]:

@@ -33,6 +33,8 @@ _MOST_RUNS = 4096
 #: A header of .npy longer than this (numpy's own limit) is no plain array's.
 _HEADER_LIMIT = 10_000
 _SKIP = 1 << 20
+#: A disk reads a page at least, and a call costs as much.
+_NEAR_BYTES = 4096
 #: Deflate makes no more bytes of one than this.
 _MOST_PACKED = 1040
 #: What a damaged compressed file raises.
@@ -87,6 +89,21 @@ class Lies:
             return out.T
         finally:
             os.close(fd)
+
+    @property
+    def by_index(self) -> bool:
+        """Does each row lie in one piece of the file?"""
+        return self.member is None and not self.fortran
+
+    def take(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """These rows (M,) of an array that is `by_index`, in this order; those that lie close to each other are read at once."""
+        order = np.argsort(rows, kind="stable")
+        out = np.empty((len(rows), *self.shape[1:]), self.dtype)
+        near = max(1, _NEAR_BYTES // max(1, self.row_bytes))
+        for part in np.split(order, np.flatnonzero(np.diff(rows[order]) > near) + 1):
+            first = int(rows[part[0]])
+            out[part] = self.read(first, int(rows[part[-1]]) + 1)[rows[part] - first]
+        return out
 
 
 def _fill(fd: int, out: npt.NDArray[Any], offset: int, lies: Lies) -> None:

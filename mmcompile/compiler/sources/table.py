@@ -83,6 +83,15 @@ class TableSource:
                 found.append(self._fields(self._parts[part].read(self._readings, first, last)))
         return _joined(found)
 
+    @property
+    def by_index(self) -> bool:
+        """Are rows sorted into files aside?"""
+        return self._scanned().order is not None or self._spool is not None
+
+    def take(self, rows: npt.NDArray[np.int64]) -> dict[str, Array]:
+        """These rows (M,) of each field by name."""
+        return self._sorted().take(self._scanned().ranges.places(rows))
+
     def __getstate__(self) -> dict[str, Any]:
         scan = self._scanned()
         if scan.order is not None:

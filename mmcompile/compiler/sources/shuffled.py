@@ -1,0 +1,96 @@
+"""Hides that rows are wanted in another order than the source has them: each split mixed in itself, as a seed decides, in memory that does not grow.
+
+A source that gives rows by index is asked for them so.  Of any other all rows are written down once, in files beside the unfinished shards, and
+picked from these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mmcompile.compiler.sources import roots_of
+from mmcompile.compiler.sources.rows import RowScan, RowSource
+from mmcompile.compiler.sources.tablespool import Spool
+from mmcompile.format.permutation import SHUFFLED, source_rows
+
+__all__ = ["ShuffledRows", "row_numbers"]
+
+Array = npt.NDArray[Any]
+
+#: Bytes of rows that are written down at a time.
+_BATCH_BYTES = 8 << 20
+
+
+class ShuffledRows:
+    """The rows of `source`, those of each split in a random order."""
+
+    def __init__(self, source: RowSource, seed: int) -> None:
+        self._source, self._order = source, f"{SHUFFLED}{seed}"
+        self._scan: RowScan | None = None
+        self._spool: Spool | None = None
+        self.roots, self.root = roots_of(source), source.root
+        #: Does the source make each row for itself?
+        self.item_by_item = bool(getattr(source, "item_by_item", False))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ if self._spool is None else {**self.__dict__, "_source": None}
+
+    def identity(self) -> dict[str, object]:
+        """That of the source: the order is a setting of the build."""
+        return self._source.identity()
+
+    def scan(self, progress: Callable[[int], None] | None = None) -> RowScan:
+        """List the rows."""
+        self._scan = replace(self._source.scan(progress), order=self._order)
+        return self._scan
+
+    @property
+    def aside_bytes(self) -> int:
+        """Bytes of files that `prepare` writes."""
+        if self._by_index:
+            return 0
+        return self._scanned.rows * sum(f.row_bytes for f in self._scanned.fields)
+
+    def prepare(self, folder: Path, progress: Callable[[int], None]) -> None:
+        """Write rows down in `folder` where they cannot be had by index; `progress` gets how many are written.  Before the first `read`."""
+        if not self._by_index:
+            self._spool = Spool(self._scanned.fields, self._scanned.rows, self._batches(progress), str(folder))
+
+    def _batches(self, progress: Callable[[int], None]) -> Iterator[dict[str, Array]]:
+        scan = self._scanned
+        size = max(1, _BATCH_BYTES // sum(f.row_bytes for f in scan.fields))
+        for start in range(0, scan.rows, size):
+            yield self._source.read(start, min(start + size, scan.rows))
+            progress(min(start + size, scan.rows))
+
+    def numbers(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """Which rows of the source the rows [start, stop) are: int64 (stop - start,)."""
+        return source_rows(self._order, self._scanned.ranges, np.arange(start, stop))
+
+    def read(self, start: int, stop: int) -> dict[str, Array]:
+        """The rows [start, stop) of each field by name."""
+        rows = self.numbers(start, stop)
+        if self._spool is not None:
+            return self._spool.take(rows)
+        found: dict[str, Array] = self._source.take(rows)  # type: ignore[attr-defined]
+        return found
+
+    @property
+    def _by_index(self) -> bool:
+        return bool(getattr(self._source, "by_index", False))
+
+    @property
+    def _scanned(self) -> RowScan:
+        assert self._scan is not None
+        return self._scan
+
+
+def row_numbers(source: RowSource, start: int, stop: int) -> Sequence[int]:
+    """Which rows, as its user counts them, the rows [start, stop) of a source are."""
+    return source.numbers(start, stop).tolist() if isinstance(source, ShuffledRows) else range(start, stop)
