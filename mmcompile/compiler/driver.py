@@ -315,7 +315,7 @@ class Build:
     def _plan(self) -> None:
         """Cut shards, and see which of them are there already."""
         if not self.options.plan_only:
-            refuse_other(self.out, self.wanted)
+            refuse_other(self.out, self.wanted.settings)
         if self.early is None or not self.early.holds:
             self.planned = Planned(self.out, self.job, self.wanted, self.listed, self.options, self.executor)
         for line in self.planned.changed:
