@@ -113,9 +113,9 @@ def build(
     elif not hasattr(source, "scan"):
         source, preprocess = wrap(source, preprocess)
     if is_row_source(source):
-        from mmcompile.compiler.rowbuild import RowBuild
+        from mmcompile.compiler.rowapart import row_build
 
-        return _outcome(RowBuild(source, out, preprocess, options, progress), dry_run)
+        return _outcome(row_build(source, out, preprocess, options, progress), dry_run)
     if isinstance(preprocess, RowPreprocess):
         raise OptionError("a RowPreprocess is for rows of arrays: give a Preprocess for images")
     preprocess = source.settle(preprocess) if isinstance(source, CompiledSource) else preprocess or Preprocess()

@@ -13,13 +13,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
+
 from mmcompile.compiler.listing import load_head, load_listing, save_listing
 from mmcompile.compiler.options import BuildOptions
 from mmcompile.compiler.output import describe_changes
 from mmcompile.compiler.plan import SHARD_BYTES
 from mmcompile.compiler.planning import Wanted
 from mmcompile.compiler.preprocess import Preprocess
-from mmcompile.compiler.sources import Scan, Source
+from mmcompile.compiler.sources import STAT_DTYPE, Scan, Source, labelled
+from mmcompile.compiler.sources.keys import Keys
 from mmcompile.errors import BuildError, OptionError
 from mmcompile.format.lock import Lock
 
@@ -135,10 +138,13 @@ def plan_exists(out: Path) -> bool:
     return _path(out).exists() or (out / ".build" / "parts").exists()
 
 
-def save_plan(out: Path, scan: Scan, at_ns: int, settings: dict[str, Any], more: dict[str, Any]) -> None:
-    """Save what parts have to know, in place of an earlier plan: the `settings` that an index will have, and `more`.  The caller holds the lock."""
+def save_plan(out: Path, scan: Scan | None, at_ns: int, settings: dict[str, Any], more: dict[str, Any]) -> None:
+    """Save what parts have to know, in place of an earlier plan: the `settings` that an index will have, and `more`; `scan` where they share one.
+
+    The caller holds the lock.
+    """
     remove_plan(out)
-    save_listing(_path(out), scan, at_ns, {**_planned(settings), **more})
+    save_listing(_path(out), scan or Scan(Keys.of([]), *labelled(None, 0), np.zeros(0, STAT_DTYPE)), at_ns, {**_planned(settings), **more})
 
 
 def more_of(wanted: Wanted, versions: dict[str, str]) -> dict[str, Any]:
@@ -147,7 +153,12 @@ def more_of(wanted: Wanted, versions: dict[str, str]) -> dict[str, Any]:
 
 
 def _planned(settings: dict[str, Any]) -> dict[str, Any]:
-    return {"preprocess": settings["preprocess"], "source": settings["source"], "shard_bytes": settings["shard_bytes"], "order": settings.get("order")}
+    return {
+        "preprocess": settings["preprocess"],
+        "source": settings["source"],
+        "shard_bytes": settings["shard_bytes"],
+        "order": settings.get("order"),
+    }
 
 
 def refuse_other(out: Path, settings: dict[str, Any]) -> None:

@@ -7,17 +7,14 @@ found again.  What tells an unchanged source are the stamps of its groups; a sha
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from mmcompile.compiler.engines import usable_cpus
 from mmcompile.compiler.options import BuildOptions
@@ -39,40 +36,27 @@ from mmcompile.compiler.output import (
     refuse_removed,
     unless_removed,
 )
-from mmcompile.compiler.parts import remove_plan
-from mmcompile.compiler.plan import row_cuts, rows_per_shard
+from mmcompile.compiler.parts import plan_exists, refuse_other, remove_plan
 from mmcompile.compiler.planning import with_lists
 from mmcompile.compiler.preprocess import PIXEL_REVISION, Preprocess
+from mmcompile.compiler.rowplan import Held, RowTask, files_of, row_tasks
 from mmcompile.compiler.rowrun import Here, RowRunner, start_readers
 from mmcompile.compiler.rowstore import RowPreprocess, StoredField, stored_fields
-from mmcompile.compiler.rowtask import RowJob, RowSeal, blocks_of, read_row_seal
-from mmcompile.compiler.seals import UNREADABLE, read_sealed, write_sealed
+from mmcompile.compiler.rowtask import RowJob, RowSeal, blocks_of
+from mmcompile.compiler.seals import write_sealed
 from mmcompile.compiler.sources import roots_of
 from mmcompile.compiler.sources.compiledrows import CompiledRows
 from mmcompile.compiler.sources.rows import RowSource
 from mmcompile.compiler.sources.shuffled import ShuffledRows
 from mmcompile.errors import BuildError, FormatError, OptionError, SourceError
 from mmcompile.format.canonical import canonical, name_to_json
-from mmcompile.format.catalog import digest_file, list_folder
 from mmcompile.format.commit import write_atomic
-from mmcompile.format.index import Index, load_index
+from mmcompile.format.index import Index
 from mmcompile.format.lock import Lock
-from mmcompile.format.npy import file_bytes, file_name, hash_bytes, open_array
-from mmcompile.format.samples import block_rows
+from mmcompile.format.npy import file_bytes, hash_bytes
 from mmcompile.format.store import is_url
 
-__all__ = ["RowBuild", "RowTask"]
-
-
-@dataclass(frozen=True)
-class RowTask:
-    """The rows [start, stop), which become one shard; with `known` its id changes whenever what they are read from does."""
-
-    number: int
-    start: int
-    stop: int
-    id: str
-    known: bool
+__all__ = ["RowBuild"]
 
 
 class RowBuild:
@@ -88,8 +72,8 @@ class RowBuild:
         options: BuildOptions,
         progress: Callable[[Progress], None],
     ) -> None:
-        if options.engine != "local" or options.part is not None or options.plan_only:
-            raise OptionError("rows of arrays and tables are built by processes of this machine: leave --engine, --plan-only and --part out")
+        if options.engine != "local":
+            raise OptionError("rows of arrays and tables are built by processes of this machine: leave --engine out")
         if is_url(out):
             raise OptionError(f"{out}: rows of arrays and tables are built into a folder: build there, then copy that folder to {out}")
         self.given, self.options, self.progress = source, options, progress
@@ -104,12 +88,13 @@ class RowBuild:
 
     def build(self) -> BuildReport:
         """Build and publish."""
-        check_output(self.out, [root for root in roots_of(self.source) if root])
+        self._check_output()
         self._plan()
+        refuse_other(self.out, self.settings)
         if self._stands():
             return self._standing()
         (self.out / ".build").mkdir(parents=True, exist_ok=True)
-        with Lock(self.out / ".build" / "lock", required=self.options.lock) as lock:
+        with self._lock() as lock:
             self._look()
             if self._stands():  # another run has made it meanwhile
                 return self._standing()
@@ -123,18 +108,23 @@ class RowBuild:
 
     def dry(self) -> BuildReport:
         """Say what would be built; write nothing."""
-        check_output(self.out, [root for root in roots_of(self.source) if root])
+        self._check_output()
         self._plan()
+        return self._foreseen()
+
+    def _foreseen(self) -> BuildReport:
+        """The report of a dry run of the shards that are planned."""
+        rows = sum(task.stop - task.start for task in self.tasks)
         write = sum(self._task_bytes(t) for t in self.todo)
         there = {name for seal in self.whole.values() for name in seal.names()}
         return replace(
             self._described(),
-            samples=self.scan.rows,
+            samples=rows,
             splits=sizes_of(self.scan.ranges),
             shards=len(self.tasks),
             bytes=write + sum(os.path.getsize(self.out / "shards" / name) for name in there),
             decoded=self._rows_to_read(),
-            kept=self.scan.rows - self._rows_to_read(),
+            kept=rows - self._rows_to_read(),
             dry_run=True,
             free_bytes=free_bytes(self.out),
             write_bytes=write,
@@ -142,6 +132,12 @@ class RowBuild:
         )
 
     # ------------------------------------------------------------------ steps
+
+    def _check_output(self) -> None:
+        check_output(self.out, [root for root in roots_of(self.source) if root])
+
+    def _lock(self) -> Lock:
+        return Lock(self.out / ".build" / "lock", required=self.options.lock)
 
     def _plan(self) -> None:
         """List the rows, cut shards, and see which of them stand."""
@@ -159,69 +155,15 @@ class RowBuild:
         if self.options.seed is not None:
             self.settings["order"] = scan.order
         self._check_size()
-        self.tasks = list(self._tasks())
+        self.tasks = list(row_tasks(scan, self.fields, self.settings))
         self._check_index()
         self._look()
 
-    def _tasks(self) -> Iterator[RowTask]:
-        row_bytes = sum(f.stored.row_bytes for f in self.fields)
-        rows = rows_per_shard(row_bytes, self.options.shard_bytes)
-        made = [[f.source.to_json(), f.stored.to_json(), f.stored.dtype] for f in self.fields]
-        base = hash_bytes(canonical({"made": made, "settings": {**self.settings, "shard_bytes": 0}, "revision": PIXEL_REVISION}))
-        (stops, stamps), number = self.scan.lots, 0
-        for split in self.scan.ranges:
-            cuts = row_cuts(split.start, split.stop, stops, rows)
-            for start, stop in itertools.pairwise(cuts):
-                first, last = (int(np.searchsorted(stops, row, side="right")) for row in (start, stop - 1))
-                parts = []
-                for group in range(first, last + 1):
-                    begin = int(stops[group - 1]) if group else 0
-                    parts.append([stamps[group], max(start, begin) - begin, min(stop, int(stops[group])) - begin])
-                known = all(stamp for stamp, *_ in parts)
-                where = parts if known else [[str(start), 0, stop - start]]
-                yield RowTask(number, start, stop, hash_bytes(canonical([base, known, where])), known)
-                number += 1
-
     def _look(self) -> None:
-        """What OUT holds: shards that stand already, by task number, and the seals of an unfinished build."""
-        build = self.out / ".build"
-        self.index: Index | None = None
-        self.generation = ""
-        if (self.out / "index.json").exists():
-            self.index, self.generation = load_index(self.out)
-        before = None if self.index is None else {**self.index.settings, "versions": self.index.versions}
-        self.changed = tuple(describe_changes(before, self._compared))
-        self.found, self.mark = _remembered(build / "rows")
-        names = [e.name for e in list_folder(build / "seals") if e.name.endswith(".json")]
-        self.seals = {seal.task: seal for name in names if (seal := read_row_seal(build / "seals" / name)) is not None}
-        self.whole: dict[int, RowSeal] = {}
-        for task in self.tasks:
-            if not task.known or self.options.checksum:
-                continue
-            published, sealed = self.found.get(task.id), self.seals.get(task.id)
-            if published is not None and self._is_whole(published, task):
-                self.whole[task.number] = published
-            elif sealed is not None and self._is_whole(sealed, task) and self._is_sound(sealed):
-                self.whole[task.number] = sealed
-
-    def _is_whole(self, seal: RowSeal, task: RowTask) -> bool:
-        """Are the files of a finished shard there, with the header that they must have?"""
-        if seal.rows != task.stop - task.start or set(seal.files) != {"hashes", *(f.stored.name for f in self.fields)}:
-            return False
-        try:
-            for kind, dtype, shape in self._files_of(seal.rows):
-                fd, _ = open_array(self.out / "shards" / file_name(kind, seal.files[kind]), dtype, shape)
-                os.close(fd)
-        except (FormatError, FileNotFoundError):
-            return False
-        return True
-
-    def _is_sound(self, seal: RowSeal) -> bool:
-        """Each file of an unpublished shard is held against its hash before it is published for the first time."""
-        try:
-            return all(digest_file(self.out / "shards" / file_name(kind, digest)) == digest for kind, digest in seal.files.items())
-        except (FormatError, FileNotFoundError):
-            return False
+        """See what stands."""
+        self.held = Held(self.out, tuple(f.stored for f in self.fields))
+        self.changed = tuple(describe_changes(self.held.settings, self._compared))
+        self.whole = {} if self.options.checksum else self.held.whole(self.tasks)
 
     @property
     def todo(self) -> list[RowTask]:
@@ -244,7 +186,13 @@ class RowBuild:
 
     def _stands(self) -> bool:
         """Is there nothing to do?  Decided without a byte written."""
-        return not self.todo and not self.seals and self.index is not None and self.mark == [self.generation, self._mark()]
+        return (
+            not self.todo
+            and not self.held.seals
+            and not plan_exists(self.out)
+            and self.held.index is not None
+            and self.held.mark == [self.held.generation, self._mark()]
+        )
 
     def _run(self, scratch: Path) -> None:
         todo = self.todo
@@ -272,12 +220,7 @@ class RowBuild:
             executor.kill()
 
     def _task_bytes(self, task: RowTask) -> int:
-        return sum(file_bytes(dtype, shape) for _, dtype, shape in self._files_of(task.stop - task.start))
-
-    def _files_of(self, rows: int) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
-        """(kind, dtype, shape) of each file of a shard of so many rows."""
-        blocks = -(-rows // block_rows(tuple(f.stored for f in self.fields)))
-        return [("hashes", np.dtype("<u8"), (blocks,)), *((f.stored.name, f.stored.stored, (rows, *f.stored.shape)) for f in self.fields)]
+        return sum(file_bytes(dtype, shape) for _, dtype, shape in files_of(tuple(f.stored for f in self.fields), task.stop - task.start))
 
     def _rows_to_read(self) -> int:
         return sum(t.stop - t.start for t in self.todo)
@@ -310,7 +253,7 @@ class RowBuild:
         seals = [self.whole.get(t.number) or self.made[t.number] for t in self.tasks]
         refuse_removed(self.out, lock.still_held)
         done = publish_shards(self.out, scratch, self._contents([_part(seal) for seal in seals]))
-        clean_up(self.out, self.seals.values(), self.made.values())
+        clean_up(self.out, self.held.seals.values(), self.made.values())
         remove_plan(self.out)
         with contextlib.suppress(OSError):  # a cache: without it all rows are read again
             document = {"mark": [done.generation, self._mark()], "seals": [seal.to_json() for seal in seals]}
@@ -352,9 +295,9 @@ class RowBuild:
 
     def _standing(self) -> BuildReport:
         """The report of a build that found its dataset published already."""
-        assert self.index is not None
+        assert self.held.index is not None
         seals = [self.whole[t.number] for t in self.tasks]
-        return self._finished(describe_published(self.out, self.index, self.generation, [_part(seal) for seal in seals]), seals)
+        return self._finished(describe_published(self.out, self.held.index, self.held.generation, [_part(seal) for seal in seals]), seals)
 
     def _finished(self, done: Published, seals: list[RowSeal]) -> BuildReport:
         lost: Counter[str] = Counter()
@@ -392,12 +335,3 @@ class RowBuild:
 
 def _part(seal: RowSeal) -> Part:
     return Part(seal.files, seal.rows, seal.sums, {})
-
-
-def _remembered(path: Path) -> tuple[dict[str, RowSeal], Any]:
-    """(the finished shards of the last generation that was published from here, by task; what it was made of), as far as it can be read."""
-    try:
-        document = read_sealed(path)
-        return {seal.task: seal for seal in map(RowSeal.from_json, document["seals"])}, document["mark"]
-    except (OSError, *UNREADABLE):
-        return {}, None

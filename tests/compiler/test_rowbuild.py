@@ -243,7 +243,6 @@ def test_no_rows_are_an_error_and_one_is_enough(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"engine": "dask"}, "--engine"),
-        ({"plan_only": True}, "--plan-only"),
     ],
 )
 def test_options_that_rows_do_not_have_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
