@@ -79,7 +79,7 @@ class PartBuild(Build):
         self.listed = Listed(self.scan, plan.at_ns, StatCache(self.out / ".build" / "stat-cache", self.source.location()))
         self.listed.cache = None  # it is not this part's to write
         self.job = replace(self._job(plan.chosen, scratch), versions=plan.versions)
-        check_versions(self.job)
+        check_versions(plan.versions, lambda: versions_here(plan.chosen))
         self.wanted = plan.wanted(self.source, self.options)
         self.planned = Planned(self.out, self.job, self.wanted, self.listed, self.options, self.executor)
         self.planned.tasks = part.of(self.planned.tasks)

@@ -46,7 +46,7 @@ from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.rowstore import RowPreprocess
 from mmcompile.compiler.run import Counts, Runner, ShardWork
 from mmcompile.compiler.seals import Seal
-from mmcompile.compiler.shardcall import versions_here
+from mmcompile.compiler.shardcall import build_shard, versions_here
 from mmcompile.compiler.sources import Scan, Source, roots_of
 from mmcompile.compiler.sources.choose import SourceOptions, open_source
 from mmcompile.compiler.sources.compiled import CompiledSource
@@ -374,7 +374,7 @@ class Build:
             self.runner = Runner(self.executor, self.job, on_sealed, on_progress, self.workers)
         else:
             self.job = replace(self.job, versions=versions_here(self.wanted.preprocess))
-            self.runner = Cluster(self.engine, self.job, on_sealed, on_progress, self.options.workers)
+            self.runner = Cluster(self.engine, build_shard, self.job, on_sealed, on_progress, self.options.workers)
             self.workers = self.runner.workers
         self.runner.run(self.planned.works())
 

@@ -12,10 +12,13 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mmcompile.compiler.broker import BrokerExecutor, connect
+from mmcompile.compiler.cluster import Cluster
 from mmcompile.compiler.engines import usable_cpus
 from mmcompile.compiler.options import BuildOptions
 from mmcompile.compiler.outcome import BuildReport, Progress, sizes_of
@@ -39,10 +42,12 @@ from mmcompile.compiler.output import (
 from mmcompile.compiler.parts import plan_exists, refuse_other, remove_plan
 from mmcompile.compiler.planning import with_lists
 from mmcompile.compiler.preprocess import PIXEL_REVISION, Preprocess
+from mmcompile.compiler.rowcall import RowWork, build_rows, row_versions
 from mmcompile.compiler.rowplan import Held, RowTask, files_of, row_tasks
-from mmcompile.compiler.rowrun import Here, RowRunner, start_readers
+from mmcompile.compiler.rowrun import Here, RowRunner, start_readers, unread, write_source
 from mmcompile.compiler.rowstore import RowPreprocess, StoredField, stored_fields
 from mmcompile.compiler.rowtask import RowJob, RowSeal, blocks_of
+from mmcompile.compiler.run import Counts
 from mmcompile.compiler.seals import write_sealed
 from mmcompile.compiler.sources import roots_of
 from mmcompile.compiler.sources.compiledrows import CompiledRows
@@ -72,8 +77,6 @@ class RowBuild:
         options: BuildOptions,
         progress: Callable[[Progress], None],
     ) -> None:
-        if options.engine != "local":
-            raise OptionError("rows of arrays and tables are built by processes of this machine: leave --engine out")
         if is_url(out):
             raise OptionError(f"{out}: rows of arrays and tables are built into a folder: build there, then copy that folder to {out}")
         self.given, self.options, self.progress = source, options, progress
@@ -83,12 +86,21 @@ class RowBuild:
         self.report = BuildReport(out=str(out), samples=0, rejects=0, shards=0, bytes=0, seconds=0.0)
         self.workers = options.workers or usable_cpus()
         self.warnings: list[str] = []
+        self.engine: Executor | None = None
 
     # ------------------------------------------------------------------ the two ways through
 
     def build(self) -> BuildReport:
         """Build and publish."""
         self._check_output()
+        self.engine = connect(self.options.engine, self.options.address)
+        try:
+            return self._build()
+        finally:
+            if isinstance(self.engine, BrokerExecutor):
+                self.engine.kill()
+
+    def _build(self) -> BuildReport:
         self._plan()
         refuse_other(self.out, self.settings)
         if self._stands():
@@ -206,18 +218,47 @@ class RowBuild:
         if isinstance(self.source, ShuffledRows):
             self.source.prepare(scratch, lambda n: self.progress(Progress("order", n, self.scan.rows)))
         job = RowJob(self.source, self.fields, scratch, self.out / "shards", self.out / ".build" / "seals", blocks_of(self.source))
-        executor, given, why = start_readers(self.source, scratch, self.workers)
+        job = replace(job, timeout_s=self.options.decode_timeout_s)
+        if self.engine is None:
+            self._run_here(job)
+        else:
+            self._run_there(job, self.engine)
+
+    def _run_here(self, job: RowJob) -> None:
+        executor, given, why = start_readers(self.source, job.scratch, self.workers)
         if isinstance(executor, Here):
             self.workers = 1
         if why:
             self.warnings.append(f"the dataset cannot be sent to worker processes ({why}); one process read it")
-        job, total = replace(job, source=given), self._rows_to_read()
+        total = self._rows_to_read()
         try:
-            runner = RowRunner(executor, job, self.workers, self.options.decode_timeout_s, lambda n: self.progress(Progress("rows", n, total)))
-            for task, seal in runner.run([(t, RowSeal(t.id, t.known, t.stop - t.start, {}, {}, {})) for t in todo]):
+            on_progress = lambda n: self.progress(Progress("rows", n, total))  # noqa: E731
+            runner = RowRunner(executor, replace(job, source=given), self.workers, job.timeout_s, on_progress)
+            for task, seal in runner.run([(t, RowWork(t, job.row_bytes).seal) for t in self.todo]):
                 self.made[task.number] = seal
         finally:
             executor.kill()
+
+    def _run_there(self, job: RowJob, engine: Executor) -> None:
+        why = getattr(self.source, "here_only", "")
+        given = None
+        if not why:
+            given, why, _ = write_source(self.source, job.scratch)
+        if given is None:
+            raise OptionError(f"--engine: the rows cannot be read by other machines ({why}): leave --engine out", options=["engine"])
+        job, total = replace(job, source=given, versions=row_versions(self.source)), self._rows_to_read()
+
+        def on_sealed(work: RowWork, seal: RowSeal) -> None:
+            self.made[work.number] = seal
+
+        def on_progress(counts: Counts, message: str = "") -> None:
+            self.progress(Progress("rows", counts.done, total, message=message))
+
+        cluster = Cluster(engine, build_rows, job, on_sealed, on_progress, self.options.workers)
+        self.workers = cluster.workers
+        cluster.run([RowWork(task, job.row_bytes) for task in self.todo])
+        if cluster.failures:
+            raise unread([line for _, line in cluster.failures])
 
     def _task_bytes(self, task: RowTask) -> int:
         return sum(file_bytes(dtype, shape) for _, dtype, shape in files_of(tuple(f.stored for f in self.fields), task.stop - task.start))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,11 @@ class RowJob:
 
     #: Blocks in a piece: how sums of floats are grouped, so the same for all runs.
     blocks: int = 1
+    #: Seconds that a row, or a block of some, may take.
+    timeout_s: float = 60.0
+    #: What workers elsewhere must have, as here.
+    versions: dict[str, str] = field(default_factory=dict)
+    store: None = None
 
     @property
     def row_bytes(self) -> int:

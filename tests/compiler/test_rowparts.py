@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,13 @@ import numpy as np
 import pytest
 
 from mmcompile.compiler.driver import BuildOptions, BuildReport, build
+from mmcompile.compiler.rowcall import build_rows
 from mmcompile.compiler.rowstore import RowPreprocess
-from mmcompile.errors import BuildError, OptionError
+from mmcompile.compiler.sources.choose import SourceOptions, open_source
+from mmcompile.errors import BuildError, EngineError, OptionError, SourceError
 from mmcompile.summary import build_lines
 from tests.compiler.builds import age, dataset
-from tests.compiler.test_rowbuild import files
+from tests.compiler.test_rowbuild import files, rows
 
 
 def run(source: Any, out: Path, preprocess: Any = None, *, workers: int = 1, dry_run: bool = False, **more: Any) -> BuildReport:
@@ -48,7 +52,7 @@ class Squares:
 
 def table(root: Path) -> Path:
     root.mkdir()
-    for name, n in (("b", 900), ("a", 700)):
+    for name, n in (("b", 2900), ("a", 700)):
         (root / f"{name}.csv").write_text("\n".join(["u,v", *(f"{i},{i / 3}" for i in range(n))]))
     return root
 
@@ -132,3 +136,109 @@ def test_rows_of_which_nobody_knows_whether_they_change_have_no_parts(tmp_path: 
     with pytest.raises(OptionError, match="let files rest"):
         run(array(tmp_path / "raw"), tmp_path / "out", plan_only=True)
     assert not (tmp_path / "out").exists()
+
+
+# ---------------------------------------------------------------- engines
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    """An engine: calls on threads of this process, each of which has a process of ours for its work."""
+    with ThreadPoolExecutor(2) as executor:
+        yield executor
+
+
+@pytest.mark.parametrize("order", ["source", "shuffled:3"])
+@pytest.mark.parametrize("kind", ["npy", "table", "items", "columns", "compiled"])
+def test_an_engine_makes_the_bytes_of_a_local_build(tmp_path: Path, threads: ThreadPoolExecutor, kind: str, order: str) -> None:
+    source: Any = {"columns": {"x": np.arange(3000.0).reshape(1000, 3)}, "items": Squares()}.get(kind)
+    if source is None:
+        source = table(tmp_path / "raw") if kind == "table" else array(tmp_path / "raw")
+    if kind == "compiled":
+        run(source, tmp_path / "plain")
+        source = tmp_path / "plain"
+    report = run(source, tmp_path / "out", workers=2, engine=threads, order=order)
+    local = run(source, tmp_path / "local", order=order)
+    assert (report.decoded, report.workers) == (local.decoded, 2)
+    assert dataset(tmp_path / "out") == dataset(tmp_path / "local")
+    assert not list((tmp_path / "out" / ".build" / "tmp").iterdir())
+
+
+def test_what_an_engine_left_is_finished_here(tmp_path: Path, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, out = array(tmp_path / "raw"), tmp_path / "out"
+    monkeypatch.setattr("mmcompile.compiler.rowbuild.build_rows", _Some())
+    with pytest.raises(EngineError, match="tired"):
+        run(source, out, workers=1, engine=threads)
+    report = run(source, out)
+    assert 0 < report.kept < 3000
+    run(source, tmp_path / "local")
+    assert dataset(out) == dataset(tmp_path / "local")
+
+
+class _Some:
+    """Builds shards 0 to 2 alone."""
+
+    def __call__(self, job: Any, work: Any, look: bool) -> Any:
+        if work.number > 2:
+            raise EngineError("this machine is tired")
+        return build_rows(job, work, look)
+
+
+def test_rows_that_other_machines_cannot_read_are_refused_in_a_line(tmp_path: Path, threads: ThreadPoolExecutor) -> None:
+    (tmp_path / "t.csv").write_text("symbol,ts,v\n" + "\n".join(f"{'ab'[i % 3 % 2]},{(i * 7) % 100},{i}" for i in range(100)))
+    wishes = SourceOptions(group_by="symbol", order_by="ts")
+
+    class Local(Squares):
+        pass
+
+    for source, why in (
+        ((Squares()[i] for i in range(10)), "an iterable is read once"),
+        (open_source([str(tmp_path / "t.csv")], wishes), "its rows are sorted into files of this machine"),
+        (Local(), "Can't pickle"),
+        ({"x": np.zeros((9 << 20, 2), np.int32)}, "it holds more than 64 MiB of data"),
+    ):
+        with pytest.raises(OptionError, match=rf"--engine: the rows cannot be read by other machines \(.*{why}.*\): leave --engine out"):
+            run(source, tmp_path / "out", engine=threads)
+
+
+def test_a_worker_that_does_not_see_raw_or_cannot_load_it_says_which_machine_it_is(tmp_path: Path) -> None:
+    source = array(tmp_path / "raw")
+
+    class Gone(ThreadPoolExecutor):
+        def submit(self, fn: Any, /, *args: Any, **more: Any) -> Future[Any]:
+            source.unlink(missing_ok=True)
+            return super().submit(fn, *args, **more)
+
+    with (
+        Gone(1) as executor,
+        pytest.raises(EngineError, match=r"a worker on \S+ cannot reach the files of .*x.npy \(no such file\); RAW must be there"),
+    ):
+        run(source, tmp_path / "out", engine=executor)
+
+    class Lost(ThreadPoolExecutor):
+        def submit(self, fn: Any, /, *args: Any, **more: Any) -> Future[Any]:
+            for path in (tmp_path / "items" / ".build" / "tmp").glob("*/source.pickle"):
+                path.write_bytes(b"cnowhere_at_all\nItems\n.")
+            return super().submit(fn, *args, **more)
+
+    with Lost(1) as executor, pytest.raises(EngineError, match=r"a worker on \S+ cannot load the dataset \(No module named 'nowhere_at_all'\)"):
+        run(Squares(), tmp_path / "items", engine=executor)
+
+
+def test_other_versions_on_a_worker_are_refused(tmp_path: Path, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmcompile.compiler.rowbuild.row_versions", lambda source: {"mmcompile": "0.0.none"})
+    with pytest.raises(EngineError, match=r"a worker on \S+ has mmcompile \S+, this build needs 0.0.none"):
+        run(array(tmp_path / "raw"), tmp_path / "out", engine=threads)
+
+
+def test_bad_rows_and_rows_that_cannot_be_read_are_told_as_in_a_local_build(tmp_path: Path, threads: ThreadPoolExecutor) -> None:
+    x = np.zeros((500, 2))
+    x[123, 1] = 300.0
+    np.save(tmp_path / "x.npy", x)
+    with pytest.raises(SourceError, match=r"row 123 of x\[1\]: 300.0 cannot be held by uint8"):
+        run(tmp_path / "x.npy", tmp_path / "out", RowPreprocess(dtype="uint8"), engine=threads, order="shuffled")
+    source = rows(1000, die_at=500)
+    with pytest.raises(SourceError, match=r"rows 256 to 512 cannot be read: a worker ended with exit code 3; all else is finished and kept"):
+        run(source, tmp_path / "dies", engine=threads)
+    report = run(rows(1000), tmp_path / "dies")
+    assert (report.decoded, report.kept) == (256, 744)

@@ -184,6 +184,11 @@ class DatasetSource:
         """The settings that decide which rows there are and what they hold."""
         return _identity(self.declared)
 
+    @property
+    def versions(self) -> dict[str, str]:
+        """Of the libraries that rows depend on."""
+        return _versions(self.declared)
+
     def scan(self, progress: Callable[[int], None] | None = None) -> RowScan:
         """What the first sample declares, for as many rows as the lengths say."""
         fields = () if self.declared is None else self.declared.fields
@@ -250,7 +255,12 @@ def _identity(declared: Declared | None) -> dict[str, object]:
     pictures = None if declared is None else declared.pictures
     if pictures is None:
         return {"kind": "dataset"}
-    return {"kind": "dataset", "pictures": pictures.pixel_settings(), "versions": versions_of(pictures)}
+    return {"kind": "dataset", "pictures": pictures.pixel_settings(), "versions": _versions(declared)}
+
+
+def _versions(declared: Declared | None) -> dict[str, str]:
+    """Of the libraries that pictures depend on."""
+    return {} if declared is None or declared.pictures is None else versions_of(declared.pictures)
 
 
 class ColumnSource:
@@ -311,6 +321,7 @@ class SpooledSource:
 
     root = ""
     by_index = True
+    here_only = "an iterable is read once, into files of this machine"
 
     def __init__(self, samples: Iterable[Any], preprocess: Preprocess, names: Sequence[str] | None = None) -> None:
         self.declared: Declared | None = None

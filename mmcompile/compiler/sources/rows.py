@@ -87,6 +87,8 @@ class RowSource(Protocol):
 
     One that has an attribute `item_by_item` which is true makes each row for itself, and is asked for fewer at a time.  One whose `by_index` is true
     once it was scanned has a method `take(rows)`, which is `read` for the rows (M,) in any order, at a cost that is about that of as many in a row.
+    One with an attribute `here_only` that is not empty says in it why no other machine can read its rows, and one with `versions` which
+    libraries they depend on.
     """
 
     @property

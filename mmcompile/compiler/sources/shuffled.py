@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,8 @@ class ShuffledRows:
     """The rows of `source`, those of each split in a random order."""
 
     def __init__(self, source: RowSource, seed: int) -> None:
-        self._source, self._order = source, f"{SHUFFLED}{seed}"
+        self._source: RowSource | None = source
+        self._order = f"{SHUFFLED}{seed}"
         self._scan: RowScan | None = None
         self._spool: Spool | None = None
         self.roots, self.root = roots_of(source), source.root
@@ -39,14 +40,26 @@ class ShuffledRows:
         self.item_by_item = bool(getattr(source, "item_by_item", False))
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ if self._spool is None else {**self.__dict__, "_source": None}
+        return self.__dict__ if self._spool is None else {**self.__dict__, "_source": None, "roots": ()}
 
     def identity(self) -> dict[str, object]:
         """That of the source: the order is a setting of the build."""
+        assert self._source is not None
         return self._source.identity()
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Those of the source, unless its rows are written down."""
+        return getattr(self._source, "versions", {})
+
+    @property
+    def here_only(self) -> str:
+        """That of the source, unless its rows are written down."""
+        return getattr(self._source, "here_only", "") if self._by_index else ""
 
     def scan(self, progress: Callable[[int], None] | None = None) -> RowScan:
         """List the rows."""
+        assert self._source is not None
         self._scan = replace(self._source.scan(progress), order=self._order)
         return self._scan
 
@@ -63,10 +76,11 @@ class ShuffledRows:
             self._spool = Spool(self._scanned.fields, self._scanned.rows, self._batches(progress), str(folder))
 
     def _batches(self, progress: Callable[[int], None]) -> Iterator[dict[str, Array]]:
-        scan = self._scanned
+        scan, source = self._scanned, self._source
+        assert source is not None
         size = max(1, _BATCH_BYTES // sum(f.row_bytes for f in scan.fields))
         for start in range(0, scan.rows, size):
-            yield self._source.read(start, min(start + size, scan.rows))
+            yield source.read(start, min(start + size, scan.rows))
             progress(min(start + size, scan.rows))
 
     def numbers(self, start: int, stop: int) -> npt.NDArray[np.int64]:
@@ -78,7 +92,7 @@ class ShuffledRows:
         rows = self.numbers(start, stop)
         if self._spool is not None:
             return self._spool.take(rows)
-        found: dict[str, Array] = self._source.take(rows)  # type: ignore[attr-defined]
+        found: dict[str, Array] = cast(Any, self._source).take(rows)
         return found
 
     @property
