@@ -112,27 +112,28 @@ def build(
         )
     elif not hasattr(source, "scan"):
         source, preprocess = wrap(source, preprocess)
+    make: Callable[[Path, Callable[[Progress], None], Staging | None], Build | RowBuild]
     if is_row_source(source):
         from mmcompile.compiler.rowapart import row_build
 
-        return _outcome(row_build(source, out, preprocess, options, progress), dry_run)
-    if isinstance(preprocess, RowPreprocess):
+        make = functools.partial(row_build, source, preprocess, options)
+    elif isinstance(preprocess, RowPreprocess):
         raise OptionError("a RowPreprocess is for rows of arrays: give a Preprocess for images")
-    preprocess = source.settle(preprocess) if isinstance(source, CompiledSource) else preprocess or Preprocess()
-    given = cast(Source, source)
-    if is_url(out):
+    else:
+        preprocess = source.settle(preprocess) if isinstance(source, CompiledSource) else preprocess or Preprocess()
+        made: type[Build] = Build
         if options.part is not None or options.plan_only:
-            raise OptionError(f"{out}: parts are sealed in a folder that all machines share; with a URL for OUT let an engine spread the work")
-        with Staging(str(out), progress) as staging:
-            try:
-                run = Build(given, staging.folder, preprocess, options, max_rejects, staging.progress, staging)
-                return staging.report(_outcome(run, dry_run))
-            except MMCompileError as error:
-                raise staging.told(error) from error
-    made: type[Build] = Build
+            from mmcompile.compiler.apart import PartBuild as made  # it is a Build itself
+        make = functools.partial(made, cast(Source, source), preprocess, options, max_rejects)
+    if not is_url(out):
+        return _outcome(make(Path(out), progress, None), dry_run)
     if options.part is not None or options.plan_only:
-        from mmcompile.compiler.apart import PartBuild as made  # it is a Build itself
-    return _outcome(made(given, Path(out), preprocess, options, max_rejects, progress), dry_run)
+        raise OptionError(f"{out}: parts are sealed in a folder that all machines share; with a URL for OUT let an engine spread the work")
+    with Staging(str(out), progress) as staging:
+        try:
+            return staging.report(_outcome(make(staging.folder, staging.progress, staging), dry_run))
+        except MMCompileError as error:
+            raise staging.told(error) from error
 
 
 def _outcome(run: Build | RowBuild, dry_run: bool) -> BuildReport:
@@ -150,10 +151,10 @@ class Build:
     def __init__(
         self,
         source: Source,
-        out: Path,
         preprocess: Preprocess,
         options: BuildOptions,
         max_rejects: int | str,
+        out: Path,
         progress: Callable[[Progress], None],
         staging: Staging | None = None,
     ) -> None:

@@ -20,6 +20,7 @@ from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.rowbuild import RowBuild
 from mmcompile.compiler.rowstore import RowPreprocess
 from mmcompile.compiler.sources.rows import RowSource
+from mmcompile.compiler.staging import Staging
 from mmcompile.errors import BuildError, OptionError
 from mmcompile.format.canonical import canonical
 from mmcompile.format.npy import hash_bytes
@@ -97,8 +98,13 @@ class RowPartBuild(RowBuild):
 
 
 def row_build(
-    source: RowSource, out: str | Path, preprocess: Preprocess | RowPreprocess | None, options: BuildOptions, progress: Callable[[Progress], None]
+    source: RowSource,
+    preprocess: Preprocess | RowPreprocess | None,
+    options: BuildOptions,
+    out: Path,
+    progress: Callable[[Progress], None],
+    staging: Staging | None = None,
 ) -> RowBuild:
-    """The build of these rows that the options ask for."""
+    """The build of these rows that the options ask for; `staging` where the folder `out` stands for a URL."""
     made = RowBuild if options.part is None and not options.plan_only else RowPartBuild
-    return made(source, out, preprocess, options, progress)
+    return made(source, preprocess, options, out, progress, staging)

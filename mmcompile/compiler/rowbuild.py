@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -53,13 +54,14 @@ from mmcompile.compiler.sources import roots_of
 from mmcompile.compiler.sources.compiledrows import CompiledRows
 from mmcompile.compiler.sources.rows import RowSource
 from mmcompile.compiler.sources.shuffled import ShuffledRows
-from mmcompile.errors import BuildError, FormatError, OptionError, SourceError
+from mmcompile.compiler.staging import Staging
+from mmcompile.errors import BuildError, FormatError, OptionError, RemoteError, SourceError
 from mmcompile.format.canonical import canonical, name_to_json
 from mmcompile.format.commit import write_atomic
 from mmcompile.format.index import Index
 from mmcompile.format.lock import Lock
 from mmcompile.format.npy import file_bytes, hash_bytes
-from mmcompile.format.store import is_url
+from mmcompile.format.storelock import StoreLock
 
 __all__ = ["RowBuild"]
 
@@ -67,18 +69,22 @@ __all__ = ["RowBuild"]
 class RowBuild:
     """One call of `build` on a source of rows, step by step."""
 
-    staging = None
-
     def __init__(
         self,
         source: RowSource,
-        out: str | Path,
         preprocess: Preprocess | RowPreprocess | None,
         options: BuildOptions,
+        out: Path,
         progress: Callable[[Progress], None],
+        staging: Staging | None = None,
     ) -> None:
-        if is_url(out):
-            raise OptionError(f"{out}: rows of arrays and tables are built into a folder: build there, then copy that folder to {out}")
+        if staging is not None and options.engine != "local":
+            raise OptionError(
+                f"{staging.store.url}: machines share rows of arrays and tables through a folder: leave --engine out, or build into a folder and "
+                "copy that",
+                options=["engine"],
+            )
+        self.staging = staging
         self.given, self.options, self.progress = source, options, progress
         self.source = source if options.seed is None else ShuffledRows(source, options.seed)
         self.out, self.asked = Path(os.path.abspath(out)), RowPreprocess.of(preprocess)
@@ -101,14 +107,19 @@ class RowBuild:
                 self.engine.kill()
 
     def _build(self) -> BuildReport:
-        self._plan()
-        refuse_other(self.out, self.settings)
-        if self._stands():
-            return self._standing()
-        (self.out / ".build").mkdir(parents=True, exist_ok=True)
+        if self.staging is None:
+            self._plan()
+            refuse_other(self.out, self.settings)
+            if self._stands():
+                return self._standing()
+            (self.out / ".build").mkdir(parents=True, exist_ok=True)
         with self._lock() as lock:
-            self._look()
-            if self._stands():  # another run has made it meanwhile
+            if self.staging is None:
+                self._look()
+            else:
+                self.staging.pull()
+                self._plan()
+            if self._stands():  # another run has made it meanwhile, or it lies at a URL
                 return self._standing()
             scratch = open_output(self.out)
             try:
@@ -117,10 +128,14 @@ class RowBuild:
                     return self._publish(lock, scratch)
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
+                if self.staging is not None and not isinstance(sys.exception(), RemoteError) and lock.still_held():
+                    self.staging.keep()
 
     def dry(self) -> BuildReport:
         """Say what would be built; write nothing."""
         self._check_output()
+        if self.staging is not None:
+            self.staging.pull()
         self._plan()
         return self._foreseen()
 
@@ -138,7 +153,7 @@ class RowBuild:
             decoded=self._rows_to_read(),
             kept=rows - self._rows_to_read(),
             dry_run=True,
-            free_bytes=free_bytes(self.out),
+            free_bytes=self._free_bytes(),
             write_bytes=write,
             seconds=time.monotonic() - self.began,
         )
@@ -146,10 +161,13 @@ class RowBuild:
     # ------------------------------------------------------------------ steps
 
     def _check_output(self) -> None:
-        check_output(self.out, [root for root in roots_of(self.source) if root])
+        if self.staging is not None:
+            self.staging.look()
+        check_output(self.out, [root for root in roots_of(self.source) if root], None if self.staging is None else self.staging.store.url)
 
-    def _lock(self) -> Lock:
-        return Lock(self.out / ".build" / "lock", required=self.options.lock)
+    def _lock(self) -> Lock | StoreLock:
+        required = self.options.lock
+        return Lock(self.out / ".build" / "lock", required=required) if self.staging is None else self.staging.lock(required)
 
     def _plan(self) -> None:
         """List the rows, cut shards, and see which of them stand."""
@@ -173,7 +191,7 @@ class RowBuild:
 
     def _look(self) -> None:
         """See what stands."""
-        self.held = Held(self.out, tuple(f.stored for f in self.fields))
+        self.held = Held(self.out, tuple(f.stored for f in self.fields), stubs=self.staging is not None)
         self.changed = tuple(describe_changes(self.held.settings, self._compared))
         self.whole = {} if self.options.checksum else self.held.whole(self.tasks)
 
@@ -212,13 +230,15 @@ class RowBuild:
             self.progress(Progress("plan", message=f"differs from what is in {self.out}: {line}"))
         self._check_disk()
         write_atomic(self.out / ".build" / "settings.json", canonical(self._compared))
+        if self.staging is not None:
+            self.staging.keep()
         self.made: dict[int, RowSeal] = {}
         if not todo:
             return
         if isinstance(self.source, ShuffledRows):
             self.source.prepare(scratch, lambda n: self.progress(Progress("order", n, self.scan.rows)))
         job = RowJob(self.source, self.fields, scratch, self.out / "shards", self.out / ".build" / "seals", blocks_of(self.source))
-        job = replace(job, timeout_s=self.options.decode_timeout_s)
+        job = replace(job, timeout_s=self.options.decode_timeout_s, store=None if self.staging is None else self.staging.store)
         if self.engine is None:
             self._run_here(job)
         else:
@@ -268,7 +288,7 @@ class RowBuild:
 
     def _check_size(self) -> None:
         """Refuse what this disk cannot hold before a shard of it is planned: a length is whatever a stranger's file or class says."""
-        need, disk = self.scan.rows * sum(f.stored.row_bytes for f in self.fields), disk_bytes(self.out)
+        need, disk = self.scan.rows * sum(f.stored.row_bytes for f in self.fields), None if self.staging is not None else disk_bytes(self.out)
         if disk is not None and need > disk:
             raise BuildError(
                 f"{self.out}: {need:,} bytes are needed for {self.scan.rows:,} rows, its disk is of {disk:,}; nothing was read: check that "
@@ -277,8 +297,11 @@ class RowBuild:
                 disk=disk,
             )
 
+    def _free_bytes(self) -> int | None:
+        return free_bytes(self.out) if self.staging is None else None
+
     def _check_disk(self) -> None:
-        need, free = sum(self._task_bytes(t) for t in self.todo), free_bytes(self.out)
+        need, free = sum(self._task_bytes(t) for t in self.todo), self._free_bytes()
         if need and isinstance(self.source, ShuffledRows):
             need += self.source.aside_bytes
         if free is not None and need > free:
@@ -289,13 +312,17 @@ class RowBuild:
                 free=free,
             )
 
-    def _publish(self, lock: Lock, scratch: Path) -> BuildReport:
+    def _publish(self, lock: Lock | StoreLock, scratch: Path) -> BuildReport:
         self.progress(Progress("publish"))
+        if self.staging is not None:
+            self.staging.refresh()
         seals = [self.whole.get(t.number) or self.made[t.number] for t in self.tasks]
         refuse_removed(self.out, lock.still_held)
         done = publish_shards(self.out, scratch, self._contents([_part(seal) for seal in seals]))
-        clean_up(self.out, self.held.seals.values(), self.made.values())
+        gone = clean_up(self.out, self.held.seals.values(), self.made.values())
         remove_plan(self.out)
+        if self.staging is not None:
+            self.staging.publish(lock.still_held, gone)
         with contextlib.suppress(OSError):  # a cache: without it all rows are read again
             document = {"mark": [done.generation, self._mark()], "seals": [seal.to_json() for seal in seals]}
             write_sealed(self.out / ".build" / "rows", document)

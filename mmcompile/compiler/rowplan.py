@@ -21,7 +21,7 @@ from mmcompile.errors import FormatError
 from mmcompile.format.canonical import canonical
 from mmcompile.format.catalog import digest_file, list_folder
 from mmcompile.format.index import Field, Index, load_index
-from mmcompile.format.npy import file_name, hash_bytes, open_array
+from mmcompile.format.npy import file_bytes, file_name, hash_bytes, open_array
 from mmcompile.format.samples import block_rows
 
 __all__ = ["Held", "RowTask", "files_of", "row_tasks"]
@@ -68,10 +68,13 @@ def files_of(fields: tuple[Field, ...], rows: int) -> list[tuple[str, np.dtype[A
 class Held:
     """What OUT holds: the dataset that is published, what it was made of (`mark`), and the `seals` of an unfinished build by task."""
 
-    def __init__(self, out: Path, fields: tuple[Field, ...]) -> None:
-        """`fields` are those that are to be stored.  Raises FormatError for a dataset that is damaged."""
+    def __init__(self, out: Path, fields: tuple[Field, ...], *, stubs: bool = False) -> None:
+        """`fields` are those that are to be stored; with `stubs` files of shards lie on a store, which vouches for those that have their size here.
+
+        Raises FormatError for a dataset that is damaged.
+        """
         build = out / ".build"
-        self._shards, self._fields = out / "shards", fields
+        self._shards, self._fields, self._stubs = out / "shards", fields, stubs
         self.index: Index | None = None
         self.generation = ""
         if (out / "index.json").exists():
@@ -104,7 +107,12 @@ class Held:
             return False
         try:
             for kind, dtype, shape in files_of(self._fields, seal.rows):
-                fd, _ = open_array(self._shards / file_name(kind, seal.files[kind]), dtype, shape)
+                path = self._shards / file_name(kind, seal.files[kind])
+                if self._stubs:
+                    if path.stat().st_size != file_bytes(dtype, shape):
+                        return False
+                    continue
+                fd, _ = open_array(path, dtype, shape)
                 os.close(fd)
         except (FormatError, FileNotFoundError):
             return False
@@ -112,6 +120,8 @@ class Held:
 
     def _is_sound(self, seal: RowSeal) -> bool:
         """Each file of an unpublished shard is held against its hash before it is published for the first time."""
+        if self._stubs:
+            return True
         try:
             return all(digest_file(self._shards / file_name(kind, digest)) == digest for kind, digest in seal.files.items())
         except (FormatError, FileNotFoundError):

@@ -22,9 +22,11 @@ from mmcompile.compiler.sealing import begin_writing, install_rows, stands, writ
 from mmcompile.compiler.seals import UNREADABLE, files_by_kind, read_sealed, write_sealed
 from mmcompile.compiler.sources.rows import RowSource
 from mmcompile.compiler.sources.shuffled import row_numbers
+from mmcompile.compiler.staging import send_shard
 from mmcompile.errors import SourceError
 from mmcompile.format.npy import ALIGN, file_name, save_array
 from mmcompile.format.samples import block_rows
+from mmcompile.format.store import Store
 
 __all__ = [
     "RowJob",
@@ -58,7 +60,8 @@ class RowJob:
     timeout_s: float = 60.0
     #: What workers elsewhere must have, as here.
     versions: dict[str, str] = field(default_factory=dict)
-    store: None = None
+    #: Where finished shards are sent, with a URL for OUT.
+    store: Store | None = None
 
     @property
     def row_bytes(self) -> int:
@@ -205,5 +208,8 @@ def seal_rows(job: RowJob, name: str, seal: RowSeal, hashes: npt.NDArray[np.uint
         save_array(job.shards, "hashes", hashes, job.scratch)
     done = replace(seal, files=files)
     job.seals.mkdir(exist_ok=True)
-    write_sealed(job.seals / f"{seal.task}.json", done.to_json())
+    path = job.seals / f"{seal.task}.json"
+    write_sealed(path, done.to_json())
+    if job.store is not None:
+        send_shard(job.store, job.shards.parent, done.names(), path, large=len(done.files))
     return done
