@@ -13,13 +13,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
 import mmcompile
 from mmcompile.compiler.driver import BuildOptions, BuildReport, build
 from mmcompile.compiler.rowstore import RowPreprocess
 from mmcompile.compiler.sources.choose import SourceOptions, open_source
-from mmcompile.compiler.sources.lies import Lies
+from mmcompile.compiler.sources.lies import Lies, lies_in_npy
 from mmcompile.errors import BuildError, SourceError
 from mmcompile.format.index import Split
 from mmcompile.format.reader import Reader
@@ -115,6 +117,24 @@ def numbers(n: int, seed: int = 0) -> npt.NDArray[Any]:
     return np.random.default_rng(seed).normal(size=(n, 5)).astype("f4")
 
 
+def _npy_large(root: Path) -> Any:
+    np.save(root / "x.npy", np.arange(60 * 5000, dtype=np.float32).reshape(60, 5000))
+    return root / "x.npy"
+
+
+def _npz_large(root: Path) -> Any:
+    x = np.random.default_rng(0).integers(0, 256, (60, 3, 80, 80), np.uint8)
+    np.savez(root / "x.npz", x_train=x[:40], y_train=np.arange(40) % 3, x_test=x[40:], y_test=np.arange(20) % 3)
+    return root / "x.npz"
+
+
+def _records(root: Path) -> Any:
+    made = np.zeros(60, [("v", ">f4", (5000,)), ("n", ">i2")])
+    made["v"], made["n"] = np.arange(60 * 5000).reshape(60, 5000), np.arange(60)
+    np.save(root / "x.npy", made)
+    return root / "x.npy"
+
+
 def _fortran(root: Path) -> Any:
     np.save(root / "x.npy", np.asfortranarray(numbers(300)))
     return root / "x.npy"
@@ -202,6 +222,9 @@ class Sliced:
 
 SOURCES: dict[str, Callable[[Path], Any]] = {
     "npy": _npy,
+    "npy-large": _npy_large,
+    "npz-large": _npz_large,
+    "records-large": _records,
     "fortran": _fortran,
     "npz": _npz,
     "npz-packed": _npz_packed,
@@ -224,10 +247,14 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("kind", SOURCES)
-def test_rows_of_every_source_are_mixed_split_by_split_and_tell_where_they_come_from(tmp_path: Path, kind: str) -> None:
+def test_rows_of_every_source_are_mixed_split_by_split_and_tell_where_they_come_from(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "raw").mkdir()
     plain_source = SOURCES[kind](tmp_path / "raw")
-    report = build(plain_source, tmp_path / "plain", workers=1)
+    with monkeypatch.context() as patch:  # without processes, which take their time
+        patch.setattr("mmcompile.compiler.rowbuild.start_readers", _here)
+        report = build(plain_source, tmp_path / "plain", workers=1)
     source = SOURCES[kind](tmp_path / "raw") if kind == "iterable" else plain_source
     made = shuffled(source, tmp_path / "out", shard_bytes=1 << 10)
     assert made.shards > 1
@@ -256,7 +283,7 @@ def test_the_bytes_are_the_same_from_any_number_of_workers_and_after_a_stop(tmp_
 
 def test_a_build_that_failed_goes_on_from_its_sealed_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mmcompile.compiler.sources.rows._SETTLED_NS", 0)
-    np.save(tmp_path / "x.npy", numbers(3000))
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(200, 2048)))
     real, calls = Lies.take, []
 
     def take(self: Lies, wanted: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
@@ -268,13 +295,13 @@ def test_a_build_that_failed_goes_on_from_its_sealed_shards(tmp_path: Path, monk
     monkeypatch.setattr("mmcompile.compiler.rowbuild.start_readers", _here)
     monkeypatch.setattr(Lies, "take", take)
     with pytest.raises(SourceError, match="no"):
-        shuffled(tmp_path / "x.npy", tmp_path / "out")
-    report = shuffled(tmp_path / "x.npy", tmp_path / "out")
+        shuffled(tmp_path / "x.npy", tmp_path / "out", shard_bytes=1 << 18)
+    report = shuffled(tmp_path / "x.npy", tmp_path / "out", shard_bytes=1 << 18)
     assert report.kept == sum(calls[:4])
-    shuffled(tmp_path / "x.npy", tmp_path / "clean")
+    shuffled(tmp_path / "x.npy", tmp_path / "clean", shard_bytes=1 << 18)
     assert dataset(tmp_path / "out") == dataset(tmp_path / "clean")
     before, calls[:] = files(tmp_path / "out"), []
-    assert shuffled(tmp_path / "x.npy", tmp_path / "out").decoded == 0
+    assert shuffled(tmp_path / "x.npy", tmp_path / "out", shard_bytes=1 << 18).decoded == 0
     assert (files(tmp_path / "out"), calls) == (before, [])
 
 
@@ -322,6 +349,16 @@ def test_a_full_disk_is_told_before_rows_are_written_down(tmp_path: Path, monkey
     build(tmp_path / "plain", tmp_path / "copy")
     with pytest.raises(BuildError, match="are free"):
         shuffled(tmp_path / "plain", tmp_path / "out")
+
+
+@given(st.data())
+def test_rows_of_a_file_are_taken_in_any_order(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    n, width = data.draw(st.integers(1, 400)), data.draw(st.sampled_from([1, 700, 5000]))
+    path = tmp_path_factory.mktemp("take") / "x.npy"
+    x = np.arange(n * width, dtype=np.float32).reshape(n, width)
+    np.save(path, x)
+    wanted = np.array(data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=60)))
+    assert np.array_equal(lies_in_npy(str(path)).take(wanted), x[wanted])
 
 
 # ---------------------------------------------------------------- what reads it

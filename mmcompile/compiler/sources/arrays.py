@@ -35,6 +35,8 @@ _MOST_CLASSES = 65_536
 _SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val", "test": "test", "t10k": "test"}
 _ORDER = ("train", "val", "test")
 _IDX_NAME = re.compile(r"(?P<split>[A-Za-z0-9]+)[-_.](?P<what>images|labels)[-_.]idx[13][-_.]ubyte(\.gz)?\Z")
+#: Bytes of a row from which on rows are read one by one as fast as in a row, or nearly.
+_LARGE_ROW = 1 << 14
 #: Class numbers looked at, at a time.
 _LOOK_ROWS = 1 << 20
 
@@ -151,9 +153,10 @@ class ArraySource:
 
     @property
     def by_index(self) -> bool:
-        """Does each row lie in one piece of a file?"""
+        """Does each row lie in one piece of a file, and is it so large that a call for it costs little?"""
         splits = self._splits = self._splits or self._open()
-        return all(column.lies.by_index for _, _, columns in splits for column in columns.values())
+        found = [column.lies for _, _, columns in splits for column in columns.values()]
+        return all(lies.by_index for lies in found) and sum(lies.row_bytes for lies in found) >= _LARGE_ROW * len(splits)
 
     def take(self, rows: npt.NDArray[np.int64]) -> dict[str, Array]:
         """These rows (M,) of each field by name."""
