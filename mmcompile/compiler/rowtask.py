@@ -5,6 +5,7 @@ A piece is a fixed number of blocks, so sums and hashes do not depend on who mak
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 from collections import Counter
@@ -21,7 +22,7 @@ from mmcompile.compiler.rowstore import StoredField, all_finite, merge_sums
 from mmcompile.compiler.sealing import begin_writing, install_rows, stands, write_all
 from mmcompile.compiler.seals import UNREADABLE, files_by_kind, read_sealed, write_sealed
 from mmcompile.compiler.sources.rows import RowSource
-from mmcompile.compiler.sources.shuffled import row_numbers
+from mmcompile.compiler.sources.shuffled import row_number
 from mmcompile.compiler.staging import send_shard
 from mmcompile.errors import SourceError
 from mmcompile.format.npy import ALIGN, file_name, save_array
@@ -152,13 +153,13 @@ def run_rows(job: RowJob, piece: RowPiece) -> RowResult:
     """
     source = load_source(job.source) if isinstance(job.source, Path) else job.source
     n, block = piece.stop - piece.start, job.block
-    found, rows = source.read(piece.start, piece.stop), row_numbers(source, piece.start, piece.stop)
+    found, number = source.read(piece.start, piece.stop), functools.partial(row_number, source, piece.start)
     hashes = [xxhash.xxh3_64() for _ in range(0, n, block)]
     result = RowResult(np.empty(len(hashes), np.uint64), {}, Counter())
     for spec in job.fields:
         values = _checked(found.pop(spec.source.name, None), spec, piece)
         sums = spec.sums(values)
-        made = np.ascontiguousarray(spec.make(values, rows, result.counts, finite=all_finite(sums)))
+        made = np.ascontiguousarray(spec.make(values, number, result.counts, finite=all_finite(sums)))
         if sums is not None:
             result.sums[spec.stored.name] = merge_sums([sums])[0]
         view: Any = memoryview(made.reshape(-1).view(np.uint8))  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.fields import DTYPES, UNITS, Field, Split, field_name
 from mmcompile.format.store import is_url, on_disk
 
-__all__ = ["CLASSES", "ArraySource", "Meanings", "array_source", "as_field", "as_stored", "as_words", "count_classes", "recognised"]
+__all__ = ["CLASSES", "ArraySource", "Meanings", "Rows", "array_source", "as_field", "as_stored", "as_words", "count_classes", "recognised"]
 
 #: Names that say what an array is.
 _IMAGES, CLASSES = ("image", "images", "img", "x"), ("label", "labels", "y", "target", "targets")
@@ -41,6 +41,8 @@ _LARGE_ROW = 1 << 14
 _LOOK_ROWS = 1 << 20
 
 Array = npt.NDArray[Any]
+#: Numbers of rows.
+Rows = range | list[int] | npt.NDArray[np.int64]
 #: Field -> image, class or value, as told by `--as`.
 Meanings = dict[str, str]
 
@@ -57,9 +59,9 @@ class _Column:
         return self._stored(self.lies.read(start, stop), range(start, stop))
 
     def take(self, rows: npt.NDArray[np.int64]) -> Array:
-        return self._stored(self.lies.take(rows), rows.tolist())
+        return self._stored(self.lies.take(rows), rows)
 
-    def _stored(self, values: Array, rows: Sequence[int]) -> Array:
+    def _stored(self, values: Array, rows: Rows) -> Array:
         return as_stored(values if self.part is None else values[self.part], self.field, self.lies.named, rows)
 
 
@@ -67,7 +69,7 @@ def as_words(meanings: Meanings) -> list[str]:
     return [f"{name}={meaning}" for name, meaning in sorted(meanings.items())]
 
 
-def as_stored(values: Array, spec: Field, named: str = "", rows: Sequence[int] | None = None) -> Array:
+def as_stored(values: Array, spec: Field, named: str = "", rows: Rows | None = None) -> Array:
     """Values of a source in the dtype and shape of their field: little-endian, times as int64, class numbers as int64, (N, H, W) as (N, 1, H, W).
 
     `named`: where they lie, for people; `rows`: their numbers, None where the caller tells them.  Raises SourceError for a time that is none.
@@ -80,7 +82,7 @@ def as_stored(values: Array, spec: Field, named: str = "", rows: Sequence[int] |
             raise SourceError(
                 f"{named + ': ' if named else ''}{which}a time that is missing (NaT) in {spec.name}: nothing marks one among stored times; leave out "
                 "such rows, or fill them",
-                row=at if rows is None else rows[at],
+                row=at if rows is None else int(rows[at]),
             )
         values = values.view(values.dtype.str[0] + "i8")
     return values.astype(spec.stored, copy=False).reshape(len(values), *spec.shape)

@@ -22,7 +22,7 @@ from mmcompile.compiler.marks import versions_of
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.rowstore import RowPreprocess
 from mmcompile.compiler.sealing import write_all
-from mmcompile.compiler.sources.arrays import as_stored, count_classes
+from mmcompile.compiler.sources.arrays import Rows, as_stored, count_classes
 from mmcompile.compiler.sources.rows import RowScan
 from mmcompile.compiler.sources.samples import Declared, Hints, as_array, declare, field_of, is_array, is_picture, named_parts
 from mmcompile.errors import BuildError, MMCompileError, OptionError, SourceError
@@ -310,9 +310,9 @@ class ColumnSource:
 
     def take(self, rows: npt.NDArray[np.int64]) -> dict[str, Array]:
         """These rows (M,)."""
-        return self._stored(rows, rows.tolist())
+        return self._stored(rows, rows)
 
-    def _stored(self, which: Any, rows: Sequence[int]) -> dict[str, Array]:
+    def _stored(self, which: Any, rows: Rows) -> dict[str, Array]:
         return {spec.name: as_stored(as_array(self._columns[name][which], name), spec, rows=rows) for name, spec in self._fields.items()}
 
 

@@ -6,7 +6,7 @@ picked from these.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -19,7 +19,7 @@ from mmcompile.compiler.sources.rows import RowScan, RowSource
 from mmcompile.compiler.sources.tablespool import Spool
 from mmcompile.format.permutation import SHUFFLED, source_rows
 
-__all__ = ["ShuffledRows", "row_numbers"]
+__all__ = ["ShuffledRows", "row_number"]
 
 Array = npt.NDArray[Any]
 
@@ -105,6 +105,6 @@ class ShuffledRows:
         return self._scan
 
 
-def row_numbers(source: RowSource, start: int, stop: int) -> Sequence[int]:
-    """Which rows, as its user counts them, the rows [start, stop) of a source are."""
-    return source.numbers(start, stop).tolist() if isinstance(source, ShuffledRows) else range(start, stop)
+def row_number(source: RowSource, start: int, i: int) -> int:
+    """Which row, as its user counts them, the row start + i of a source is."""
+    return int(source.numbers(start + i, start + i + 1)[0]) if isinstance(source, ShuffledRows) else start + i

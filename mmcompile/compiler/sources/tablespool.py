@@ -5,6 +5,7 @@ What is in memory are at most the places of the rows, not the rows.  The files g
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mmcompile.compiler.sealing import write_all
 from mmcompile.errors import SourceError
 from mmcompile.format.fields import Field
 
@@ -52,13 +54,27 @@ class Spool:
             )
         self._folder = tempfile.mkdtemp(prefix="mmcompile-", dir=base)
         self.remove = weakref.finalize(self, shutil.rmtree, self._folder, True)
+        if place is None:
+            self._append(batches)
+            return
         files = {f.name: self._map(f, "w+") for f in fields}
         at = 0
         for batch in batches:
             count = len(next(iter(batch.values())))
             for name, values in batch.items():
-                files[name][slice(at, at + count) if place is None else place[at : at + count]] = values
+                files[name][place[at : at + count]] = values
             at += count
+
+    def _append(self, batches: Iterable[dict[str, npt.NDArray[Any]]]) -> None:
+        """Write rows down as they come."""
+        with contextlib.ExitStack() as stack:
+            files = {f.name: stack.enter_context(open(os.path.join(self._folder, f.name), "wb", buffering=0)) for f in self._fields}
+            at = dict.fromkeys(files, 0)
+            for batch in batches:
+                for name, values in batch.items():
+                    view: Any = memoryview(np.ascontiguousarray(values).reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+                    write_all(files[name].fileno(), view, at[name])
+                    at[name] += len(view)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "remove"}
