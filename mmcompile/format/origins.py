@@ -22,7 +22,7 @@ from mmcompile.format.opened import Opened
 from mmcompile.format.permutation import source_rows
 from mmcompile.format.samples import KEY_LIMIT, check_stops, key_hash, keys_of, sample_dtype
 
-__all__ = ["Origins"]
+__all__ = ["Origins", "told_by_groups"]
 
 Array = npt.NDArray[Any]
 
@@ -118,9 +118,7 @@ class Origins:
         if self._index.keyed:
             return as_text(self.key(row))
         names, starts = self.groups
-        row = int(source_rows(self._index.order, self._index.splits, np.array([row]))[0])
-        group = int(np.searchsorted(starts, row, side="right")) - 1
-        return f"{names[group]}[{row - int(starts[group])}]"
+        return told_by_groups(self._index, names, starts, np.array([row]))[0]
 
     def find(self, key: bytes) -> int:
         """The row of a source key.  The first call reads all keys once; 16 bytes a row stay in memory.
@@ -143,6 +141,13 @@ class Origins:
             if self.key(row) == key:  # two keys may share a hash
                 return int(row)
         raise KeyError(as_text(key))
+
+
+def told_by_groups(index: Index, names: tuple[str, ...], starts: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> list[str]:
+    """NAME[NUMBER] of these rows (M,) without keys, of groups that are called so and start there."""
+    places = source_rows(index.order, index.splits, rows)
+    found = np.searchsorted(starts, places, side="right") - 1
+    return [f"{names[group]}[{number}]" for group, number in zip(found.tolist(), (places - starts[found]).tolist(), strict=True)]
 
 
 def _names(names: Names, expected: int | None, path: Path) -> tuple[str, ...]:

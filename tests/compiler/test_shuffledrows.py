@@ -23,6 +23,7 @@ from mmcompile.compiler.rowstore import RowPreprocess
 from mmcompile.compiler.sources.choose import SourceOptions, open_source
 from mmcompile.compiler.sources.lies import Lies, lies_in_npy
 from mmcompile.errors import BuildError, SourceError
+from mmcompile.format.describe import samples_table
 from mmcompile.format.index import Split
 from mmcompile.format.reader import Reader
 from mmcompile.format.verify import verify
@@ -371,6 +372,7 @@ def test_a_shuffled_dataset_has_no_windows_but_knows_its_groups(tmp_path: Path) 
     with pytest.raises(ValueError, match="random order"):
         found.windows(4)
     assert {found.source(i).partition("[")[0] for i in range(len(found))} == {"AAPL", "GOOG"}
+    assert [line["key"] for line in samples_table(tmp_path / "out")] == [found.source(i) for i in range(len(found))]
     taken = open_source([str(tmp_path / "out")], SourceOptions(where="group == 'AAPL'"))
     build(taken, tmp_path / "apple")
     apple = mmcompile.MMapShardDataset(tmp_path / "apple")
