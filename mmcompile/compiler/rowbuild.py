@@ -12,7 +12,7 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from mmcompile.compiler.output import (
     Part,
     Published,
     check_output,
+    check_room,
     clean_up,
     describe_changes,
     describe_published,
@@ -38,11 +39,14 @@ from mmcompile.compiler.output import (
     open_output,
     publish_shards,
     refuse_removed,
+    singles_stand,
+    told_changes,
     unless_removed,
 )
 from mmcompile.compiler.parts import plan_exists, refuse_other, remove_plan
 from mmcompile.compiler.planning import with_lists
 from mmcompile.compiler.preprocess import PIXEL_REVISION, Preprocess
+from mmcompile.compiler.previous import replaced
 from mmcompile.compiler.rowcall import RowWork, build_rows, row_versions
 from mmcompile.compiler.rowplan import Held, RowTask, files_of, row_tasks
 from mmcompile.compiler.rowrun import Here, RowRunner, start_readers, unread, write_source
@@ -54,8 +58,9 @@ from mmcompile.compiler.sources import roots_of
 from mmcompile.compiler.sources.compiledrows import CompiledRows
 from mmcompile.compiler.sources.rows import RowSource
 from mmcompile.compiler.sources.shuffled import ShuffledRows
+from mmcompile.compiler.sources.splits import check_splits
 from mmcompile.compiler.staging import Staging
-from mmcompile.errors import BuildError, FormatError, OptionError, RemoteError, SourceError
+from mmcompile.errors import FormatError, OptionError, RemoteError, SourceError
 from mmcompile.format.canonical import canonical, name_to_json
 from mmcompile.format.commit import write_atomic
 from mmcompile.format.index import Index
@@ -141,6 +146,7 @@ class RowBuild:
 
     def _foreseen(self) -> BuildReport:
         """The report of a dry run of the shards that are planned."""
+        self._tell_changes()
         rows = sum(task.stop - task.start for task in self.tasks)
         write = sum(self._task_bytes(t) for t in self.todo)
         there = {name for seal in self.whole.values() for name in seal.names()}
@@ -173,6 +179,7 @@ class RowBuild:
         """List the rows, cut shards, and see which of them stand."""
         self.progress(Progress("scan"))
         scan = self.scan = self.source.scan(lambda n: self.progress(Progress("scan", n)))
+        check_splits(scan.splits, self.source.root)
         if not scan.rows:
             raise SourceError(f"{self.source.root or 'the dataset'}: there are no rows", path=self.source.root)
         stored = isinstance(self.given, CompiledRows) and self.given.settle_rows(self.asked)
@@ -184,7 +191,8 @@ class RowBuild:
         self.settings = {"preprocess": self.asked.settings(), "source": self.source.identity(), "shard_bytes": self.options.shard_bytes}
         if self.options.seed is not None:
             self.settings["order"] = scan.order
-        self._check_size()
+        need = scan.rows * sum(f.stored.row_bytes for f in self.fields)  # a length is whatever a stranger's file or class says
+        check_room(self.out, need, f"{scan.rows:,} rows", None if self.staging is not None else disk_bytes(self.out), whole=True)
         self.tasks = list(row_tasks(scan, self.fields, self.settings))
         self._check_index()
         self._look()
@@ -216,19 +224,18 @@ class RowBuild:
 
     def _stands(self) -> bool:
         """Is there nothing to do?  Decided without a byte written."""
-        return (
-            not self.todo
-            and not self.held.seals
-            and not plan_exists(self.out)
-            and self.held.index is not None
-            and self.held.mark == [self.held.generation, self._mark()]
-        )
+        held = self.held
+        if self.todo or held.seals or held.index is None or plan_exists(self.out) or held.mark != [held.generation, self._mark()]:
+            return False
+        return singles_stand(self.out, held.index)
 
     def _run(self, scratch: Path) -> None:
         todo = self.todo
-        for line in self.changed:
-            self.progress(Progress("plan", message=f"differs from what is in {self.out}: {line}"))
-        self._check_disk()
+        self._tell_changes()
+        need = sum(self._task_bytes(t) for t in todo)
+        if need and isinstance(self.source, ShuffledRows):
+            need += self.source.aside_bytes
+        check_room(self.out, need, f"{self._rows_to_read():,} rows", self._free_bytes())
         write_atomic(self.out / ".build" / "settings.json", canonical(self._compared))
         if self.staging is not None:
             self.staging.keep()
@@ -280,37 +287,18 @@ class RowBuild:
         if cluster.failures:
             raise unread([line for _, line in cluster.failures])
 
+    def _tell_changes(self) -> None:
+        if self.changed:
+            self.progress(Progress("plan", message=told_changes(self.out, self.changed)))
+
     def _task_bytes(self, task: RowTask) -> int:
         return sum(file_bytes(dtype, shape) for _, dtype, shape in files_of(tuple(f.stored for f in self.fields), task.stop - task.start))
 
     def _rows_to_read(self) -> int:
         return sum(t.stop - t.start for t in self.todo)
 
-    def _check_size(self) -> None:
-        """Refuse what this disk cannot hold before a shard of it is planned: a length is whatever a stranger's file or class says."""
-        need, disk = self.scan.rows * sum(f.stored.row_bytes for f in self.fields), None if self.staging is not None else disk_bytes(self.out)
-        if disk is not None and need > disk:
-            raise BuildError(
-                f"{self.out}: {need:,} bytes are needed for {self.scan.rows:,} rows, its disk is of {disk:,}; nothing was read: check that "
-                "there are so many rows, or choose a narrower --dtype",
-                needed=need,
-                disk=disk,
-            )
-
     def _free_bytes(self) -> int | None:
         return free_bytes(self.out) if self.staging is None else None
-
-    def _check_disk(self) -> None:
-        need, free = sum(self._task_bytes(t) for t in self.todo), self._free_bytes()
-        if need and isinstance(self.source, ShuffledRows):
-            need += self.source.aside_bytes
-        if free is not None and need > free:
-            raise BuildError(
-                f"{self.out}: {need:,} bytes are needed for {self._rows_to_read():,} rows, {free:,} are free; nothing was written: free some space, "
-                "or choose a narrower --dtype",
-                needed=need,
-                free=free,
-            )
 
     def _publish(self, lock: Lock | StoreLock, scratch: Path) -> BuildReport:
         self.progress(Progress("publish"))
@@ -396,9 +384,15 @@ class RowBuild:
             unit="row",
             workers=self.workers,
             counts=self.scan.counts,
-            warnings=(*self.scan.warnings, *self.warnings),
+            warnings=(*self.scan.warnings, *self._replaced(), *self.warnings),
             changed=self.changed,
         )
+
+    def _replaced(self) -> Iterator[str]:
+        held = self.held
+        if held.index is not None:
+            labelled = any(f.meaning == "class" for f in self.indexed)
+            yield from replaced(held.index, held.generation, self.scan.rows, labelled=labelled, keyed=False)
 
 
 def _part(seal: RowSeal) -> Part:

@@ -11,10 +11,12 @@ import numpy as np
 
 from mmcompile.format.canonical import name_to_json
 
-__all__ = ["CHANNEL_LIMIT", "DTYPES", "LIST_LIMIT", "RESERVED", "UNITS", "Field", "Names", "Split", "field_name", "row_dtype"]
+__all__ = ["CHANNEL_LIMIT", "DTYPES", "INDEX_LIMIT", "LIST_LIMIT", "RESERVED", "UNITS", "Field", "Names", "Split", "field_name", "row_dtype"]
 
 #: A list longer than this lies in a file of its own.
 LIST_LIMIT = 256
+#: index.json and generation files are at most this long, on write and on read.
+INDEX_LIMIT = 1 << 20
 
 #: dtype in the index -> dtype in the file.  bfloat16 has no numpy type: its bits lie there as uint16.
 DTYPES: dict[str, np.dtype[Any]] = {

@@ -202,6 +202,13 @@ def test_an_iterable_is_read_once_and_what_it_raises_has_its_row(tmp_path: Path)
         rows(x for x in (1, 2.5))
 
 
+@pytest.mark.parametrize("names", [("train", "../x"), ("train", ""), ("train", "all"), ("a\nb",), (1, "1")])
+def test_splits_that_cannot_be_called_so_are_refused(names: tuple[Any, ...]) -> None:
+    with pytest.raises(OptionError, match="the splits of a dict of datasets: ") as caught:
+        wrap({name: TensorRows(3) for name in names}, Preprocess())
+    assert str(caught.value).isprintable()
+
+
 def test_datasets_by_name_are_splits() -> None:
     scan, found = rows({"train": TensorRows(3), "test": TensorRows(1)})
     assert [(s.name, s.start, s.stop) for s in scan.splits] == [("train", 0, 3), ("test", 3, 4)]
@@ -281,7 +288,7 @@ def test_an_item_that_calls_exit_is_an_error_with_its_row(tmp_path: Path, worker
 
 
 def test_a_length_that_no_disk_can_hold_is_refused_before_shards_are_planned(tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match=r"bytes are needed for 4,611,686,018,427,387,904 rows, its disk is of "):
+    with pytest.raises(BuildError, match=r"bytes are needed for 4,611,686,018,427,387,904 rows, its disk has "):
         mmcompile.build(Pictures(length=1 << 62), tmp_path / "out", preprocess=Preprocess(resize=9, crop=8), workers=1)
     with pytest.raises(SourceError, match=r"9,223,372,036,854,775,808 rows, as the lengths of the datasets say"):
         mmcompile.build({"train": Pictures(length=1 << 62), "val": Pictures(length=1 << 62)}, tmp_path / "out", workers=1)

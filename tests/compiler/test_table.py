@@ -451,12 +451,34 @@ def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:
     path = Path(parquet(tmp_path / "a.parquet", {"v": np.random.default_rng(0).random(50_000)}))
     data = bytearray(path.read_bytes())
     (tmp_path / "cut.parquet").write_bytes(data[: len(data) // 2])
-    with pytest.raises(SourceError, match="no Parquet file, or is damaged"):
+    with pytest.raises(SourceError, match="it is damaged, or no Parquet file"):
         source(tmp_path / "cut.parquet").scan()
     data[4:2000] = bytes(1996)
     (tmp_path / "bad.parquet").write_bytes(data)
     with pytest.raises(SourceError, match="row group 0 cannot be read: it is damaged"):
         read_all(source(tmp_path / "bad.parquet"))
+
+
+def test_tables_of_two_forms_are_both_named(tmp_path: Path) -> None:
+    text, packed = table(tmp_path / "a.csv", "a,b\n1,2\n"), parquet(tmp_path / "b.parquet", {"a": [1], "b": [2]})
+    with pytest.raises(SourceError, match=rf"^{text} is text and {packed} a Parquet file: give tables of one form, or build them apart and merge$"):
+        source(tmp_path).scan()
+
+
+def test_a_page_that_is_not_what_its_checksum_says_is_damage(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    numbers = np.arange(1000, dtype=np.float64)
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"v": numbers}), path, write_page_checksum=True, use_dictionary=False, compression="none")
+    assert read_all(source(path))["x"][:, 0].tolist() == numbers.tolist()
+    data = bytearray(path.read_bytes())
+    at = data.index(numbers[500:501].tobytes())
+    data[at] ^= 1  # a number as good as any other
+    path.write_bytes(data)
+    with pytest.raises(SourceError, match=r"a\.parquet: row group 0 cannot be read: it is damaged"):
+        read_all(source(path))
 
 
 def test_row_groups_too_large_to_keep_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -666,7 +688,7 @@ def test_a_folder_of_tables_that_leads_back_into_itself_is_refused(tmp_path: Pat
 @pytest.mark.parametrize("inside", [True, False])
 def test_a_pipe_is_refused_at_once(tmp_path: Path, name: str, inside: bool) -> None:
     os.mkfifo(tmp_path / name)
-    with pytest.raises(SourceError, match=f"{name}: a pipe or device"):
+    with pytest.raises(SourceError, match=f"{name}: no regular file: expected a table"):
         source(tmp_path if inside else tmp_path / name).scan()
 
 

@@ -25,6 +25,7 @@ from mmcompile.compiler.sealing import write_all
 from mmcompile.compiler.sources.arrays import Rows, as_stored, count_classes
 from mmcompile.compiler.sources.rows import RowScan
 from mmcompile.compiler.sources.samples import Declared, Hints, as_array, declare, field_of, is_array, is_picture, named_parts
+from mmcompile.compiler.sources.splits import why_no_splits
 from mmcompile.errors import BuildError, MMCompileError, OptionError, SourceError
 from mmcompile.format.fields import DTYPES, Field, Split, field_name
 from mmcompile.format.npy import hash_bytes
@@ -57,7 +58,9 @@ def wrap(dataset: Any, asked: Preprocess | RowPreprocess | None) -> tuple[Any, R
     splits = _splits(dataset)
     made: DatasetSource | SpooledSource
     if splits is not None:
-        made = DatasetSource(splits, pictures)
+        if why := why_no_splits(splits):
+            raise OptionError(f"the splits of a dict of datasets: {why}")
+        made = DatasetSource(dict(zip(splits, dataset.values(), strict=True)), pictures)
     elif _is_map(dataset):
         made = DatasetSource({"": dataset}, pictures)
     elif hasattr(dataset, "__iter__") and not isinstance(dataset, str | bytes | Mapping):
@@ -102,10 +105,10 @@ def _columns(dataset: Any) -> dict[str, Any] | None:
     return None
 
 
-def _splits(dataset: Any) -> dict[str, Any] | None:
-    """Datasets by split, where that is what a dict is."""
+def _splits(dataset: Any) -> list[str] | None:
+    """What the splits are called, where a dict is one of datasets."""
     if isinstance(dataset, Mapping) and dataset and all(_is_map(d) and not isinstance(d, str | bytes | list | tuple) for d in dataset.values()):
-        return {str(name): d for name, d in dataset.items()}
+        return list(map(str, dataset))
     return None
 
 
