@@ -214,7 +214,7 @@ class Sliced:
     """An array that gives slices alone, as one of HDF5 does without much ado."""
 
     def __init__(self, array: npt.NDArray[Any]) -> None:
-        self.array, self.shape, self.dtype = array, array.shape, array.dtype
+        self.array, self.shape, self.dtype, self.ndim = array, array.shape, array.dtype, array.ndim
 
     def __getitem__(self, which: Any) -> npt.NDArray[Any]:
         assert isinstance(which, slice)
