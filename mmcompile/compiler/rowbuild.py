@@ -48,6 +48,7 @@ from mmcompile.compiler.planning import with_lists
 from mmcompile.compiler.preprocess import PIXEL_REVISION, Preprocess
 from mmcompile.compiler.previous import replaced
 from mmcompile.compiler.rowcall import RowWork, build_rows, row_versions
+from mmcompile.compiler.rowgaps import refuse_undefined
 from mmcompile.compiler.rowplan import Held, RowTask, files_of, row_tasks
 from mmcompile.compiler.rowrun import Here, RowRunner, start_readers, unread, write_source
 from mmcompile.compiler.rowstore import RowPreprocess, StoredField, stored_fields
@@ -62,10 +63,12 @@ from mmcompile.compiler.sources.splits import check_splits
 from mmcompile.compiler.staging import Staging
 from mmcompile.errors import FormatError, OptionError, RemoteError, SourceError
 from mmcompile.format.canonical import canonical, name_to_json
+from mmcompile.format.catalog import load_table
 from mmcompile.format.commit import write_atomic
-from mmcompile.format.index import Index
+from mmcompile.format.index import Index, load_index
 from mmcompile.format.lock import Lock
 from mmcompile.format.npy import file_bytes, hash_bytes
+from mmcompile.format.rowrepeats import QUICK_BYTES, repeated_rows
 from mmcompile.format.storelock import StoreLock
 
 __all__ = ["RowBuild"]
@@ -305,6 +308,7 @@ class RowBuild:
         if self.staging is not None:
             self.staging.refresh()
         seals = [self.whole.get(t.number) or self.made[t.number] for t in self.tasks]
+        refuse_undefined(self.out, self.source, self.fields, self.scan.ranges, seals)
         refuse_removed(self.out, lock.still_held)
         done = publish_shards(self.out, scratch, self._contents([_part(seal) for seal in seals]))
         gone = clean_up(self.out, self.held.seals.values(), self.made.values())
@@ -314,7 +318,7 @@ class RowBuild:
         with contextlib.suppress(OSError):  # a cache: without it all rows are read again
             document = {"mark": [done.generation, self._mark()], "seals": [seal.to_json() for seal in seals]}
             write_sealed(self.out / ".build" / "rows", document)
-        return self._finished(done, seals)
+        return self._finished(done, seals, None)
 
     def _contents(self, parts: list[Part]) -> Contents:
         scan, auto = self.scan, tuple(f.stored.name for f in self.fields if f.auto)
@@ -353,9 +357,16 @@ class RowBuild:
         """The report of a build that found its dataset published already."""
         assert self.held.index is not None
         seals = [self.whole[t.number] for t in self.tasks]
-        return self._finished(describe_published(self.out, self.held.index, self.held.generation, [_part(seal) for seal in seals]), seals)
+        return self._finished(
+            describe_published(self.out, self.held.index, self.held.generation, [_part(seal) for seal in seals]), seals, QUICK_BYTES
+        )
 
-    def _finished(self, done: Published, seals: list[RowSeal]) -> BuildReport:
+    def _finished(self, done: Published, seals: list[RowSeal], most_bytes: int | None) -> BuildReport:
+        """The report; of more than `most_bytes` of rows those that hold the same are not looked for."""
+        repeats = None
+        with contextlib.suppress(FormatError):  # what is published is not less so where it cannot be read just now
+            index, name = load_index(self.out, done.generation)
+            repeats = repeated_rows(self.out, load_table(self.out, index, name), most_bytes)
         lost: Counter[str] = Counter()
         for seal in seals:
             lost.update(seal.counts)
@@ -369,6 +380,7 @@ class RowBuild:
             decoded=self._rows_to_read(),
             kept=self.scan.rows - self._rows_to_read(),
             counts={**self.scan.counts, **lost},
+            repeats=repeats,
             seconds=time.monotonic() - self.began,
         )
 

@@ -235,7 +235,7 @@ def test_bad_rows_and_rows_that_cannot_be_read_are_told_as_in_a_local_build(tmp_
     x = np.zeros((500, 2))
     x[123, 1] = 300.0
     np.save(tmp_path / "x.npy", x)
-    with pytest.raises(SourceError, match=r"row 123 of x\[1\]: 300.0 cannot be held by uint8"):
+    with pytest.raises(SourceError, match=r"row 123.*x\[1\]: 300.0 cannot be held by uint8"):
         run(tmp_path / "x.npy", tmp_path / "out", RowPreprocess(dtype="uint8"), engine=threads, order="shuffled")
     source = rows(1000, die_at=500)
     with pytest.raises(SourceError, match=r"rows 256 to 512 cannot be read: a worker ended with exit code 3; all else is finished and kept"):

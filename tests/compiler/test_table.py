@@ -24,7 +24,7 @@ from mmcompile.compiler.rowstore import RowPreprocess
 from mmcompile.compiler.sources import tablefast
 from mmcompile.compiler.sources.rows import RowSource
 from mmcompile.compiler.sources.table import TableSource, TableWishes
-from mmcompile.errors import OptionError, SourceError
+from mmcompile.errors import BuildError, OptionError, SourceError
 from mmcompile.format.index import load_index
 from tests.compiler.builds import dataset
 
@@ -253,6 +253,29 @@ def test_auto_normalisation_is_that_of_train_for_each_column(tmp_path: Path) -> 
     build(source(tmp_path / "a.csv", split_by="ts=2020-01-03"), tmp_path / "out", preprocess=RowPreprocess(normalize="auto"), workers=1)
     index, _ = load_index(tmp_path / "out")
     assert index.fields[0].normalize == ((2.0, 20.0), (1.0, 10.0))
+
+
+def test_what_cannot_be_normalised_or_held_is_named_by_file_row_and_column(tmp_path: Path) -> None:
+    folder = tmp_path / "bars"
+    folder.mkdir()
+    table(folder / "A.csv", "ts,a,b\n2020-01-01,1.0,10\n2020-01-02,3.0,30\n2020-01-03,1000,7\n")
+    table(folder / "B.csv", "ts,a,b\n2020-01-01,1.0,10\n2020-01-02,3.0,\n2020-01-03,300,\n")
+    auto = RowPreprocess(normalize="auto")
+    with pytest.raises(
+        BuildError, match=r"auto: row 2 of \S*B\.csv: x\[b\] is nan, .*fill it in, leave such rows out, leave that column out with --columns"
+    ):
+        build(source(folder, split_by="ts=2020-01-03"), tmp_path / "out", preprocess=auto, workers=1)
+    assert (
+        build(source(folder, split_by="ts=2020-01-02"), tmp_path / "early", preprocess=RowPreprocess(), workers=1).counts[
+            "values not a number (x[b])"
+        ]
+        == 2
+    )
+    with pytest.raises(SourceError, match=r"^row 3 of \S*A\.csv: a: 1000\.0 cannot be held by int8"):
+        build(source(folder, columns=("a",)), tmp_path / "small", preprocess=RowPreprocess(dtype="int8"), workers=1)
+    by_b = source(table(tmp_path / "c.csv", "b,a\n5,700\n1,1\n3,2\n"), order_by="b", columns=("a",))
+    with pytest.raises(SourceError, match=r"^row 1 of \S*c\.csv: a: 700 cannot be held by int8"):
+        build(by_b, tmp_path / "sorted", preprocess=RowPreprocess(dtype="int8"), workers=1)
 
 
 def test_no_shard_holds_rows_of_two_splits(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from mmcompile.compiler.sources.names import show
 from mmcompile.compiler.sources.remote import folder_source
 from mmcompile.compiler.sources.rows import RowSource
 from mmcompile.compiler.sources.splits import Layout, parse_splits, why_no_splits
-from mmcompile.errors import OptionError
+from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.store import is_url, on_disk
 
 __all__ = ["KINDS", "Kind", "Raw", "SourceOptions", "given_source", "open_source"]
@@ -318,9 +318,20 @@ def open_source(raw: Sequence[str], options: SourceOptions) -> Source | RowSourc
         kind = next(k for k in KINDS if k.recognises(raw))
         if kind.name == "table" and options.image_column is not None:  # which no table has
             kind = next(k for k in KINDS if k.name == "manifest")
+        if kind.name == "folder":
+            _refuse_foreign(raw)
     if refused := [name for name in options.given() if name not in kind.takes]:
         raise _refusal(kind, refused, options.source is not None)
     return kind.make(raw, options)
+
+
+def _refuse_foreign(raw: Sequence[str]) -> None:
+    """Raises SourceError for what is read in Python only."""
+    from mmcompile.compiler.sources.foreign import told_of_foreign
+
+    for place in raw:
+        if not is_url(found := on_disk(place)) and (told := told_of_foreign(str(found))) is not None:
+            raise SourceError(told, path=str(found))
 
 
 def given_source(source: Any, preprocess: Preprocess | RowPreprocess | None) -> tuple[Any, Preprocess | RowPreprocess | None]:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcompile.compiler.sources import roots_of
-from mmcompile.compiler.sources.rows import RowScan, RowSource
+from mmcompile.compiler.sources.rows import RowScan, RowSource, place_of
 from mmcompile.compiler.sources.tablespool import Spool
 from mmcompile.format.permutation import SHUFFLED, source_rows
 
@@ -86,6 +86,10 @@ class ShuffledRows:
     def numbers(self, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Which rows of the source the rows [start, stop) are: int64 (stop - start,)."""
         return source_rows(self._order, self._scanned.ranges, np.arange(start, stop))
+
+    def where(self, row: int) -> str:
+        """A row of the source as a person finds it."""
+        return f"row {row:,}" if self._source is None else place_of(self._source, row)
 
     def read(self, start: int, stop: int) -> dict[str, Array]:
         """The rows [start, stop) of each field by name."""

@@ -97,6 +97,15 @@ class TableSource:
         """These rows (M,) of each field by name."""
         return self._sorted().take(self._scanned().ranges.places(rows))
 
+    def where(self, row: int) -> str:
+        """A row as a person finds it; of rows that were sorted aside, which of them it is."""
+        scan = self._scanned()
+        if scan.order is not None:
+            return scan.where(int(scan.order[row]))
+        if self._spool is not None:
+            return f"row {row + 1:,} of {show(self.root)} in their order"
+        return scan.where(next(scan.ranges.within(row, row + 1))[0])
+
     def __getstate__(self) -> dict[str, Any]:
         scan = self._scanned()
         if scan.order is not None:
