@@ -27,6 +27,10 @@ MAX_SIDE = 65_535
 
 #: Channels of each mode that `mode="keep"` can keep.
 CHANNELS = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4, "I;16": 1, "I": 1, "F": 1}
+#: ... and of pictures with another number of channels than those: bytes, 16 bits, whole numbers and floats.  A record holds 8 letters.
+_MANY = re.compile(r"(?:L|I;16|I|F)x([1-9][0-9]{0,2})")
+#: What fits in those letters.
+MAX_CHANNELS = 999
 
 _CHOICES: dict[str, tuple[str | None, ...]] = {
     "mode": ("rgb", "gray", "rgba", "keep"),
@@ -41,11 +45,11 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
     "icc": ("ignore", "srgb"),
     "frames": ("first", "error"),
     "truncated": ("reject", "accept"),
-    "kept_mode": (None, *CHANNELS),
+    "axes": (None, "chw", "hwc"),
 }
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _TORCH_FILTERS = ("bilinear", "bicubic")
-_NEWER = frozenset({"jpeg_scaling", "transform", "transform_version", "transform_shape"})
+_NEWER = frozenset({"axes", "jpeg_scaling", "transform", "transform_version", "transform_shape"})
 _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 #: (65535 - mean) / std stays finite in float32, of which 3.4e38 is the largest.
 LEAST_STD = 1e-30
@@ -89,6 +93,7 @@ class Preprocess:
     `jpeg_scaling=N` decodes large JPEGs at 1/2, 1/4 or 1/8 as long as N times the size that they are resized to remains.
     `transform="package.module:function"` is a step of your own between geometry and cast: an array (H, W, C) in, one of the same shape or of
     `transform_shape` (H, W, C) out; its code is not looked at, so change `transform_version` when it changes.
+    `axes`: where `.npy` pictures with three axes have their channels, if the shape does not tell (`chw` or `hwc`).
     `keep_size` (height, width) and `kept_mode` are set by a build that looked at its sources, when no geometry or `mode="keep"` was
     asked for.
     """
@@ -114,6 +119,7 @@ class Preprocess:
     max_pixels: int = MAX_PIXELS
     max_aspect: float | None = None
     jpeg_scaling: float | None = None
+    axes: str | None = None
     kept_mode: str | None = None
     keep_size: tuple[int, int] | None = None
     transform: str | None = None
@@ -170,6 +176,9 @@ class Preprocess:
             clash("alpha", "mode", f"--mode {self.mode} keeps transparency: leave --alpha out")
         if not alpha_kept and self.alpha == "keep":
             clash("alpha", "mode", "transparency is kept by --mode rgba")
+        if self.kept_mode is not None and _channels_of(self.kept_mode) is None:
+            words = ", ".join(CHANNELS)
+            raise OptionError(f"--kept-mode must be one of {words}, or one like Fx5 for 5 channels, found {self.kept_mode!r}", options=["kept_mode"])
         if self.kept_mode is not None and self.mode != "keep":
             clash("kept_mode", "mode", "a mode of the sources is kept only with --mode keep")
         if self.depth16 == "scale" and self.dtype != "uint8":
@@ -180,8 +189,8 @@ class Preprocess:
             low_high = self.range
             if not isinstance(low_high, tuple) or len(low_high) != 2 or not all(map(_is_number, low_high)) or low_high[0] >= low_high[1]:
                 raise OptionError(f"--range must be two finite numbers LO:HI with LO below HI, found {low_high!r}", options=["range"])
-            if self.dtype != "uint8":
-                clash("range", "dtype", f"--range maps values to 8 bit, and {self.dtype} keeps them: leave one of them out")
+            if self.dtype != "uint8" and self.dtype not in _FLOATS:
+                clash("range", "dtype", f"--range maps values to 8 bit or to 0 to 1, and {self.dtype} keeps them: leave one of them out")
             object.__setattr__(self, "range", (float(low_high[0]), float(low_high[1])))
 
     def _check_transform(self) -> None:
@@ -289,7 +298,7 @@ class Preprocess:
         return count
 
     def _channels(self) -> int | None:
-        return {"rgb": 3, "gray": 1, "rgba": 4}.get(self.mode) or CHANNELS.get(self.kept_mode or "")
+        return {"rgb": 3, "gray": 1, "rgba": 4}.get(self.mode) or _channels_of(self.kept_mode or "")
 
     def output_hw(self) -> tuple[int, int]:
         """(height, width) of every picture before `transform`; OptionError while `needs_size()`."""
@@ -367,6 +376,12 @@ class Preprocess:
 def clash(first: str, second: str, remedy: str) -> None:
     """Raise the OptionError of two options that do not go together."""
     raise OptionError(f"{_flag(first)} and {_flag(second)} clash: {remedy}", options=[first, second])
+
+
+def _channels_of(mode: str) -> int | None:
+    """Channels of a kept mode; None for what is none."""
+    many = _MANY.fullmatch(mode)
+    return int(many[1]) if many else CHANNELS.get(mode)
 
 
 def _flag(name: str) -> str:

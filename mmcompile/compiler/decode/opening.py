@@ -27,7 +27,7 @@ _READERS = ("Avif", "Bmp", "Gif", "Ico", "Jpeg", "Jpeg2K", "Mpo", "Png", "Ppm", 
 #: Tried in this order.  MPO is found by the JPEG reader; TGA has no signature and is tried last, for its own names only.
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000", "ICO", "PSD")
 #: Every format name that a decoded picture may have.
-FORMATS = (*_FORMATS, "MPO", "TGA")
+FORMATS = (*_FORMATS, "MPO", "TGA", "NPY")
 #: What the pixels of a format depend on besides Pillow itself (names of PIL.features).
 _LIBRARIES = {
     "JPEG": ("libjpeg_turbo", "jpg"),
@@ -117,12 +117,13 @@ def open_image(data: bytes, name: str, options: Preprocess) -> Image.Image:
         except PIL.UnidentifiedImageError as error:
             what = f"a damaged {promised} header, or a kind of {promised} that Pillow does not read" if promised else "no image of a listed format"
             raise DecodeError("the file is empty" if not data else what, stage="open", code="not-an-image", error=type(error).__name__) from error
-        check_size(image, options, "open")
+        check_size(image.size, options, "open")
         return image
 
 
-def check_size(image: Image.Image, options: Preprocess, stage: str) -> None:
-    width, height = image.size
+def check_size(size: tuple[int, int], options: Preprocess, stage: str) -> None:
+    """Raise DecodeError for a picture of (width, height) beyond the limits."""
+    width, height = size
     if width < 1 or height < 1:
         raise DecodeError(f"a picture of {width}x{height} has no pixels", stage=stage, code="not-an-image")
     if width * height > options.max_pixels:
