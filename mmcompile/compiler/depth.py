@@ -39,11 +39,12 @@ def kind_of(dtype: np.dtype[Any], preprocess: Preprocess) -> str:
 
 
 def from_any(values: npt.NDArray[Any], preprocess: Preprocess) -> tuple[npt.NDArray[Any], int]:
-    """(pixels, depth) of values of any shape and number type, for resolved options.
+    """(pixels, depth) of values of any shape, number type and byte order, for resolved options.
 
     `depth` is 8 for uint8, 16 for uint16, and 0 for int16, int32, float32 and float64 as they are.  Bytes stay bytes, whatever the options say of
     more than 8 bits.  Raises DecodeError as `from_16` and `from_32` do.
     """
+    values = values.astype(values.dtype.newbyteorder("="), copy=False)
     if values.dtype.kind == "b" or values.dtype == np.uint8:
         return values.astype(np.uint8, copy=False), 8
     if values.dtype == np.uint16:
@@ -80,7 +81,7 @@ def from_32(values: npt.NDArray[Any], preprocess: Preprocess) -> tuple[npt.NDArr
     """
     is_float = values.dtype.kind == "f"
     if is_float and not np.isfinite(values).all():
-        raise DecodeError("a pixel is NaN or infinite", stage="convert", code="not-finite")
+        raise DecodeError("a pixel is NaN or infinite: write a number in its place", stage="convert", code="not-finite")
     if preprocess.range is not None and preprocess.depth16 != "clip":
         return _to_range(values, preprocess)
     if preprocess.depth16 == "clip":

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,11 +21,13 @@ from PIL import Image
 
 from mmcompile.compiler import depth as depths
 from mmcompile.compiler import resample
-from mmcompile.compiler.decode import convert, jpeg, opening, stored
+from mmcompile.compiler.decode import convert, jpeg, opening, stored, volumes
 from mmcompile.compiler.decode.jpeg import SUGGESTED_SCALING
 from mmcompile.compiler.decode.opening import FORMATS, pillow_warning, versions
 from mmcompile.compiler.decode.roads import mode_recorded, opened
+from mmcompile.compiler.decode.stack import Stack
 from mmcompile.compiler.decode.stored import Stored
+from mmcompile.compiler.decode.volumes import VolumeGeometry
 from mmcompile.compiler.formats import EXTENSIONS, TORCHVISION_EXTENSIONS, belongs, sniff
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.errors import DecodeError
@@ -36,14 +38,17 @@ __all__ = [
     "SUGGESTED_SCALING",
     "TORCHVISION_EXTENSIONS",
     "Decoded",
+    "VolumeGeometry",
     "decode",
     "initialise",
     "picture",
     "picture_size",
     "pillow_warning",
     "probe",
+    "probe_volume",
     "sniff",
     "versions",
+    "volume",
 ]
 
 _Pixels = npt.NDArray[Any]
@@ -61,12 +66,12 @@ _FILTERS = {
 
 @dataclass(frozen=True)
 class Decoded:
-    """Pixels (H, W, C) after geometry and before the cast, and what is known of their source.
+    """Pixels (H, W, C) after geometry and before the cast (of a volume: (D, H, W) or (C, D, H, W)), and what is known of their source.
 
     `pixels` is uint8 (`depth` 8), uint16 (16), or int16, int32, float32 or float64 as they are (0).  `width`, `height`, `mode` (Pillow's, or one like
     Fx5: 5 channels of floats) and `orientation` (1 to 8) are the source's as stored.  `warnings` are codes: broken-exif, icc-ignored, more-frames,
     wrong-extension, truncated-accepted, pillow-warning.  `saving`: about what part of its time this decode would have saved with `jpeg_scaling`,
-    0 to 1.
+    0 to 1.  `frames`: planes of the source's volume.
     """
 
     pixels: _Pixels
@@ -78,6 +83,7 @@ class Decoded:
     orientation: int
     warnings: tuple[str, ...]
     saving: float = 0.0
+    frames: int = 1
 
 
 def initialise() -> None:
@@ -120,6 +126,34 @@ def probe(data: bytes, name: str, preprocess: Preprocess) -> tuple[int, int, str
         may_turn = image.format != "PNG" or any(word in data for word in opening.PNG_ORIENTATION)
         width, height = opening.size_turned(image, options.orientation == "apply" and may_turn, log)
         return width, height, convert.mode_to_keep(image, options)
+
+
+def volume(
+    parts: Sequence[bytes], name: str, preprocess: Preprocess, geometry: VolumeGeometry, on_open: Callable[[int, int], None] | None = None
+) -> Decoded:
+    """The pixels of a volume: of one file (.npy, multi-page TIFF, NIfTI, DICOM), or of the files of a DICOM series.
+
+    Of `preprocess` count dtype, depth, range, axes, orientation (NIfTI) and the limits; `on_open` gets (width, height) of all planes in a column.
+    Raises DecodeError and MemoryError as `decode` does.
+    """
+    options = _resolved(preprocess)
+    with opening.pillow(options):
+        found = volumes.opened(parts, options)
+        depth, height, width = found.shape
+        if on_open is not None:
+            on_open(width, depth * height)
+        pixels, bits = volumes.sample(found, geometry, options)
+    codes = set(found.codes) | (set() if belongs(name, found.format) else {"wrong-extension"})
+    mode = stored.mode_name(found.dtype, max(found.channels, 1))
+    return Decoded(pixels, bits, width, height, found.format, mode, 1, tuple(sorted(codes)), frames=depth)
+
+
+def probe_volume(parts: Sequence[bytes], preprocess: Preprocess) -> tuple[tuple[int, int, int], int]:
+    """((D, H, W), channels or 0) of a volume from its headers.  Raises DecodeError."""
+    options = _resolved(preprocess)
+    with opening.pillow(options):
+        found: Stack = volumes.opened(parts, options)
+        return found.shape, found.channels
 
 
 def picture(image: Image.Image, preprocess: Preprocess) -> tuple[_Pixels, int]:

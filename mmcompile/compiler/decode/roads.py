@@ -10,15 +10,17 @@ import warnings
 import numpy as np
 from PIL import Image
 
-from mmcompile.compiler.decode import npy, opening, png, stored, tiff
+from mmcompile.compiler.decode import convert, npy, opening, png, stored, tiff
 from mmcompile.compiler.decode.stored import Stored
-from mmcompile.compiler.preprocess import Preprocess
+from mmcompile.compiler.preprocess import CHANNELS, Preprocess
 from mmcompile.errors import DecodeError
 
 __all__ = ["mode_recorded", "opened"]
 
 #: Modes of Pillow's that hold 8 bits a channel.
 _BYTES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "RGBa", "La", "CMYK", "YCbCr", "LAB")
+#: Photometric interpretations that are greys (0, 1) and RGB.
+_PLAIN = (0, 1, 2)
 
 
 def opened(data: bytes, name: str, options: Preprocess, log: list[warnings.WarningMessage]) -> Image.Image | Stored:
@@ -31,6 +33,11 @@ def opened(data: bytes, name: str, options: Preprocess, log: list[warnings.Warni
         if not tiff.is_tiff(data) or error.details["code"] != "not-an-image":
             raise
         return _checked(_tiff(data, options), options)
+    if image.format == "TIFF" and options.mode == "keep":
+        _, channels, photometric = tiff.declared(image)
+        # Pillow drops the channels behind a colour that are no transparency.
+        if photometric in _PLAIN and channels > CHANNELS[convert.mode_to_keep(image, options)]:
+            return _checked(_tiff(data, options), options)
     if not _takes_more(options):
         return image
     if png.is_deep(data, image):
@@ -46,7 +53,7 @@ def mode_recorded(data: bytes, image: Image.Image) -> str:
         channels = {"LA": 2, "RGB": 3, "RGBA": 4}[image.mode]
         return stored.mode_name(np.dtype(np.uint16), channels)
     if image.format == "TIFF" and image.mode in _BYTES and image.mode != "P":
-        bits, channels = tiff.bits_of(image)
+        bits, channels, _ = tiff.declared(image)
         if bits == 16:
             return stored.mode_name(np.dtype(np.uint16), channels)
     return image.mode

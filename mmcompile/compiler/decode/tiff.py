@@ -20,7 +20,7 @@ from mmcompile.compiler.decode.stored import Stored, check_bytes
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.errors import DecodeError
 
-__all__ = ["Page", "bits_of", "is_tiff", "pages", "pixels", "stored"]
+__all__ = ["Page", "declared", "is_tiff", "pages", "pixels", "stored"]
 
 _Pixels = npt.NDArray[Any]
 
@@ -83,16 +83,16 @@ def is_tiff(data: bytes) -> bool:
     return data[:4] in _SIGNATURES
 
 
-def bits_of(image: Image.Image) -> tuple[int, int]:
-    """(bits of a value, channels) that an opened TIFF declares; (0, 0) where it is too odd to tell."""
+def declared(image: Image.Image) -> tuple[int, int, int]:
+    """(bits of a value, channels, photometric) that an opened TIFF declares; (0, 0, 0) where it is too odd to tell."""
     try:
-        declared: Any = image.tag_v2  # type: ignore[attr-defined]
-        bits, channels = max(declared.get(_BITS, (1,))), int(declared.get(_SAMPLES, 1))
+        tags: Any = image.tag_v2  # type: ignore[attr-defined]
+        bits, channels, photometric = max(tags.get(_BITS, (1,))), int(tags.get(_SAMPLES, 1)), int(tags.get(_PHOTOMETRIC, 1))
     except MemoryError:
         raise
     except Exception:
-        return 0, 0
-    return int(bits), channels
+        return 0, 0, 0
+    return int(bits), channels, photometric
 
 
 def pages(data: bytes) -> Iterator[Page]:
