@@ -36,6 +36,8 @@ PRESETS = {
     "clip": Preprocess(**PILLOW, depth16="clip"),
     "scale": Preprocess(**PILLOW, depth16="scale"),
 }
+#: What is recorded of sources of 16 bits a channel that Pillow opens in a mode of 8.
+DEEP = {"LA": ("I;16x2",), "RGB": ("I;16x3",), "RGBA": ("I;16x4",), "RGBX": ("I;16x4",), "CMYK": ("I;16x4",)}
 #: A limit of ours is the right answer to a picture that would become huge.
 LIMITS = {"pixel-limit", "aspect-limit"}
 
@@ -124,7 +126,9 @@ class Examined:
 
     def provenance(self, found: Decoded):
         row = self.row
-        self.check("format", (found.format, found.mode) == (row["format"], row["mode"]), found.format, found.mode)
+        # The record says so where Pillow, whose mode the table has, drops the lower bits.
+        mode = row["mode"] if found.mode in DEEP.get(row["mode"], ()) else found.mode
+        self.check("format", (found.format, mode) == (row["format"], row["mode"]), found.format, found.mode)
         self.check("frames", ("more-frames" in found.warnings) == (int(row["frames"]) > 1), found.warnings)
         self.check("profile", ("icc-ignored" in found.warnings) == ("icc" in row["flags"].split(";")), found.warnings)
         orientation = int(row["orientation"]) if row["orientation"] in tuple("12345678") else 1

@@ -137,7 +137,7 @@ def volume(
     Raises DecodeError and MemoryError as `decode` does.
     """
     options = _resolved(preprocess)
-    with opening.pillow(options):
+    with opening.pillow(options), opening.quiet(*volumes.LOGGERS):
         found = volumes.opened(parts, options)
         depth, height, width = found.shape
         if on_open is not None:
@@ -151,7 +151,7 @@ def volume(
 def probe_volume(parts: Sequence[bytes], preprocess: Preprocess) -> tuple[tuple[int, int, int], int]:
     """((D, H, W), channels or 0) of a volume from its headers.  Raises DecodeError."""
     options = _resolved(preprocess)
-    with opening.pillow(options):
+    with opening.pillow(options), opening.quiet(*volumes.LOGGERS):
         found: Stack = volumes.opened(parts, options)
         return found.shape, found.channels
 

@@ -194,10 +194,12 @@ def _ends(dataset: Any, dtype: np.dtype[Any]) -> Any:
 
 
 def _pixels(pydicom: Any, frame: _Frame) -> _Pixels:
-    syntax = frame.dataset.file_meta.TransferSyntaxUID
-    packed = f"data ({syntax.name}, damaged or for a plug-in: {_PLUGINS})" if syntax.is_compressed else "data"
+    with opening.stage("load", "DICOM header", accepts=False):
+        syntax = frame.dataset.file_meta.TransferSyntaxUID
+        is_packed = syntax.is_compressed
+    packed = f"data ({syntax.name}, damaged or for a plug-in: {_PLUGINS})" if is_packed else "data"
     with opening.stage("load", f"DICOM {packed}", accepts=False):
-        if syntax.is_compressed:
+        if is_packed:
             decoder = pydicom.pixels.get_decoder(syntax)
             if not decoder.is_available:
                 raise DecodeError(f"compressed as {syntax.name}, for which pydicom needs a plug-in: {_PLUGINS}", stage="load", code="needs-extra")

@@ -11,6 +11,7 @@ import functools
 import importlib
 import importlib.metadata
 import io
+import logging
 import threading
 import warnings
 from collections.abc import Iterator
@@ -111,6 +112,19 @@ def stage(stage: str, what: str, *, accepts: bool = True) -> Iterator[None]:
         if stage == "load" and accepts:
             message += " (--truncated accept keeps what can be had)"
         raise DecodeError(message, stage=stage, code=code, error=type(error).__name__) from error
+
+
+@contextlib.contextmanager
+def quiet(*loggers: str) -> Iterator[None]:
+    """What these loggers say of a file is no business of the program's; its reject says it."""
+    before = [(logger, logger.disabled) for logger in map(logging.getLogger, loggers)]
+    try:
+        for logger, _ in before:
+            logger.disabled = True
+        yield
+    finally:
+        for logger, was in before:
+            logger.disabled = was
 
 
 def _explain(error: Exception, what: str) -> tuple[str, str]:

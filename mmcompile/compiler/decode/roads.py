@@ -30,9 +30,11 @@ def opened(data: bytes, name: str, options: Preprocess, log: list[warnings.Warni
     try:
         image = opening.open_image(data, name, options)
     except DecodeError as error:
-        if not tiff.is_tiff(data) or error.details["code"] != "not-an-image":
+        if options.compat is not None or not tiff.is_tiff(data) or error.details["code"] != "not-an-image":
             raise
-        return _checked(_tiff(data, options), options)
+        return _checked(_tiff_or(error, data, options), options)
+    if options.compat is not None:
+        return image
     if image.format == "TIFF" and options.mode == "keep":
         _, channels, photometric = tiff.declared(image)
         # Pillow drops the channels behind a colour that are no transparency.
@@ -72,6 +74,16 @@ def _checked(found: Stored, options: Preprocess) -> Stored:
 def _tiff(data: bytes, options: Preprocess) -> Stored:
     with opening.stage("open", "TIFF header"):
         return tiff.stored(data, options)
+
+
+def _tiff_or(error: DecodeError, data: bytes, options: Preprocess) -> Stored:
+    """As `_tiff`; for a damaged file Pillow's answer, which is `error`, counts."""
+    try:
+        return _tiff(data, options)
+    except DecodeError as own:
+        if own.details["code"] in ("truncated", "corrupt", "not-an-image"):
+            raise error from own
+        raise
 
 
 def _tiff_beyond(data: bytes, image: Image.Image, options: Preprocess) -> Stored | None:

@@ -6,6 +6,7 @@ bytes grey, so that no second TIFF library decides about pixels.  Every offset a
 
 from __future__ import annotations
 
+import contextlib
 import io
 import struct
 from collections.abc import Iterator
@@ -52,6 +53,9 @@ _NAMES = {
     50002: "JPEG XL",
     52546: "JPEG XL",
 }
+_ICC = 34675
+#: What the channel behind the colours is: transparency that they have been multiplied by, or not.
+_MULTIPLIED, _APART = 1, 2
 #: A reduced version of another page.
 _REDUCED = 1
 _MAX_TAGS = 4096
@@ -122,10 +126,12 @@ def _directory(data: bytes, at: int, order: str, big: bool) -> tuple[dict[int, t
     at, size, inline = at + (8 if big else 2), 20 if big else 12, 8 if big else 4
     if count > _MAX_TAGS:
         raise DecodeError(f"a TIFF directory of {count} entries", stage="open", code="corrupt")
-    tags = {}
+    tags: dict[int, tuple[int, ...]] = {}
     for entry in range(at, at + count * size, size):
         tag, kind = _unpack(data, order + "H", entry), _unpack(data, order + "H", entry + 2)
         number = _unpack(data, order + ("Q" if big else "I"), entry + 4)
+        if tag == _ICC:
+            tags[tag] = (number,)
         if tag not in _NEEDED or kind not in _TYPES:
             continue
         letter, width = _TYPES[kind]
@@ -192,15 +198,25 @@ def _page(tags: dict[int, tuple[int, ...]], order: str, nbytes: int) -> Page:
 
 def stored(data: bytes, options: Preprocess) -> Stored:
     """The first page of a TIFF as it holds its values.  Raises DecodeError."""
-    page = next(pages(data), None)
+    several = pages(data)
+    page = next(several, None)
     if page is None:
         raise DecodeError("a TIFF without a page", stage="open", code="not-an-image")
     check_bytes(page.width * page.height * page.channels, page.dtype.itemsize, options)
     colours = {0: 1, 1: 1, 2: 3, 6: 3}.get(page.photometric, 0)
-    behind = page.channels - colours
-    if behind < 0 or (colours == 1 and behind and page.extra[:1] != (2,)) or page.extra[:1] == (1,):
-        colours = 0  # many greys, or colours that transparency has been multiplied into
-    alpha = bool(colours) and behind > 0 and page.extra[:1] == (2,)
+    behind, clear = page.channels - colours, page.extra[:1] in ((_MULTIPLIED,), (_APART,))
+    if behind < 0 or (colours == 1 and behind and not clear):
+        colours = 0  # many greys
+    alpha = bool(colours) and behind > 0 and clear
+    codes = {"icc-ignored"} if _ICC in page.tags else set()
+    with contextlib.suppress(DecodeError):  # a damaged page behind the first is no business of ours
+        if next(several, None) is not None:
+            codes.add("more-frames")
+
+    def load() -> _Pixels:
+        made = pixels(data, page)
+        return _divided(made, colours) if alpha and page.extra[0] == _MULTIPLIED else made
+
     return Stored(
         format="TIFF",
         width=page.width,
@@ -209,10 +225,20 @@ def stored(data: bytes, options: Preprocess) -> Stored:
         dtype=page.dtype.newbyteorder("="),
         colours=colours,
         alpha=alpha,
-        load=lambda: pixels(data, page),
+        load=load,
         orientation=page.orientation,
         turns=True,
+        codes=frozenset(codes),
     )
+
+
+def _divided(values: _Pixels, colours: int) -> _Pixels:
+    """(H, W, C) whose colours were multiplied by the transparency behind them, as if they had not been."""
+    full = 1.0 if values.dtype.kind == "f" else float(np.iinfo(values.dtype).max)
+    alpha = values[:, :, colours, None].astype(np.float64)
+    made = np.divide(values[:, :, :colours] * full, alpha, out=np.zeros((*values.shape[:2], colours)), where=alpha > 0)
+    apart = made if full == 1.0 else np.clip(np.rint(made), np.iinfo(values.dtype).min, full)
+    return np.concatenate([apart.astype(values.dtype), values[:, :, colours:]], axis=2)
 
 
 def pixels(data: bytes, page: Page) -> _Pixels:
@@ -300,7 +326,7 @@ def _by_libtiff(data: bytes, page: Page, which: slice, tags: dict[int, int], tab
     except Exception as error:
         name = _NAMES.get(page.compression, str(page.compression))
         what = f"{name} data in a TIFF that Pillow's libtiff cannot decode: damaged, or a kind that it was built without"
-        raise DecodeError(what, stage="load", code="corrupt", error=type(error).__name__) from error
+        raise DecodeError(what, stage="load", code="corrupt") from error
     finally:
         Image.MAX_IMAGE_PIXELS = before
 

@@ -15,7 +15,10 @@ from mmcompile.compiler.decode.stack import Stack, check_frames
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.errors import DecodeError
 
-__all__ = ["VolumeGeometry", "opened", "sample"]
+__all__ = ["LOGGERS", "VolumeGeometry", "opened", "sample"]
+
+#: What the libraries that read volumes write to.
+LOGGERS = ("pydicom", "nibabel.global")
 
 _Pixels = npt.NDArray[Any]
 _Size = tuple[int, int, int]
