@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mmcompile.compiler.cast import store
-from mmcompile.compiler.decode import VolumeGeometry, opening, probe_volume, versions, volume
+from mmcompile.compiler.decode import VolumeGeometry, probe_volume, versions, volume
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.errors import DecodeError
 
@@ -428,7 +428,6 @@ def test_versions_of_volumes_stand_by_themselves():
     assert "pydicom" in versions("DICOM")
     assert "pydicom" not in versions()
     assert "pydicom" in versions(volumes=True)
-    opening._installed.cache_clear()
 
 
 # ---------------------------------------------------------------- damage
