@@ -158,8 +158,8 @@ _HELP_GROUPS = {
     "What RAW is, and what of it": "source include exclude hidden split classes-from images image-column label-column columns "
     "group-by order-by split-by where rows as shape array-dtype",
     "Size": "pad keep-size filter resampler jpeg-scaling",
-    "Pixels": "mode mean std scale orientation alpha depth16 range axes icc frames truncated max-pixels max-aspect compat transform transform-version "
-    "transform-shape",
+    "Pixels": "mode mean std scale orientation alpha depth16 range axes icc frames truncated max-pixels max-aspect compat transform "
+    "transform-version transform-shape",
     "Rows and shards": "layout order shard-bytes",
     "How it runs": "decode-timeout checksum redecode no-lock json help",
     "On many machines": "engine address plan-only part",

@@ -1,6 +1,7 @@
 """Every file of the corpus against its reference value (see the corpus' README): MMCOMPILE_CORPUS names its folder."""
 
 import csv
+import importlib.util
 import multiprocessing
 import os
 from collections import Counter, defaultdict
@@ -93,7 +94,15 @@ class Examined:
             self.values()
         return self.checked, self.wrong
 
+    def heif(self):
+        found = self.decoded("faithful")
+        code = found.details["code"] if isinstance(found, DecodeError) else None
+        self.check("heif", (code == "needs-extra") == (importlib.util.find_spec("pillow_heif") is None), code)
+
     def refused(self):
+        if sniff(self.data[:32]) == "HEIF":  # Pillow, whose word the table has, reads none
+            self.heif()
+            return
         for preset in ("faithful", "compat"):
             found = self.decoded(preset)
             self.check("refused", isinstance(found, DecodeError))
@@ -180,6 +189,7 @@ FACTS = {
     "scale": 15,
     "deep": 20,
     "refused": 200,
+    "heif": 20,
     "refused where and by what": 200,
     "rejects are in our words": 200,
     "format": 900,

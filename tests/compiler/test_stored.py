@@ -11,9 +11,11 @@ import pytest
 from PIL import Image
 
 from mmcompile.compiler.cast import store
-from mmcompile.compiler.decode import decode, probe, stored
+from mmcompile.compiler.decode import decode, mask, probe, stored
+from mmcompile.compiler.marks import marks_of
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.errors import DecodeError, OptionError
+from tests.compiler.builds import dataset, images, inline, run, write
 from tests.compiler.deep_png import chunk, deep_png
 
 RNG = np.random.default_rng(0)
@@ -369,6 +371,50 @@ def test_deep_tiff_is_turned_and_its_transparency_composited():
     clear = DEEP.astype(np.int64)
     wanted = (clear[:, :, :3] * clear[:, :, 3:] + 65535 * (65535 - clear[:, :, 3:]) + 32767) // 65535
     assert np.array_equal(made(data, "x.tif", crop=(40, 30), dtype="uint16").pixels, np.rot90(wanted, -1))
+
+
+# ---------------------------------------------------------------- masks
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "bool", "int64", ">u2", "float32"])
+def test_a_mask_may_be_an_array_and_is_turned_as_its_picture_is(dtype):
+    ids = RNG.integers(0, 2 if dtype == "bool" else 200, (30, 40)).astype(dtype)
+    options = Preprocess(crop=(40, 30), kind="mask").resolved()
+    assert np.array_equal(mask(npy(ids), "x.npy", options, (40, 30), 6), np.rot90(ids, -1).astype(np.uint8))
+    with pytest.raises(DecodeError, match="mask"):
+        mask(npy(np.stack([ids] * 3)), "x.npy", options, (40, 30), 6)
+
+
+def test_a_mask_of_an_array_holds_whole_numbers_that_fit():
+    options = Preprocess(crop=(1, 2), kind="mask").resolved()
+    for values in ([[0.5, 1]], [[np.nan, 1]], [[1e30, 1]], [[-1, 0]], [[256, 0]]):
+        with pytest.raises(DecodeError) as caught:
+            mask(npy(np.array(values)), "x.npy", options, (2, 1), 1)
+        assert caught.value.details["code"] in ("mask-colours", "value-range")
+
+
+# ---------------------------------------------------------------- builds
+
+
+def test_a_build_keeps_channels_and_a_rebuild_for_16_bits_decodes_again(tmp_path, monkeypatch):
+    inline(monkeypatch)
+    raw = write(tmp_path / "raw", {f"a/{k}.png": deep_png(RNG.integers(0, 65536, (8, 8, 3), np.uint16)) for k in range(3)})
+    write(raw, {"a/stray.png": deep_png(RNG.integers(0, 65536, (8, 8, 4), np.uint16))})
+    deep = Preprocess(crop=8, dtype="uint16", mode="keep")
+    run(raw, tmp_path / "out")
+    run(raw, tmp_path / "out", deep, max_rejects=1)
+    run(raw, tmp_path / "new", deep, max_rejects=1)
+    assert dataset(tmp_path / "out") == dataset(tmp_path / "new")
+    whole = Preprocess(crop=8, dtype="uint16", mode="keep", kept_mode="I;16x3")
+    wanted = [decode((raw / f"a/{k}.png").read_bytes(), "x.png", whole).pixels.transpose(2, 0, 1) for k in range(3)]
+    assert np.array_equal(images(tmp_path / "out"), wanted)
+
+
+def test_a_reject_for_a_missing_extra_is_not_remembered():
+    marks = marks_of(Preprocess(crop=8), {}, 1)
+    line = {"source_hash": "0" * 32, "stage": "open", "code": "needs-extra"}
+    assert not marks.rejects(marks, line)
+    assert marks.rejects(marks, {**line, "code": "not-an-image"})
 
 
 # ---------------------------------------------------------------- damage
