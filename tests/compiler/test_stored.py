@@ -396,15 +396,22 @@ def test_a_mask_of_an_array_holds_whole_numbers_that_fit():
 # ---------------------------------------------------------------- builds
 
 
-def test_a_build_keeps_channels_and_a_rebuild_for_16_bits_decodes_again(tmp_path, monkeypatch):
+def test_a_rebuild_for_16_bits_takes_no_rows_of_8(tmp_path, monkeypatch):
+    inline(monkeypatch)
+    raw = write(tmp_path / "raw", {f"a/{k}.png": deep_png(RNG.integers(0, 65536, (8, 8, 3), np.uint16)) for k in range(3)})
+    for deep in (Preprocess(crop=8, dtype="uint16"), Preprocess(crop=8, range=(0, 9000)), Preprocess(crop=8, dtype="float32")):
+        out, new = tmp_path / f"out-{deep.dtype}", tmp_path / f"new-{deep.dtype}"
+        run(raw, out, Preprocess(crop=8))
+        run(raw, out, deep)
+        run(raw, new, deep)
+        assert dataset(out) == dataset(new)
+
+
+def test_a_build_keeps_the_channels_of_its_sources(tmp_path, monkeypatch):
     inline(monkeypatch)
     raw = write(tmp_path / "raw", {f"a/{k}.png": deep_png(RNG.integers(0, 65536, (8, 8, 3), np.uint16)) for k in range(3)})
     write(raw, {"a/stray.png": deep_png(RNG.integers(0, 65536, (8, 8, 4), np.uint16))})
-    deep = Preprocess(crop=8, dtype="uint16", mode="keep")
-    run(raw, tmp_path / "out")
-    run(raw, tmp_path / "out", deep, max_rejects=1)
-    run(raw, tmp_path / "new", deep, max_rejects=1)
-    assert dataset(tmp_path / "out") == dataset(tmp_path / "new")
+    run(raw, tmp_path / "out", Preprocess(crop=8, dtype="uint16", mode="keep"), max_rejects=1)
     whole = Preprocess(crop=8, dtype="uint16", mode="keep", kept_mode="I;16x3")
     wanted = [decode((raw / f"a/{k}.png").read_bytes(), "x.png", whole).pixels.transpose(2, 0, 1) for k in range(3)]
     assert np.array_equal(images(tmp_path / "out"), wanted)

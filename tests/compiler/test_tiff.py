@@ -155,6 +155,15 @@ def test_limits_hold_before_memory():
     assert rejected(bomb).details["code"] == "pixel-limit"
 
 
+def test_tiles_promise_no_more_memory_than_the_file_holds():
+    tiled = written(GREY, tile=(16, 16))
+    assert rejected(with_tag(tiled, 322, 4096)).details["stage"] in ("open", "load")
+    many = with_tag(with_tag(with_tag(written(GREY[:1, :1], tile=(16, 16)), 277, 60_000), 322, 4096), 323, 4096)
+    assert rejected(many).details["code"] == "corrupt"
+    wide = with_tag(with_tag(written(np.zeros((1, 60_000), np.uint8), tile=(16, 16)), 323, 4096), 322, 16)
+    assert rejected(wide).details["code"] == "truncated"
+
+
 def test_a_circle_of_pages_ends():
     data = bytearray(PLAIN)
     at = struct.unpack_from("<I", data, 4)[0]

@@ -59,6 +59,8 @@ _MULTIPLIED, _APART = 1, 2
 #: A reduced version of another page.
 _REDUCED = 1
 _MAX_TAGS = 4096
+#: A tile may be larger than its picture, but not if it is larger than this, too.
+_TILE_BYTES = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -169,6 +171,8 @@ def _page(tags: dict[int, tuple[int, ...]], order: str, nbytes: int) -> Page:
     planar = _one(tags, _PLANAR, 1) == 2 and channels > 1
     if rows < 1 or columns < 1 or (tiled and (rows > 2 * height + 4096 or columns > 2 * width + 4096)):
         raise DecodeError(f"a TIFF in pieces of {columns}x{rows}", stage="open", code="corrupt")
+    if tiled and rows * columns * channels * depth // 8 > max(_TILE_BYTES, 2 * width * height * channels * depth // 8):
+        raise DecodeError(f"a TIFF in tiles of {columns}x{rows} for {width}x{height} pixels", stage="open", code="corrupt")
     blocks = -(-height // rows) * -(-width // columns) * (channels if planar else 1)
     if len(offsets) == 1 and not counts and compression == 1:
         counts = (width * height * channels * depth // 8,)
@@ -259,6 +263,8 @@ def _plane(data: bytes, page: Page, which: slice, channels: int) -> _Pixels:
     if page.compression == _JPEG:
         return _jpeg(data, page, which, channels)
     if page.compression == 1:
+        if page.tiled and min(page.counts[which]) < rows * columns * width:  # before there is memory for what tiles promise
+            raise DecodeError("the file ends before the TIFF data does", stage="load", code="truncated")
         flat = np.zeros((down * rows if page.tiled else page.height, across * columns * width), np.uint8)
         for k, (at, count) in enumerate(zip(page.offsets[which], page.counts[which], strict=True)):
             top, left = k // across * rows, k % across * columns * width
