@@ -17,22 +17,16 @@ import numpy as np
 
 from mmcompile.compiler.cast import PIXEL_REVISION, channel_sums, store
 from mmcompile.compiler.fieldoptions import FieldOptions, fields_of
+from mmcompile.compiler.modes import CHANNELS, channels_of
 from mmcompile.errors import OptionError
 from mmcompile.format.fields import PIXELS, Field
 
-__all__ = ["CHANNELS", "IMAGENET", "PIXEL_REVISION", "Normalize", "Preprocess", "channel_sums", "store"]
+__all__ = ["IMAGENET", "PIXEL_REVISION", "Normalize", "Preprocess", "channel_sums", "store"]
 
 #: Pillow's own error limit: twice the pixels of a quarter GiB of RGB.
 MAX_PIXELS = 178_956_970
 #: Widest row or column that an option may ask for; a row of a shard must stay far below a shard.
 MAX_SIDE = 65_535
-
-#: Channels of each mode that `mode="keep"` can keep.
-CHANNELS = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4, "I;16": 1, "I": 1, "F": 1}
-#: ... and of pictures with another number of channels than those: bytes, 16 bits, whole numbers and floats.  A record holds 8 letters.
-_MANY = re.compile(r"(?:L|I;16|I|F)x([1-9][0-9]{0,2})")
-#: What fits in those letters.
-MAX_CHANNELS = 999
 
 _CHOICES: dict[str, tuple[str | None, ...]] = {
     "mode": ("rgb", "gray", "rgba", "keep"),
@@ -204,7 +198,7 @@ class Preprocess:
             clash("alpha", "mode", f"--mode {self.mode} keeps transparency: leave --alpha out")
         if not alpha_kept and self.alpha == "keep":
             clash("alpha", "mode", "transparency is kept by --mode rgba")
-        if self.kept_mode is not None and _channels_of(self.kept_mode) is None:
+        if self.kept_mode is not None and channels_of(self.kept_mode) is None:
             words = ", ".join(CHANNELS)
             raise OptionError(f"--kept-mode must be one of {words}, or one like Fx5 for 5 channels, found {self.kept_mode!r}", options=["kept_mode"])
         if self.kept_mode is not None and self.mode != "keep":
@@ -379,7 +373,7 @@ class Preprocess:
         return count
 
     def _channels(self) -> int | None:
-        return {"rgb": 3, "gray": 1, "rgba": 4}.get(self.mode) or _channels_of(self.kept_mode or "")
+        return {"rgb": 3, "gray": 1, "rgba": 4}.get(self.mode) or channels_of(self.kept_mode or "")
 
     def output_hw(self) -> tuple[int, int]:
         """(height, width) of every picture before `transform`; OptionError while `needs_size()`."""
@@ -462,12 +456,6 @@ class Preprocess:
 def clash(first: str, second: str, remedy: str) -> None:
     """Raise the OptionError of two options that do not go together."""
     raise OptionError(f"{_flag(first)} and {_flag(second)} clash: {remedy}", options=[first, second])
-
-
-def _channels_of(mode: str) -> int | None:
-    """Channels of a kept mode; None for what is none."""
-    many = _MANY.fullmatch(mode)
-    return int(many[1]) if many else CHANNELS.get(mode)
 
 
 def _flag(name: str) -> str:

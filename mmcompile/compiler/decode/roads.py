@@ -12,7 +12,8 @@ from PIL import Image
 
 from mmcompile.compiler.decode import convert, npy, opening, png, stored, tiff
 from mmcompile.compiler.decode.stored import Stored
-from mmcompile.compiler.preprocess import CHANNELS, Preprocess
+from mmcompile.compiler.modes import CHANNELS
+from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.errors import DecodeError
 
 __all__ = ["mode_recorded", "opened"]

@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from mmcompile.compiler.decode import opening
 from mmcompile.compiler.decode.stored import check_bytes
-from mmcompile.compiler.preprocess import MAX_CHANNELS, Preprocess
+from mmcompile.compiler.modes import MAX_CHANNELS
+from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.errors import DecodeError
 
 __all__ = ["Stack", "check_frames"]

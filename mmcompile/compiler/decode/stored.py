@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcompile.compiler import depth as depths
-from mmcompile.compiler.preprocess import MAX_CHANNELS, Preprocess
+from mmcompile.compiler.modes import MAX_CHANNELS, named
+from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.errors import DecodeError
 
 __all__ = ["Stored", "check_bytes", "convert", "mode_name", "mode_to_keep", "turned"]
@@ -68,18 +69,12 @@ def check_bytes(values: int, itemsize: int, options: Preprocess) -> None:
 def mode_name(dtype: np.dtype[Any], channels: int) -> str:
     """What a record calls pixels of this dtype: Pillow's modes where it has one, else one like Fx5."""
     kind = "L" if dtype == np.uint8 or dtype.kind == "b" else "I;16" if dtype == np.uint16 else "F" if dtype.kind == "f" else "I"
-    return _named(kind, channels, False)
+    return named(kind, channels)
 
 
 def mode_to_keep(stored: Stored, options: Preprocess) -> str:
     """The mode that stands for a picture's own under `mode="keep"`."""
-    return _named(depths.kind_of(stored.dtype, options), stored.channels, stored.alpha)
-
-
-def _named(kind: str, channels: int, alpha: bool) -> str:
-    if kind == "L" and (known := {(3, False): "RGB", (4, True): "RGBA", (2, True): "LA"}.get((channels, alpha))):
-        return known
-    return kind if channels == 1 else f"{kind}x{channels}"
+    return named(depths.kind_of(stored.dtype, options), stored.channels, alpha=stored.alpha)
 
 
 def turned(pixels: _Pixels, orientation: int) -> _Pixels:
