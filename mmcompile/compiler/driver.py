@@ -23,7 +23,7 @@ from mmcompile.compiler import decode, forecast, geometry, transform
 from mmcompile.compiler.broker import BrokerExecutor, connect
 from mmcompile.compiler.cluster import Cluster
 from mmcompile.compiler.engines import LocalExecutor, make_executor
-from mmcompile.compiler.options import BuildOptions, allowed_rejects, typed
+from mmcompile.compiler.options import BuildOptions, allowed_rejects, tells_of_keywords, typed
 from mmcompile.compiler.outcome import BuildReport, Progress, sizes_of
 from mmcompile.compiler.output import (
     Contents,
@@ -34,9 +34,11 @@ from mmcompile.compiler.output import (
     clean_up,
     describe_published,
     free_bytes,
+    noted_bytes,
     open_output,
     publish_shards,
     refuse_removed,
+    told_changes,
     unless_removed,
 )
 from mmcompile.compiler.parts import plan_exists, refuse_other, remove_plan
@@ -48,10 +50,10 @@ from mmcompile.compiler.run import Counts, Runner, ShardWork
 from mmcompile.compiler.seals import Seal
 from mmcompile.compiler.shardcall import versions_here
 from mmcompile.compiler.sources import Scan, Source, roots_of
-from mmcompile.compiler.sources.choose import SourceOptions, open_source
+from mmcompile.compiler.sources.choose import given_source
 from mmcompile.compiler.sources.compiled import CompiledSource
-from mmcompile.compiler.sources.dataset import wrap
 from mmcompile.compiler.sources.rows import is_row_source
+from mmcompile.compiler.sources.splits import check_splits
 from mmcompile.compiler.staging import Staging
 from mmcompile.compiler.statcache import StatCache
 from mmcompile.compiler.task import Job, warm_up
@@ -73,6 +75,7 @@ __all__ = ["BuildOptions", "BuildReport", "build"]
 _SAVE_S, _SAVE_SHARE = 30.0, 100
 
 
+@tells_of_keywords
 def build(
     source: Any,
     out: str | Path,
@@ -86,7 +89,8 @@ def build(
 ) -> BuildReport:
     """Compile `source` into the dataset `out`, and publish it.
 
-    `source` is a path or URL of anything that the command reads, or a list of some; a dataset with a length and items, or a dict of such by split;
+    `source` is a path or URL of anything that the command reads, or a list of some, or these with options of the command as `Raw("out1/",
+    where="width >= 256")`; a dataset with a length and items, or a dict of such by split;
     arrays (numpy's, tensors, of HDF5 or Zarr) alone or in a dict by name; an iterable of samples, which is read once; or a Source.  A sample is a
     tuple, a dict, or one picture (of Pillow), array, tensor or number; the first one declares names, dtypes and shapes of all.  Pictures are made as
     `preprocess` says, with the pixels that the same file in a folder has; arrays are stored as they are.  A dataset that pickles is read by all
@@ -100,24 +104,22 @@ def build(
     be read or settled (both with everything else sealed, nothing published); OutputExistsError; EngineError; BuildError when another run is
     at work, or the disk is full.
     """
+    for name, value, kinds in (("preprocess", preprocess, (Preprocess, RowPreprocess)), ("options", options, (BuildOptions,))):
+        if value is not None and not isinstance(value, kinds):
+            expected = " or ".join(f"a mmcompile.{kind.__name__}" for kind in kinds)
+            raise OptionError(f"{name} must be {expected}, not {value!r:.80}", options=[name])
     options = options or BuildOptions()
     if workers is not None:
         options = replace(options, workers=workers)
     progress = progress or (lambda _: None)
     out = on_disk(out)
-    places = [source] if isinstance(source, str | Path) else source
-    if isinstance(places, list | tuple) and places and all(isinstance(place, str | Path) for place in places):
-        source = open_source(
-            [os.fspath(place) for place in places], SourceOptions(compat=None if isinstance(preprocess, RowPreprocess | None) else preprocess.compat)
-        )
-    elif not hasattr(source, "scan"):
-        source, preprocess = wrap(source, preprocess)
+    source, preprocess = given_source(source, preprocess)
     if is_row_source(source):
         from mmcompile.compiler.rowbuild import RowBuild
 
         return _outcome(RowBuild(source, out, preprocess, options, progress), dry_run)
     if isinstance(preprocess, RowPreprocess):
-        raise OptionError("a RowPreprocess is for rows of arrays: give a Preprocess for images")
+        raise OptionError("a RowPreprocess is for arrays, tables and datasets in Python, and this source has files of images: give a Preprocess")
     preprocess = source.settle(preprocess) if isinstance(source, CompiledSource) else preprocess or Preprocess()
     given = cast(Source, source)
     if is_url(out):
@@ -285,6 +287,7 @@ class Build:
         self.progress(Progress("scan"))
         at_ns = time.time_ns()
         self.scan = self.source.scan(lambda n: self.progress(Progress("scan", n)))
+        check_splits(self.scan.splits, self.source.root)
         if self.options.seed is not None:
             self.scan = shuffled(self.scan, self.options.seed)
         if not self.scan.keys:
@@ -319,8 +322,8 @@ class Build:
             refuse_other(self.out, self.wanted)
         if self.early is None or not self.early.holds:
             self.planned = Planned(self.out, self.job, self.wanted, self.listed, self.options, self.executor)
-        for line in self.planned.changed:
-            self.progress(Progress("plan", message=f"differs from what is in {self.out}: {line}"))
+        if self.planned.changed:
+            self.progress(Progress("plan", message=told_changes(self.out, self.planned.changed)))
         self.planned.find_whole(self.progress)
 
     def _stands(self) -> bool:
@@ -345,7 +348,7 @@ class Build:
         todo = self.planned.todo
         total = sum(len(t) for t in todo)
         self.planned.check_versions(self.progress)
-        check_room(self.out, total, self.wanted.row_bytes, self._free_bytes())
+        check_room(self.out, noted_bytes(total, self.wanted.row_bytes), f"{total:,} samples", self._free_bytes())
         write_atomic(self.out / ".build" / "settings.json", canonical(self.wanted.compared))
         if self.staging is not None:
             self.staging.keep()

@@ -17,8 +17,8 @@ import numpy as np
 
 from mmcompile.compiler.cast import PIXEL_REVISION, channel_sums, store
 from mmcompile.compiler.fieldoptions import FieldOptions, fields_of
-from mmcompile.compiler.modes import CHANNELS, channels_of
-from mmcompile.errors import OptionError
+from mmcompile.compiler.modes import channels_of
+from mmcompile.errors import OptionError, spelled
 from mmcompile.format.fields import PIXELS, Field
 
 __all__ = ["IMAGENET", "PIXEL_REVISION", "Normalize", "Preprocess", "channel_sums", "store"]
@@ -76,6 +76,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
+@spelled
 @dataclass(frozen=True)
 class Normalize:
     """`(value - mean) / std` for each channel, in float32 (float64 for float64 rows); `value` is what `scale` says.  `std` is positive."""
@@ -101,6 +102,7 @@ class Normalize:
 IMAGENET = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
+@spelled
 @dataclass(frozen=True, kw_only=True)
 class Preprocess:
     """The static part of an input pipeline; names and values are those of `mmcompile build`.
@@ -199,8 +201,7 @@ class Preprocess:
         if not alpha_kept and self.alpha == "keep":
             clash("alpha", "mode", "transparency is kept by --mode rgba")
         if self.kept_mode is not None and channels_of(self.kept_mode) is None:
-            words = ", ".join(CHANNELS)
-            raise OptionError(f"--kept-mode must be one of {words}, or one like Fx5 for 5 channels, found {self.kept_mode!r}", options=["kept_mode"])
+            raise OptionError(f"--kept-mode must be one like RGB, I;16 or Fx5 (5 channels), found {self.kept_mode!r}", options=["kept_mode"])
         if self.kept_mode is not None and self.mode != "keep":
             clash("kept_mode", "mode", "a mode of the sources is kept only with --mode keep")
         if self.depth16 == "scale" and self.dtype != "uint8":

@@ -27,6 +27,7 @@ from mmcompile.compiler.output import (
     Part,
     Published,
     check_output,
+    check_room,
     clean_up,
     describe_changes,
     describe_published,
@@ -37,12 +38,16 @@ from mmcompile.compiler.output import (
     open_output,
     publish_shards,
     refuse_removed,
+    singles_stand,
+    told_changes,
     unless_removed,
 )
 from mmcompile.compiler.parts import remove_plan
 from mmcompile.compiler.plan import row_cuts, rows_per_shard
 from mmcompile.compiler.planning import with_lists
 from mmcompile.compiler.preprocess import PIXEL_REVISION, Preprocess
+from mmcompile.compiler.previous import replaced
+from mmcompile.compiler.rowgaps import refuse_undefined
 from mmcompile.compiler.rowrun import Here, RowRunner, start_readers
 from mmcompile.compiler.rowstore import RowPreprocess, StoredField, stored_fields
 from mmcompile.compiler.rowtask import RowJob, RowSeal, blocks_of, read_row_seal
@@ -50,13 +55,15 @@ from mmcompile.compiler.seals import UNREADABLE, read_sealed, write_sealed
 from mmcompile.compiler.sources import roots_of
 from mmcompile.compiler.sources.compiledrows import CompiledRows
 from mmcompile.compiler.sources.rows import RowSource
-from mmcompile.errors import BuildError, FormatError, OptionError, SourceError
+from mmcompile.compiler.sources.splits import check_splits
+from mmcompile.errors import FormatError, OptionError, SourceError
 from mmcompile.format.canonical import canonical, name_to_json
-from mmcompile.format.catalog import digest_file, list_folder
+from mmcompile.format.catalog import digest_file, list_folder, load_table
 from mmcompile.format.commit import write_atomic
 from mmcompile.format.index import Index, load_index
 from mmcompile.format.lock import Lock
 from mmcompile.format.npy import file_bytes, file_name, hash_bytes, open_array
+from mmcompile.format.rowrepeats import QUICK_BYTES, repeated_rows
 from mmcompile.format.samples import block_rows
 from mmcompile.format.store import is_url
 
@@ -125,6 +132,7 @@ class RowBuild:
         """Say what would be built; write nothing."""
         check_output(self.out, [root for root in roots_of(self.source) if root])
         self._plan()
+        self._tell_changes()
         write = sum(self._task_bytes(t) for t in self.todo)
         there = {name for seal in self.whole.values() for name in seal.names()}
         return replace(
@@ -147,6 +155,7 @@ class RowBuild:
         """List the rows, cut shards, and see which of them stand."""
         self.progress(Progress("scan"))
         scan = self.scan = self.source.scan(lambda n: self.progress(Progress("scan", n)))
+        check_splits(scan.splits, self.source.root)
         if not scan.rows:
             raise SourceError(f"{self.source.root or 'the dataset'}: there are no rows", path=self.source.root)
         stored = isinstance(self.source, CompiledRows) and self.source.settle_rows(self.asked)
@@ -156,7 +165,8 @@ class RowBuild:
         self.lists: dict[str, bytes] = {}
         self.indexed = tuple(with_lists(f.stored, self.lists) for f in self.fields)
         self.settings = {"preprocess": self.asked.settings(), "source": self.source.identity(), "shard_bytes": self.options.shard_bytes}
-        self._check_size()
+        need = scan.rows * sum(f.stored.row_bytes for f in self.fields)  # a length is whatever a stranger's file or class says
+        check_room(self.out, need, f"{scan.rows:,} rows", disk_bytes(self.out), whole=True)
         self.tasks = list(self._tasks())
         self._check_index()
         self._look()
@@ -242,13 +252,15 @@ class RowBuild:
 
     def _stands(self) -> bool:
         """Is there nothing to do?  Decided without a byte written."""
-        return not self.todo and not self.seals and self.index is not None and self.mark == [self.generation, self._mark()]
+        if self.todo or self.seals or self.index is None or self.mark != [self.generation, self._mark()]:
+            return False
+        return singles_stand(self.out, self.index)
 
     def _run(self, scratch: Path) -> None:
         todo = self.todo
-        for line in self.changed:
-            self.progress(Progress("plan", message=f"differs from what is in {self.out}: {line}"))
-        self._check_disk()
+        self._tell_changes()
+        need = sum(self._task_bytes(t) for t in todo)
+        check_room(self.out, need, f"{self._rows_to_read():,} rows", free_bytes(self.out))
         write_atomic(self.out / ".build" / "settings.json", canonical(self._compared))
         self.made: dict[int, RowSeal] = {}
         if not todo:
@@ -267,6 +279,10 @@ class RowBuild:
         finally:
             executor.kill()
 
+    def _tell_changes(self) -> None:
+        if self.changed:
+            self.progress(Progress("plan", message=told_changes(self.out, self.changed)))
+
     def _task_bytes(self, task: RowTask) -> int:
         return sum(file_bytes(dtype, shape) for _, dtype, shape in self._files_of(task.stop - task.start))
 
@@ -278,30 +294,10 @@ class RowBuild:
     def _rows_to_read(self) -> int:
         return sum(t.stop - t.start for t in self.todo)
 
-    def _check_size(self) -> None:
-        """Refuse what this disk cannot hold before a shard of it is planned: a length is whatever a stranger's file or class says."""
-        need, disk = self.scan.rows * sum(f.stored.row_bytes for f in self.fields), disk_bytes(self.out)
-        if disk is not None and need > disk:
-            raise BuildError(
-                f"{self.out}: {need:,} bytes are needed for {self.scan.rows:,} rows, its disk is of {disk:,}; nothing was read: check that "
-                "there are so many rows, or choose a narrower --dtype",
-                needed=need,
-                disk=disk,
-            )
-
-    def _check_disk(self) -> None:
-        need, free = sum(self._task_bytes(t) for t in self.todo), free_bytes(self.out)
-        if free is not None and need > free:
-            raise BuildError(
-                f"{self.out}: {need:,} bytes are needed for {self._rows_to_read():,} rows, {free:,} are free; nothing was written: free some space, "
-                "or choose a narrower --dtype",
-                needed=need,
-                free=free,
-            )
-
     def _publish(self, lock: Lock, scratch: Path) -> BuildReport:
         self.progress(Progress("publish"))
         seals = [self.whole.get(t.number) or self.made[t.number] for t in self.tasks]
+        refuse_undefined(self.out, self.source, self.fields, self.scan.ranges, seals)
         refuse_removed(self.out, lock.still_held)
         done = publish_shards(self.out, scratch, self._contents([_part(seal) for seal in seals]))
         clean_up(self.out, self.seals.values(), self.made.values())
@@ -309,7 +305,7 @@ class RowBuild:
         with contextlib.suppress(OSError):  # a cache: without it all rows are read again
             document = {"mark": [done.generation, self._mark()], "seals": [seal.to_json() for seal in seals]}
             write_sealed(self.out / ".build" / "rows", document)
-        return self._finished(done, seals)
+        return self._finished(done, seals, None)
 
     def _contents(self, parts: list[Part]) -> Contents:
         scan, auto = self.scan, tuple(f.stored.name for f in self.fields if f.auto)
@@ -334,9 +330,14 @@ class RowBuild:
         """The report of a build that found its dataset published already."""
         assert self.index is not None
         seals = [self.whole[t.number] for t in self.tasks]
-        return self._finished(describe_published(self.out, self.index, self.generation, [_part(seal) for seal in seals]), seals)
+        return self._finished(describe_published(self.out, self.index, self.generation, [_part(seal) for seal in seals]), seals, QUICK_BYTES)
 
-    def _finished(self, done: Published, seals: list[RowSeal]) -> BuildReport:
+    def _finished(self, done: Published, seals: list[RowSeal], most_bytes: int | None) -> BuildReport:
+        """The report; of more than `most_bytes` of rows those that hold the same are not looked for."""
+        repeats = None
+        with contextlib.suppress(FormatError):  # what is published is not less so where it cannot be read just now
+            index, name = load_index(self.out, done.generation)
+            repeats = repeated_rows(self.out, load_table(self.out, index, name), most_bytes)
         lost: Counter[str] = Counter()
         for seal in seals:
             lost.update(seal.counts)
@@ -350,6 +351,7 @@ class RowBuild:
             decoded=self._rows_to_read(),
             kept=self.scan.rows - self._rows_to_read(),
             counts={**self.scan.counts, **lost},
+            repeats=repeats,
             seconds=time.monotonic() - self.began,
         )
 
@@ -365,9 +367,14 @@ class RowBuild:
             unit="row",
             workers=self.workers,
             counts=self.scan.counts,
-            warnings=(*self.scan.warnings, *self.warnings),
+            warnings=(*self.scan.warnings, *self._replaced(), *self.warnings),
             changed=self.changed,
         )
+
+    def _replaced(self) -> Iterator[str]:
+        if self.index is not None:
+            labelled = any(f.meaning == "class" for f in self.indexed)
+            yield from replaced(self.index, self.generation, self.scan.rows, labelled=labelled, keyed=False)
 
 
 def _part(seal: RowSeal) -> Part:
