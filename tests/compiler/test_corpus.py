@@ -189,7 +189,7 @@ FACTS = {
     "scale": 15,
     "deep": 20,
     "refused": 200,
-    "heif": 20,
+    "heif": 10,
     "refused where and by what": 200,
     "rejects are in our words": 200,
     "format": 900,
