@@ -350,6 +350,12 @@ def test_tiff_keeps_its_values(values, options, kept, dtype, byteorder):
     assert probe(data, "x.tif", Preprocess(**AS_IS, **given))[2] == kept
 
 
+def test_nothing_is_logged_about_a_tiff_that_pillow_does_not_read(caplog):
+    data = tiff(np.zeros((30, 40, 5), np.uint8), photometric="minisblack", planarconfig="contig")
+    made(data, "x.tif", mode="keep", kept_mode="Lx5")
+    assert caplog.records == []
+
+
 def test_tiff_of_deep_colours_stays_pillows_where_bytes_are_asked_for():
     data = tiff(DEEP[:, :, :3], photometric="rgb")
     found = made(data, "x.tif")

@@ -65,6 +65,9 @@ TRANSPOSE = {
 #: Without one of these in a PNG there is no orientation, and no reason to decode it all to look behind the pixels.
 PNG_ORIENTATION = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
 
+#: Says of every TIFF with many channels that Pillow cannot read it.
+_TIFF_LOGGER = "PIL.TiffImagePlugin"
+
 _lock = threading.RLock()
 
 
@@ -83,9 +86,22 @@ def initialise() -> None:
 
 
 @contextlib.contextmanager
+def quiet(*loggers: str) -> Iterator[None]:
+    """What these loggers say of a file is no business of the program's; its reject says it."""
+    before = [(logger, logger.disabled) for logger in map(logging.getLogger, loggers)]
+    try:
+        for logger, _ in before:
+            logger.disabled = True
+        yield
+    finally:
+        for logger, was in before:
+            logger.disabled = was
+
+
+@contextlib.contextmanager
 def pillow(options: Preprocess, *, truncated: bool = False) -> Iterator[list[warnings.WarningMessage]]:
     """Pillow under our limits, one caller at a time; warnings are recorded and change nothing; `truncated` fills up what is missing."""
-    with _lock, warnings.catch_warnings(record=True) as log:
+    with _lock, quiet(_TIFF_LOGGER), warnings.catch_warnings(record=True) as log:
         warnings.simplefilter("always")
         initialise()
         before = Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES
@@ -112,19 +128,6 @@ def stage(stage: str, what: str, *, accepts: bool = True) -> Iterator[None]:
         if stage == "load" and accepts:
             message += " (--truncated accept keeps what can be had)"
         raise DecodeError(message, stage=stage, code=code, error=type(error).__name__) from error
-
-
-@contextlib.contextmanager
-def quiet(*loggers: str) -> Iterator[None]:
-    """What these loggers say of a file is no business of the program's; its reject says it."""
-    before = [(logger, logger.disabled) for logger in map(logging.getLogger, loggers)]
-    try:
-        for logger, _ in before:
-            logger.disabled = True
-        yield
-    finally:
-        for logger, was in before:
-            logger.disabled = was
 
 
 def _explain(error: Exception, what: str) -> tuple[str, str]:
