@@ -141,7 +141,7 @@ class MMapShardDataset(Dataset[Any]):
             bounds = np.array([0, *(s.stop for s in index.splits)], np.int64)
             self._columns = self._windows.columns(self._columns, self._reader, self._dtype, self._crop)
             if self._chosen is None:
-                self._rows = self._windows.selection(self._reader.origins.groups[1], bounds, *self._range, str(self.root))
+                self._rows = self._windows.selection(self._reader.origins.series, bounds, *self._range, str(self.root))
         self._pools = [Pool(_SPARE) for _ in self._columns]
         self._sized: set[str] = set()
         self._image = next((i for i, c in enumerate(self._columns) if isinstance(c.base, ImageColumn)), None)
