@@ -85,6 +85,8 @@ class Choice:
         """
         dot = name.rfind(b".")
         suffix = name[dot:] if dot >= 0 else b""
+        if suffix == b".gz" and name[-7:].lower() == b".nii.gz":
+            suffix = name[-7:]
         reason = self._known.get(suffix)
         if reason is None:
             reason = self._known[suffix] = self._judge(suffix)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from mmcompile.compiler.fieldoptions import FieldOptions
+from mmcompile.compiler.formats import VOLUME_EXTENSIONS
 from mmcompile.compiler.sources import Scan
 from mmcompile.compiler.sources import pairedlabels as labels
 from mmcompile.compiler.sources.folder import FolderSource
@@ -25,6 +26,7 @@ from mmcompile.compiler.sources.pairedlayout import CERTAIN, IMAGES, PairSet, ch
 from mmcompile.compiler.sources.parts import read_item, stat_item
 from mmcompile.compiler.sources.remote import RemoteSource, folder_source
 from mmcompile.compiler.sources.splits import SPLITS, Layout
+from mmcompile.compiler.sources.volumes import Series, is_slice
 from mmcompile.compiler.spatial import Form
 from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.canonical import name_to_json
@@ -82,11 +84,11 @@ class PairedSource:
 
     def read(self, key: bytes) -> bytes:
         """The bytes of a picture, with those of what belongs to it.  Raises OSError."""
-        return read_item(self._files.read, key)
+        return read_item(Series(self._files).read, key)
 
     def stat(self, key: bytes) -> tuple[int, int, int, int]:
         """(size, mtime_ns, ctime_ns, inode) of them now.  Raises OSError."""
-        return stat_item(self._files.stat, key)
+        return stat_item(Series(self._files).stat, key)
 
     def scan(self, progress: Callable[[int], None] | None = None) -> Scan:
         """List the samples; `progress` gets the number of files found so far.
@@ -94,10 +96,10 @@ class PairedSource:
         Raises SourceError: no folders lie side by side; files without a partner, or two of one name (all of them counted, the first named); folders
         that cannot be listed.  OptionError: a field that is not there.
         """
-        choice = Choice((), (), self.hidden, self.extensions, also=(TEXT,))
+        choice = Choice((), (), self.hidden, self.extensions, also=(TEXT, *VOLUME_EXTENSIONS))
         exclude, include = Patterns(self.exclude), Patterns(self.include)
         asked = dict(self.fields)
-        tree = Tree(self._files.tree(choice, progress), exclude)
+        tree = Tree(Series(self._files).tree(choice, progress), exclude)
         sets, warnings = find_sets(tree.above, lambda text: text in tree.folders, self.layout, asked, self.root)
         if not sets:
             raise SourceError(
@@ -220,9 +222,13 @@ def _agree(raw: str, one: PairSet, tops: Sequence[str]) -> bool:
 
 
 def _files(folder: str) -> Iterator[str]:
-    """The paths below a folder of what is not hidden, without extensions."""
+    """The paths below a folder of what is not hidden, without extensions; a folder of slices is one."""
     for here, inner, names in os.walk(folder, followlinks=False):
         inner.sort()
+        place = os.path.relpath(here, folder)
+        if any(is_slice(os.fsencode(name)) for name in names) and place != ".":
+            yield place
+            continue
         for name in sorted(name for name in names if not name.startswith(".")):
             yield os.fsdecode(stem_of(os.fsencode(os.path.relpath(os.path.join(here, name), folder))))
 

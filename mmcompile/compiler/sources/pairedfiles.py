@@ -86,6 +86,8 @@ class Column:
 
 
 def stem_of(key: bytes) -> bytes:
+    if key.endswith(b"/"):  # a series
+        return key[:-1]
     end = len(extension(as_text(key.rpartition(b"/")[2])))
     return key[:-end] if end else key
 
@@ -112,7 +114,10 @@ class Pairing:
         self._drops: set[str] = set()
         self.text = next((b.field for one in sets for b in one.beside if self._is_text(b)), "")
         main, beside = sets[0].field, [b for b in sets[0].beside if b.field != self.text]
-        named = [(main, self._kind(main, "image")), *((b.field, self._kind(b.field, kind_of(last_word(b.folder)))) for b in beside)]
+        named = [
+            (main, self._kind(main, self._found_in(sets[0].main))),
+            *((b.field, self._kind(b.field, kind_of(last_word(b.folder)))) for b in beside),
+        ]
         self.parts = tuple(named)
 
     def _kind(self, name: str, default: str) -> str:
@@ -120,6 +125,12 @@ class Pairing:
         if kind not in PIXELS:
             raise OptionError(f"--field {name}:kind={kind}: the files of a folder are of kind {', '.join(sorted(PIXELS))}", options=["field"])
         return kind
+
+    def _found_in(self, place: str) -> str:
+        """What the files of a folder hold, as far as their names tell: "volume" or "image"."""
+        keys = self._tree.column(place).keys
+        name = as_text(keys[0]) if len(keys) else ""
+        return "volume" if name.endswith("/") or extension(name) in (".nii", ".nii.gz") else "image"
 
     def _is_text(self, beside: Beside) -> bool:
         """Does this folder hold boxes as text, and no pictures?"""
