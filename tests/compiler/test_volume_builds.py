@@ -219,7 +219,7 @@ def test_a_folder_of_slices_is_a_sample_in_hounsfield_units(tmp_path: Path) -> N
     assert keys(out) == [b"ill/a/", b"well/b/", b"well/deep/c/"]
     assert run(Raw(raw), out, asked).decoded == 0
     (raw / "well/b/4.dcm").unlink()
-    with pytest.raises(OptionError, match="2 sizes .* from 3 x 6 x 8 to 4 x 6 x 8"):
+    with pytest.raises(OptionError, match=r"2 sizes .* from 3 x 6 x 8 to 4 x 6 x 8"):
         run(Raw(raw), out, asked)
     with pytest.raises(SourceError, match="holds slices of a series itself: expected a folder for each series"):
         run(Raw(raw / "ill/a"), tmp_path / "no", asked)
