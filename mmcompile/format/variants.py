@@ -33,6 +33,15 @@ class Variants(Reader):
     def __len__(self) -> int:
         return self.index.samples * self._views
 
-    def view(self, field: str, shard: int) -> Array:
-        return self._apart(super().view(field, shard))
+    def _read(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+        return self._apart(super()._read(name, dtype, (shape[0], self._views, *shape[1:])))
 
+    def _map(self, field: str, shard: int) -> Array | None:
+        found = super()._map(field, shard)
+        return None if found is None else self._apart(found)
+
+    def _mapped(self, field: str, shard: int) -> Array:
+        return self._apart(super()._mapped(field, shard))
+
+    def _apart(self, rows: Array) -> Array:
+        return rows.reshape(-1, *rows.shape[2:])
