@@ -14,6 +14,7 @@ import torch
 from mmcompile.format.files import Files, LocalFiles
 from mmcompile.format.reader import Reader
 from mmcompile.format.store import is_url, on_disk
+from mmcompile.format.variants import Variants
 from mmcompile.runtime.column import Column, ImageColumn, column_of
 
 __all__ = ["columns_of", "field_names", "files_of", "split_range"]
@@ -62,7 +63,9 @@ def columns_of(reader: Reader, fields: tuple[str, ...] | None, dtype: torch.dtyp
     for name in names:
         if name not in known:
             raise ValueError(f"{reader.root}: no field {name!r}; it has {list(known)}")
-    columns = [column_of(reader, known[name], dtype, crop) for name in names]
+    views = next((f.views for f in known.values() if f.views is not None), None)
+    variants = reader if views is None else Variants(reader, views)
+    columns = [column_of(variants if known[name].views is not None else reader, known[name], dtype, crop) for name in names]
     if crop is not None and not any(isinstance(column, ImageColumn) for column in columns):
         raise ValueError(f"{reader.root}: crop needs an image, the fields are {list(names)}")
     values = any(known[name].meaning == "value" for name in names)

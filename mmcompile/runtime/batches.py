@@ -98,7 +98,7 @@ class Maker:
         if resident is not None and device is None:
             self.device = device = resident.device
         self._settings = dataset, augment, device, ahead, pin
-        self._largest = max(self.columns, key=lambda column: column.row_bytes).field
+        self._largest = max(self.columns, key=lambda column: column.row_bytes)
         self._looks = self._warm = 0
         self.mover = Mover(device) if device is not None and (device.type != "cpu" or resident is not None) else None
         self.there = self.mover is not None and (resident is not None or not dataset._hooked)
@@ -118,12 +118,12 @@ class Maker:
             if self.there:
                 sent = self._send(job, rows, keyed, stage, times)
             else:
-                parts = []
+                parts, shown = [], self._shown(job, keyed)
                 for column, memory in zip(self.columns, self.memory, strict=True):
                     stage.text = f"gathering {len(rows):,} rows of {column.name!r} for"
                     cut = self._cut(column, job, keyed)
                     out = column.empty(len(rows), memory, size=self.sizes.get(column.name))
-                    parts.append(column.batch(rows, out, cut=cut, times=times))
+                    parts.append(column.batch(column.places(rows, shown), out, cut=cut, times=times))
                 sent = Sent(parts)
         times.bytes = sum(part.nbytes for part in sent.parts)
         times.cold = job.cold or _disk_reads() > before + times.bytes // _SOME
@@ -131,16 +131,16 @@ class Maker:
 
     def look(self, jobs: Sequence[Job]) -> None:
         """Have the disk read what these batches need, where it is not in memory yet."""
-        reader = self.dataset._reader
         for job in jobs:
             self._looks += 1
             if self._warm >= _ALIKE and self._looks % _ALIKE:
                 continue
-            rows, _ = job.rows(self.dataset)
-            if reader.cold(self._largest, rows, sample=_LOOKED_AT):
+            rows, keyed = job.rows(self.dataset)
+            shown, largest = self._shown(job, keyed), self._largest
+            if largest.cold(largest.places(rows, shown), self._cut(largest, job, keyed), _LOOKED_AT):
                 job.cold, self._warm = True, 0
                 for column in self.columns:
-                    reader.advise(column.field, column.needed(rows))
+                    column.advise(column.places(rows, shown), self._cut(column, job, keyed))
             else:
                 self._warm += 1
 
@@ -148,14 +148,15 @@ class Maker:
         """Stored rows go to the device, where they are cut, if that takes more than a view, and become numbers."""
         resident = self.dataset._resident
         late = resident is not None or (self.augment is not None and self.augment.resized_crop is not None)
-        cuts = [self._cut(column, job, keyed) for column in self.columns]
+        cuts, shown = [self._cut(column, job, keyed) for column in self.columns], self._shown(job, keyed)
         raws, split = [], []
         for column, memory, cut in zip(self.columns, self.memory, cuts, strict=True):
-            source, rest = column, rows
+            source, rest = column, column.places(rows, shown)
             if resident is not None:
                 source, rest = column.base, column.needed(rows)
-                split.append(resident.split(rest))
-                rest = rest[~split[-1][1]]
+                places, here = resident.split(rest)
+                split.append((column.places(places, shown), here))
+                rest = column.places(rest, shown)[~here]
             stage.text = f"gathering {len(rest):,} rows of {column.field!r} for"
             size = None if late else self.sizes.get(column.name)
             out = source.empty(len(rest), memory, size=size, raw=True)
@@ -173,6 +174,11 @@ class Maker:
         assert self.mover is not None
         stage.text = f"copying to {self.device} "
         return self.mover.send(raws, finish)
+
+    def _shown(self, job: Job, keyed: Rows) -> Rows | None:
+        """The variants that a batch shows; None where there are none."""
+        views = self.dataset._views
+        return None if views is None else views.shown(job.seed, job.epoch, keyed)
 
     def _cut(self, column: Column, job: Job, keyed: Rows) -> Cut | None:
         if self.augment is None or not isinstance(column, ImageColumn):

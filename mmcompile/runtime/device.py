@@ -95,14 +95,14 @@ class Mover:
 class Resident:
     """The stored rows of whole shards of a dataset, on a device: `store` has (rows, *shape) of each field, and `held` says which they are.
 
-    `len()` is how many rows there are.
+    Of a field with variants each is a row of its store.  `len()` is how many rows of the dataset there are, `count`.
     """
 
-    def __init__(self, device: torch.device, store: dict[str, Tensor], held: Selection) -> None:
-        self.device, self._store, self._held = device, store, held
+    def __init__(self, device: torch.device, store: dict[str, Tensor], held: Selection, count: int) -> None:
+        self.device, self._store, self._held, self._count = device, store, held, count
 
     def __len__(self) -> int:
-        return len(next(iter(self._store.values())))
+        return self._count
 
     def split(self, rows: Rows) -> tuple[Rows, npt.NDArray[np.bool_]]:
         """(place in the store, is it there?) of rows of the dataset: int64 (N,), bool (N,)."""
@@ -122,14 +122,14 @@ class Resident:
             out[self._at(np.flatnonzero(here))] = _rows(store, self._at(places[here]))
         return out.view(rest.dtype)
 
-    def parts(self, columns: list[Any], rows: Rows) -> list[Tensor]:
-        """A batch of the numbers of all columns, on the device."""
+    def parts(self, columns: list[Any], rows: Rows, shown: Rows | None) -> list[Tensor]:
+        """A batch of the numbers of all columns, on the device; `shown` are the rows' variants."""
         out = []
         for column in columns:
             needed = column.needed(rows)
             places, here = self.split(needed)
-            rest = column.base.batch(needed[~here], raw=True)
-            out.append(column.numbers(column.shaped(self.join(column.field, places, here, rest.to(self.device)))))
+            rest = column.base.batch(column.places(needed, shown)[~here], raw=True)
+            out.append(column.numbers(column.shaped(self.join(column.field, column.places(places, shown), here, rest.to(self.device)))))
         return out
 
     def _at(self, numbers: Rows) -> Tensor:
@@ -176,9 +176,10 @@ def to_device(dataset: MMapShardDataset, device: torch.device, budget: int | Non
     Raises MemoryError with the numbers where they don't fit, ValueError for a budget that is none.
     """
     held, columns = dataset._needed(), list({column.field: column.base for column in dataset._columns}.values())
-    count = _fit(dataset.root, sum(column.row_bytes for column in columns), device, budget, held.blocks(dataset._reader.starts))
+    width = sum(column.row_bytes * (column.views or 1) for column in columns)
+    count = _fit(dataset.root, width, device, budget, held.blocks(dataset._reader.starts))
     if device.type == "cpu":
-        for rows in held.ranges(count, sum(column.row_bytes for column in columns)):
+        for rows in held.ranges(count, width):
             for column in columns:
                 dataset._reader.warm([column.field], rows, lambda: False, lambda nbytes: None)
                 dataset._reader.lock(column.field, rows)
@@ -186,12 +187,14 @@ def to_device(dataset: MMapShardDataset, device: torch.device, budget: int | Non
     store = {}
     for column in columns:
         like = column.empty(0, raw=True)
-        memory = torch.empty((count, *like.shape[1:]), dtype=like.dtype, device=device, memory_format=_format(like))
-        step = max(1, _PIECE // column.row_bytes)
+        views = column.views or 1
+        memory = torch.empty((count * views, *like.shape[1:]), dtype=like.dtype, device=device, memory_format=_format(like))
+        step = max(1, _PIECE // (column.row_bytes * views))
         for at in range(0, count, step):
-            memory[at : at + step] = column.batch(held.rows(np.arange(at, min(at + step, count))), raw=True)
+            some = held.rows(np.arange(at, min(at + step, count)))[:, None] * views + np.arange(views)
+            memory[at * views : (at + step) * views] = column.batch(some.reshape(-1), raw=True)
         store[column.field] = memory
-    return Resident(device, store, held)
+    return Resident(device, store, held, count)
 
 
 def _fit(root: Path | str, width: int, device: torch.device, budget: int | None, bounds: Rows) -> int:
