@@ -20,7 +20,9 @@ from mmcompile.runtime.buffers import Pool, can_pin, pinned
 from mmcompile.runtime.column import Column, ImageColumn
 from mmcompile.runtime.dataset import MMapShardDataset
 from mmcompile.runtime.device import Mover, Sent
+from mmcompile.runtime.patch import Patch
 from mmcompile.runtime.seeding import drawn_rows
+from mmcompile.runtime.volume import VolumeColumn, check_together
 
 __all__ = ["Job", "Made", "Maker", "Times", "labelled"]
 
@@ -93,7 +95,9 @@ class Maker:
                 "is for single images, not for windows of them" if of_windows else f"needs an image, the fields are {[c.name for c in self.columns]}"
             )
             raise ValueError(f"{dataset.root}: augment {said}")
-        self.sizes = {c.name: augment.size(*c.shape[1:]) for c in images} if augment is not None else {}
+        if augment is not None:
+            check_together(str(dataset.root), augment, self.columns)
+        self.sizes = {c.name: augment.size(*c.spatial) for c in images} if augment is not None else {}
         resident = dataset._resident
         if resident is not None and device is None:
             self.device = device = resident.device
@@ -137,10 +141,10 @@ class Maker:
                 continue
             rows, keyed = job.rows(self.dataset)
             shown, largest = self._shown(job, keyed), self._largest
-            if largest.cold(largest.places(rows, shown), self._cut(largest, job, keyed), _LOOKED_AT):
+            if largest.cold(largest.places(rows, shown), self._patch(largest, job, keyed), _LOOKED_AT):
                 job.cold, self._warm = True, 0
                 for column in self.columns:
-                    column.advise(column.places(rows, shown), self._cut(column, job, keyed))
+                    column.advise(column.places(rows, shown), self._patch(column, job, keyed))
             else:
                 self._warm += 1
 
@@ -151,22 +155,23 @@ class Maker:
         cuts, shown = [self._cut(column, job, keyed) for column in self.columns], self._shown(job, keyed)
         raws, split = [], []
         for column, memory, cut in zip(self.columns, self.memory, cuts, strict=True):
-            source, rest = column, column.places(rows, shown)
+            source, rest, now = column, column.places(rows, shown), cut if isinstance(cut, Patch) or not late else None
             if resident is not None:
                 source, rest = column.base, column.needed(rows)
                 places, here = resident.split(rest)
                 split.append((column.places(places, shown), here))
                 rest = column.places(rest, shown)[~here]
+                now = now[~here] if isinstance(now, Patch) else now
             stage.text = f"gathering {len(rest):,} rows of {column.field!r} for"
-            size = None if late else self.sizes.get(column.name)
-            out = source.empty(len(rest), memory, size=size, raw=True)
-            raws.append(source.batch(rest, out, cut=None if late else cut, raw=True, times=times))
+            out = source.empty(len(rest), memory, size=None if now is None else now.size, raw=True)
+            raws.append(source.batch(rest, out, cut=now, raw=True, times=times))
 
         def finish(moved: list[Tensor]) -> list[Tensor]:
             done = []
             for k, (column, cut) in enumerate(zip(self.columns, cuts, strict=True)):
-                raw = moved[k] if resident is None else column.shaped(resident.join(column.field, *split[k], moved[k]))
-                if late and cut is not None:
+                patch = cut if isinstance(cut, Patch) else None
+                raw = moved[k] if resident is None else column.shaped(resident.join(column.field, *split[k], moved[k], patch))
+                if late and isinstance(cut, Cut):
                     raw = apply(raw, cut)
                 done.append(column.numbers(raw))
             return done
@@ -180,9 +185,17 @@ class Maker:
         views = self.dataset._views
         return None if views is None else views.shown(job.seed, job.epoch, keyed)
 
-    def _cut(self, column: Column, job: Job, keyed: Rows) -> Cut | None:
+    def _patch(self, column: Column, job: Job, keyed: Rows) -> Patch | None:
+        """What alone is read of volumes; None for all else."""
+        if self.augment is None or not isinstance(column, VolumeColumn):
+            return None
+        return self.augment.patch(job.seed, job.epoch, keyed, *column.spatial)
+
+    def _cut(self, column: Column, job: Job, keyed: Rows) -> Cut | Patch | None:
         if self.augment is None or not isinstance(column, ImageColumn):
             return None
+        if isinstance(column, VolumeColumn):
+            return self._patch(column, job, keyed)
         return self.augment.draw(job.seed, job.epoch, keyed, *column.shape[1:])
 
 

@@ -55,6 +55,7 @@ class Column:
         self._reader = reader
         #: The field that is read, and what its value is called in a sample.
         self.field = self.name = field.name
+        self.meaning = field.meaning
         #: Variants of each row, each of which is a row of `reader`; None where there is but the one.
         self.views = field.views
         if field.views is not None:
@@ -67,12 +68,17 @@ class Column:
         self.takes = numbers or wanted == stored or (wanted in FLOATS and is_float)
         self._numbers = Numbers(field, wanted if self.takes else None)
         self.stored, self.dtype = self._numbers.stored, self._numbers.dtype
-        #: Are the numbers of an image normalised, here or when the dataset was built?
+        #: Are the numbers of an image or volume normalised, here or when the dataset was built?
         self.normalized = False
         self._region: tuple[slice, ...] = ()
         self.shape = field.sample_shape
         self._held: dict[int, Tensor] = reader.views()
         self._mapped = reader.engine == "mmap"
+
+    @property
+    def spatial(self) -> tuple[int, ...]:
+        """The last axes of a sample, along which it is cropped; none of what is no image or volume."""
+        return ()
 
     @property
     def row_bytes(self) -> int:
@@ -274,7 +280,6 @@ class ImageColumn(Column):
 
     @property
     def spatial(self) -> tuple[int, ...]:
-        """The last axes of a sample: (H, W) of an image."""
         return self.shape[-self.axes :]
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mmcompile.runtime.buffers import pinned
 from mmcompile.runtime.numbers import signed
+from mmcompile.runtime.patch import Patch, apply
 from mmcompile.runtime.selection import Selection
 
 if TYPE_CHECKING:
@@ -109,9 +110,14 @@ class Resident:
         places = self._held.places(rows)
         return places, (places >= 0) & (places < len(self))
 
-    def join(self, field: str, places: Rows, here: npt.NDArray[np.bool_], rest: Tensor) -> Tensor:
-        """Rows of a field on the device: the resident ones, and the others from `rest`, which holds them in order."""
+    def join(self, field: str, places: Rows, here: npt.NDArray[np.bool_], rest: Tensor, patch: Patch | None = None) -> Tensor:
+        """Rows of a field on the device, or of each its patch: the resident ones, and the others from `rest`, which holds them in order."""
         store = signed(self._store[field])
+        if patch is not None:
+            out = torch.empty((len(places), *rest.shape[1:]), dtype=store.dtype, device=self.device)
+            out[self._at(np.flatnonzero(~here))] = signed(rest)
+            apply(store, places, patch, out, np.flatnonzero(here))
+            return out.view(rest.dtype)
         if not len(places):
             return self._store[field][:0]
         if here.all():

@@ -59,16 +59,13 @@ class Patch:
         return np.asarray(beyond.any(1), np.bool_)
 
 
-def apply(store: Tensor, at: Rows, patch: Patch, out: Tensor) -> None:
-    """The patches of store[at], arrays with as many more axes before as they have, into `out` (N, …, *size), on one device.
-
-    Both of a dtype that torch can index.
-    """
+def apply(store: Tensor, at: Rows, patch: Patch, out: Tensor, which: Rows) -> None:
+    """The patches of store[at], arrays with whatever axes before, into `out` (N, …, *size), on one device; of those that are `which`."""
     axes = len(patch.size)
     lead = (slice(None),) * (store.ndim - 1 - axes)
     shape = tuple(store.shape[-axes:])
     leaves = patch.leaves(shape).tolist()
-    for i, row in enumerate(at.tolist()):
+    for i, row in zip(which.tolist(), at[which].tolist(), strict=True):
         if leaves[i]:
             out[i].zero_()
         into, target = out[i], patch.target(i, shape)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mmcompile.runtime.column import ImageColumn
+from mmcompile.format.fields import SPATIAL
+from mmcompile.runtime.column import Column, ImageColumn
 from mmcompile.runtime.patch import Patch
 
-__all__ = ["VolumeColumn"]
+if TYPE_CHECKING:
+    from mmcompile.runtime.augment import Augment
+
+__all__ = ["VolumeColumn", "check_together"]
 
 Rows = npt.NDArray[np.int64]
 
@@ -52,3 +57,19 @@ class VolumeColumn(ImageColumn):
         """The part of a stored row that a patch is made of."""
         lead = tuple(slice(0, n) for n in self.shape[: -self.axes])
         return (*lead, *cut.source(i, self.spatial, self._region[-self.axes :]))
+
+
+def check_together(where: str, augment: Augment, columns: Sequence[Column]) -> None:
+    """Can all that moves with a volume move with it?  Raises ValueError."""
+    moved = {column.name: column.meaning for column in columns if column.meaning in SPATIAL}
+    if "volume" not in moved.values():
+        return
+    flat = [name for name, meaning in moved.items() if meaning in ("boxes", "keypoints")]
+    if flat:
+        raise ValueError(f"{where}: augment cannot move {flat} with a volume; leave them out with fields=")
+    shapes = {column.name: column.shape if column.meaning == "mask" else column.spatial for column in columns if column.name in moved}
+    if len(set(shapes.values())) > 1 and (augment.crop is not None or augment.resized_crop is not None):
+        said = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise ValueError(
+            f"{where}: augment cuts the same patch of all that belongs to a volume, and their shapes differ: {said}; choose with fields="
+        )
