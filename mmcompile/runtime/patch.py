@@ -47,7 +47,7 @@ class Patch:
         for start, size, n, flip in zip(self.start[i].tolist(), self.size, shape, self.flip[i].tolist(), strict=True):
             low = min(max(-start, 0), size)
             high = max(low, min(n - start, size))
-            if flip:
+            if flip and low < high:
                 cuts.append(slice(size - 1 - low, size - 1 - high if high < size else None, -1))
             else:
                 cuts.append(slice(low, high))
