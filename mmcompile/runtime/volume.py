@@ -28,8 +28,8 @@ class VolumeColumn(ImageColumn):
     def cold(self, rows: Rows, cut: Any, sample: int) -> bool:
         if cut is None:
             return super().cold(rows, cut, sample)
-        some = np.unique(np.arange(sample) * len(rows) // sample) if len(rows) else rows
-        return any(self._reader.cold(self.field, rows[i : i + 1], region=self._source(i, cut)) for i in some.tolist())
+        some = range(0, len(rows), max(1, -(-len(rows) // sample)))
+        return any(self._reader.cold(self.field, rows[i : i + 1], region=self._source(i, cut)) for i in some)
 
     def advise(self, rows: Rows, cut: Any) -> None:
         if cut is None:
@@ -42,6 +42,8 @@ class VolumeColumn(ImageColumn):
         if cut is None:
             super()._gather(rows, cut, out)
             return
+        if self._mapped and self.cold(rows, cut, 1):  # or the kernel would read whatever lies around each page
+            self.advise(rows, cut)
         leaves = cut.leaves(self.spatial).tolist()
         found = self._reader.flat(self.field, rows)
         for i, row in enumerate(rows.tolist()):
