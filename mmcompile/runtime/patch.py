@@ -42,8 +42,8 @@ class Patch:
 
         A part's axes begin at `begins`.  Its place is None where the part is all of the patch; around others it is 0.
         """
-        beyond: Array = (self.start < 0) | (self.start + self.size > np.array(shape))
-        for start, flip, leaves in zip(self.start.tolist(), self.flip.tolist(), beyond.any(1).tolist(), strict=True):
+        beyond: list[bool] = np.any((self.start < 0) | (self.start + self.size > np.array(shape)), 1).tolist()
+        for start, flip, leaves in zip(self.start.tolist(), self.flip.tolist(), beyond, strict=True):
             if not leaves:
                 yield tuple([slice(b + s, b + s + n) for b, s, n in zip(begins, start, self.size, strict=True)]), None, flip
                 continue
