@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from mmcompile.runtime.ahead import Stage
-from mmcompile.runtime.augment import Augment, Cut, apply
+from mmcompile.runtime.augment import Augment, Cut
 from mmcompile.runtime.buffers import Pool, can_pin, pinned
-from mmcompile.runtime.column import Column, ImageColumn
+from mmcompile.runtime.column import PixelColumn
 from mmcompile.runtime.dataset import MMapShardDataset
 from mmcompile.runtime.device import Mover, Sent
 from mmcompile.runtime.seeding import drawn_rows
@@ -86,14 +86,8 @@ class Maker:
     def __init__(self, dataset: MMapShardDataset, augment: Augment | None, device: torch.device | None, ahead: int, pin: bool) -> None:
         self.dataset, self.augment, self.device = dataset, augment, device
         self.columns = dataset._columns
-        images = [column for column in self.columns if isinstance(column, ImageColumn)]
-        if augment is not None and not images:
-            of_windows = any(isinstance(column.base, ImageColumn) for column in self.columns)
-            said = (
-                "is for single images, not for windows of them" if of_windows else f"needs an image, the fields are {[c.name for c in self.columns]}"
-            )
-            raise ValueError(f"{dataset.root}: augment {said}")
-        self.sizes = {c.name: augment.size(*c.shape[1:]) for c in images} if augment is not None else {}
+        #: What is cut, and to which (height, width).
+        self.sizes = {} if augment is None else _sizes(dataset, augment)
         resident = dataset._resident
         if resident is not None and device is None:
             self.device = device = resident.device
@@ -118,12 +112,14 @@ class Maker:
             if self.there:
                 sent = self._send(job, rows, keyed, stage, times)
             else:
-                parts = []
+                parts, cut = [], self._cut(job, keyed)
                 for column, memory in zip(self.columns, self.memory, strict=True):
                     stage.text = f"gathering {len(rows):,} rows of {column.name!r} for"
-                    cut = self._cut(column, job, keyed)
-                    out = column.empty(len(rows), memory, size=self.sizes.get(column.name))
-                    parts.append(column.batch(rows, out, cut=cut, times=times))
+                    size = self.sizes.get(column.name)
+                    out = column.empty(len(rows), memory, size=size)
+                    parts.append(column.batch(rows, out, cut=None if size is None else cut, times=times))
+                if self.dataset._spatial is not None:
+                    self.dataset._spatial.follow(parts, len(rows), cut)
                 sent = Sent(parts)
         times.bytes = sum(part.nbytes for part in sent.parts)
         times.cold = job.cold or _disk_reads() > before + times.bytes // _SOME
@@ -148,14 +144,16 @@ class Maker:
         """Stored rows go to the device, where they are cut, if that takes more than a view, and become numbers."""
         resident = self.dataset._resident
         late = resident is not None or (self.augment is not None and self.augment.resized_crop is not None)
-        cuts = [self._cut(column, job, keyed) for column in self.columns]
-        raws, split = [], []
-        for column, memory, cut in zip(self.columns, self.memory, cuts, strict=True):
+        whole = self._cut(job, keyed)
+        cuts = [whole if column.name in self.sizes else None for column in self.columns]
+        raws: list[Tensor] = []
+        split: dict[int, tuple[Rows, npt.NDArray[np.bool_]]] = {}
+        for k, (column, memory, cut) in enumerate(zip(self.columns, self.memory, cuts, strict=True)):
             source, rest = column, rows
-            if resident is not None:
+            if resident is not None and not column.text:
                 source, rest = column.base, column.needed(rows)
-                split.append(resident.split(rest))
-                rest = rest[~split[-1][1]]
+                split[k] = resident.split(rest)
+                rest = rest[~split[k][1]]
             stage.text = f"gathering {len(rest):,} rows of {column.field!r} for"
             size = None if late else self.sizes.get(column.name)
             out = source.empty(len(rest), memory, size=size, raw=True)
@@ -164,20 +162,49 @@ class Maker:
         def finish(moved: list[Tensor]) -> list[Tensor]:
             done = []
             for k, (column, cut) in enumerate(zip(self.columns, cuts, strict=True)):
-                raw = moved[k] if resident is None else column.shaped(resident.join(column.field, *split[k], moved[k]))
-                if late and cut is not None:
-                    raw = apply(raw, cut)
+                raw = moved[k]
+                if resident is not None and k in split:
+                    raw = column.shaped(resident.join(column.field, *split[k], raw))
+                if late and cut is not None and isinstance(column, PixelColumn):
+                    raw = column.cut(raw, cut)
                 done.append(column.numbers(raw))
+            if self.dataset._spatial is not None:
+                self.dataset._spatial.follow(done, len(rows), whole)
             return done
 
         assert self.mover is not None
         stage.text = f"copying to {self.device} "
-        return self.mover.send(raws, finish)
+        return self.mover.send(raws, finish, {k for k, column in enumerate(self.columns) if column.text})
 
-    def _cut(self, column: Column, job: Job, keyed: Rows) -> Cut | None:
-        if self.augment is None or not isinstance(column, ImageColumn):
+    def _cut(self, job: Job, keyed: Rows) -> Cut | None:
+        """What is cut from the pictures of these rows: the same from all that a sample has."""
+        if self.augment is None:
             return None
-        return self.augment.draw(job.seed, job.epoch, keyed, *column.shape[1:])
+        height, width = next(column.shape[-2:] for column in self.columns if column.name in self.sizes)
+        return self.augment.draw(job.seed, job.epoch, keyed, height, width)
+
+
+def _sizes(dataset: MMapShardDataset, augment: Augment) -> dict[str, tuple[int, int]]:
+    """The fields that are cut, and their size then.  Raises ValueError where what belongs to a picture could not all follow."""
+    pictures = {column.name: column.shape[-2:] for column in dataset._columns if isinstance(column, PixelColumn)}
+    if not pictures:
+        of_windows = any(isinstance(column.base, PixelColumn) for column in dataset._columns)
+        names = [column.name for column in dataset._columns]
+        said = "is for single images, not for windows of them" if of_windows else f"needs an image, the fields are {names}"
+        raise ValueError(f"{dataset.root}: augment {said}")
+    spatial = dataset._spatial
+    main, (height, width) = next((f"field {name!r}", size) for name, size in pictures.items())
+    if spatial is not None:
+        spatial.check("augment")
+        if spatial.moves and spatial.size is not None:
+            main, (height, width) = "the picture that boxes and keypoints belong to", spatial.size
+    for name, size in pictures.items():
+        if size != (height, width):
+            raise ValueError(
+                f"{dataset.root}: augment moves all pictures of a sample together, and field {name!r} is {size[0]} x {size[1]} (height x width) "
+                f"where {main} is {height} x {width}; build them with one geometry, or leave one out with fields="
+            )
+    return dict.fromkeys(pictures, augment.size(height, width))
 
 
 def labelled(name: str) -> AbstractContextManager[Any]:

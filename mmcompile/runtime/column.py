@@ -16,7 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mmcompile.format.index import Field
+from mmcompile.errors import CorruptShardError
+from mmcompile.format.index import Field, Index
 from mmcompile.format.opened import keep
 from mmcompile.format.reader import Reader
 from mmcompile.runtime.numbers import FLOATS, Numbers, as_array, scratch
@@ -24,7 +25,7 @@ from mmcompile.runtime.numbers import FLOATS, Numbers, as_array, scratch
 if TYPE_CHECKING:
     from mmcompile.runtime.cut import Cut
 
-__all__ = ["ClassColumn", "Column", "ImageColumn", "check_classes", "column_of"]
+__all__ = ["ClassColumn", "Column", "ImageColumn", "MaskColumn", "PixelColumn", "TextColumn", "centre", "check_classes", "column_of", "field_setting"]
 
 Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
@@ -47,6 +48,9 @@ class Column:
     categories stay what they are; `takes` is False then.  Raises TypeError or ValueError for a dtype that cannot be given.  `stored` is the dtype on
     disk.
     """
+
+    #: Is it text?  Strings are made of it when it is handed out, and no device needs its bytes.
+    text = False
 
     def __init__(self, reader: Reader, field: Field, dtype: torch.dtype | str | None) -> None:
         self._reader = reader
@@ -101,7 +105,7 @@ class Column:
         `memory` lends its bytes, uint8 (nbytes,); by default they are numpy's, which asks the kernel for huge pages: fresh pages of 4 KiB cost more
         than computing what fills them.  `size` (h, w) where a cut gives another than the image's, `raw` for stored values.
         """
-        shape = self.shape if size is None else (self.shape[0], *size)
+        shape = self.shape if size is None else (*self.shape[:-2], *size)
         dtype = self.stored if raw else self.dtype
         nbytes = n * math.prod(shape) * dtype.itemsize
         lent = _fresh(nbytes) if memory is None else memory(nbytes)
@@ -180,27 +184,12 @@ class Column:
             yield piece, part
 
     def _gather(self, rows: Rows, cut: Cut | None, out: Array) -> None:
-        """Stored rows as they lie on disk, cut, into `out`."""
-        if cut is None:
-            self._reader.gather(self.field, rows, out=out, region=self._region)
-            return
-        from mmcompile.runtime.cut import cut_rows  # reading alone does not load it
-
-        found = self._reader.flat(self.field, rows)
-        if found is not None:  # a crop is a view of the map, copied once
-            images, at = found
-            cut_rows(images[(slice(None), *self._region)], at, cut, out, self.stored, self._hwc)
-            return
-        channels, height, width = self.shape
-        whole = (height, width, channels) if self._hwc else (channels, height, width)
-        image = scratch("whole", math.prod(whole) * self._kind.itemsize).view(self._kind).reshape(1, *whole)
-        for i in range(len(rows)):
-            self._reader.gather(self.field, rows[i : i + 1], out=image, region=self._region)
-            cut_rows(image, _FIRST, cut[i : i + 1], out[i : i + 1], self.stored, self._hwc)
+        """Stored rows as they lie on disk into `out`, cut where they are pixels."""
+        self._reader.gather(self.field, rows, out=out, region=self._region)
 
     def _memory(self, out: Tensor, n: int, size: tuple[int, int] | None, raw: bool) -> Array:
         """`out` as an array of rows as they lie on disk.  Raises ValueError where it is not what `empty` makes."""
-        wanted, dtype = (n, *(self.shape if size is None else (self.shape[0], *size))), self.stored if raw else self.dtype
+        wanted, dtype = (n, *(self.shape if size is None else (*self.shape[:-2], *size))), self.stored if raw else self.dtype
         fits = out.shape == wanted and out.dtype == dtype and out.device.type == "cpu"
         if not fits or not (out.movedim(-3, -1) if self._hwc else out).is_contiguous():
             raise ValueError(
@@ -225,23 +214,88 @@ class Column:
         return keep(self._held, shard, rows, min(_HELD, self._reader.most_shards))
 
 
-class ImageColumn(Column):
-    """An image, read as (C, H, W) samples and (N, C, H, W) batches: `shape` is that of a sample after the centre crop.
+class PixelColumn(Column):
+    """An image or a mask, (…, H, W): `shape` is that of a sample after the centre crop.  Raises ValueError for a crop that cannot be made."""
 
-    Raises ValueError for a crop that cannot be made.
-    """
+    #: The class id beyond what is cut, of class ids; None for colours.
+    ids: int | None = None
 
     def __init__(self, reader: Reader, field: Field, dtype: torch.dtype | str | None, crop: int | tuple[int, int] | None) -> None:
         super().__init__(reader, field, dtype)
+        *lead, height, width = field.sample_shape
+        if crop is not None:
+            down, across = centre(crop, height, width, field.name)
+            if (down, across) != (slice(0, height), slice(0, width)):
+                channels = tuple(slice(0, n) for n in lead)
+                self._region = (down, across, *channels) if self._hwc else (*channels, down, across)
+            self.shape = (*lead, down.stop - down.start, across.stop - across.start)
+
+    def cut(self, raw: Tensor, cut: Cut) -> Tensor:
+        """The cuts of stored values (N, …, H, W), on the device where they are."""
+        from mmcompile.runtime.cut import apply  # reading alone does not load it
+
+        return apply(raw, cut) if self.ids is None else apply(raw[:, None], cut, self.ids)[:, 0]
+
+    def _gather(self, rows: Rows, cut: Cut | None, out: Array) -> None:
+        if cut is None:
+            super()._gather(rows, cut, out)
+            return
+        from mmcompile.runtime.cut import cut_rows  # reading alone does not load it
+
+        found = self._reader.flat(self.field, rows)
+        if found is not None:  # a crop is a view of the map, copied once
+            images, at = found
+            cut_rows(self._planes(images[(slice(None), *self._region)]), at, cut, self._planes(out), self.stored, self._hwc, self.ids)
+            return
+        *lead, height, width = self.shape
+        whole = (height, width, *lead) if self._hwc else (*lead, height, width)
+        image = scratch("whole", math.prod(whole) * self._kind.itemsize).view(self._kind).reshape(1, *whole)
+        for i in range(len(rows)):
+            self._reader.gather(self.field, rows[i : i + 1], out=image, region=self._region)
+            cut_rows(self._planes(image), _FIRST, cut[i : i + 1], self._planes(out[i : i + 1]), self.stored, self._hwc, self.ids)
+
+    def _planes(self, rows: Array) -> Array:
+        """Rows as images are: a mask has one channel."""
+        return rows if self.ids is None else rows[:, None]
+
+
+class ImageColumn(PixelColumn):
+    """An image, read as (C, H, W) samples and (N, C, H, W) batches."""
+
+    def __init__(self, reader: Reader, field: Field, dtype: torch.dtype | str | None, crop: int | tuple[int, int] | None) -> None:
+        super().__init__(reader, field, dtype, crop)
         preprocess = reader.index.settings.get("preprocess")
         baked = isinstance(preprocess, dict) and preprocess.get("normalize") is not None
         self.normalized = field.normalize is not None if not self._numbers.given else self.stored.is_floating_point and baked
-        channels, height, width = field.sample_shape
-        if crop is not None:
-            down, across = _centre(crop, height, width, field.name)
-            if (down, across) != (slice(0, height), slice(0, width)):
-                self._region = (down, across, slice(0, channels)) if self._hwc else (slice(0, channels), down, across)
-            self.shape = (channels, down.stop - down.start, across.stop - across.start)
+
+
+class MaskColumn(PixelColumn):
+    """Class ids, read as (H, W) samples and (N, H, W) batches of the dtype on disk."""
+
+    def __init__(self, reader: Reader, field: Field, crop: int | tuple[int, int] | None) -> None:
+        super().__init__(reader, field, None, crop)
+        fill = field_setting(reader.index, field.name, "fill")
+        self.ids = fill if isinstance(fill, int) else 0
+
+
+class TextColumn(Column):
+    """Text, read as Python's strings; its batches are the bytes (N, L), of which `texts` makes strings."""
+
+    text = True
+
+    def sample(self, row: int, shard: int, local: int) -> str:
+        return self.samples(super().sample(row, shard, local)[None])[0] if self._mapped else self.own(row)
+
+    def own(self, row: int) -> str:
+        return self.samples(super().own(row)[None])[0]
+
+    def samples(self, batch: Tensor) -> list[str]:
+        # numpy's bytes end where nothing but 0 follows
+        lines: list[bytes] = as_array(batch.contiguous()).view(f"S{self.shape[0]}").reshape(-1).tolist()
+        try:
+            return [line.decode() for line in lines]
+        except UnicodeDecodeError:
+            raise CorruptShardError(f"{self._reader.root}: field {self.name!r} holds what is not UTF-8; run `mmcompile verify`") from None
 
 
 class ClassColumn(Column):
@@ -271,7 +325,22 @@ def column_of(reader: Reader, field: Field, dtype: torch.dtype | str | None, cro
     """The column of a field: what it means decides."""
     if field.meaning == "image":
         return ImageColumn(reader, field, dtype, crop)
-    return ClassColumn(reader, field) if field.meaning == "class" else Column(reader, field, dtype)
+    if field.meaning == "mask":
+        return MaskColumn(reader, field, crop)
+    if field.meaning == "class":
+        return ClassColumn(reader, field)
+    if field.meaning == "text":
+        return TextColumn(reader, field, None)
+    # a place in a picture has the precision that it is stored in, whatever its pixels are read as
+    return Column(reader, field, None if field.meaning in ("boxes", "keypoints") else dtype)
+
+
+def field_setting(index: Index, field: str, name: str) -> Any:
+    """What the settings of a build say of one field; None where they say nothing."""
+    found: Any = index.settings
+    for key in ("preprocess", "fields", field, name):
+        found = found.get(key) if isinstance(found, dict) else None
+    return found
 
 
 def _fresh(nbytes: int) -> Tensor:
@@ -291,7 +360,7 @@ def _dtype(dtype: Any, field: Field) -> torch.dtype | None:
     return found
 
 
-def _centre(crop: Any, height: int, width: int, name: str) -> tuple[slice, slice]:
+def centre(crop: Any, height: int, width: int, name: str) -> tuple[slice, slice]:
     """The rows and columns of a centre crop, its offset rounded as torchvision's (half to even)."""
     size = tuple(crop) if isinstance(crop, tuple | list) else (crop, crop)
     if len(size) != 2 or not all(isinstance(n, int | np.integer) and not isinstance(n, bool) and n > 0 for n in size):
