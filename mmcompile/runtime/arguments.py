@@ -69,7 +69,7 @@ def columns_of(reader: Reader, fields: tuple[str, ...] | None, dtype: torch.dtyp
             raise ValueError(f"{reader.root}: no field {name!r}; it has {list(known)}")
     columns = [column_of(reader, known[name], dtype, crop) for name in names]
     if crop is not None and not any(isinstance(column, PixelColumn) for column in columns):
-        raise ValueError(f"{reader.root}: crop needs an image or a mask, the fields are {list(names)}")
+        raise ValueError(f"{reader.root}: crop needs an image, the fields are {list(names)}")
     values = any(known[name].meaning != "class" for name in names)
     if dtype is not None and values and not any(column.takes for column in columns):
         said = ", ".join(f"{name} {known[name].dtype}" for name in names)
