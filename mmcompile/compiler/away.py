@@ -18,6 +18,7 @@ from pathlib import Path
 from mmcompile.compiler.reuse import OldShard
 from mmcompile.compiler.staging import Fetched
 from mmcompile.compiler.task import Job
+from mmcompile.format.fields import pixel_fields
 from mmcompile.format.mirror import Home
 from mmcompile.format.store import Store
 
@@ -36,7 +37,7 @@ class StoredShard(OldShard):
 
     def path(self, name: str) -> Path:
         path = super().path(name)
-        return path if self.bring is None or name == self.fields[0].name else self.bring(path)
+        return path if self.bring is None or name in {f.name for f in pixel_fields(self.fields)} else self.bring(path)
 
 
 def _folder(job: Job) -> str:

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from mmcompile.compiler.marks import stored_as
+from mmcompile.compiler.pixelrows import PixelRows
 from mmcompile.compiler.preprocess import Preprocess, store
 from mmcompile.compiler.reuse import RowTable, Shelf
+from mmcompile.compiler.spatial import Mover
 from mmcompile.errors import DecodeError, FormatError
-from mmcompile.format.index import Field
+from mmcompile.format.fields import Field, pixel_fields
 from mmcompile.format.samples import sample_dtype
 
 __all__ = ["Copier"]
@@ -27,13 +28,16 @@ Array = npt.NDArray[Any]
 
 
 class Copier:
-    """Copies rows found in a table as `preprocess` and `fields` want them.  Belongs to one process; memory is one run of rows."""
+    """Copies rows found in a table as `preprocess` and `fields` want them; `mover` moves what belongs to a picture.
 
-    def __init__(self, table: RowTable, preprocess: Preprocess, fields: tuple[Field, ...]) -> None:
-        self._table, self._preprocess, self._image = table, preprocess, fields[0]
-        self._dtype = sample_dtype(fields)
-        self.most = max(1, _RUN_BYTES // max(1, self._image.row_bytes))
-        self._space = np.empty((self.most, *self._image.shape), self._image.stored)
+    Belongs to one process; memory is one run of rows.
+    """
+
+    def __init__(self, table: RowTable, preprocess: Preprocess, fields: tuple[Field, ...], mover: Mover | None = None) -> None:
+        self._table, self._preprocess, self._mover = table, preprocess, mover
+        self._dtype, pixels = sample_dtype(fields), pixel_fields(fields)
+        self.most = max(1, _RUN_BYTES // max(1, sum(f.row_bytes for f in pixels)))
+        self._space = PixelRows.empty(pixels, self.most)
 
     def runs(self, hashes: npt.NDArray[np.uint64], wanted: npt.NDArray[np.int64]) -> Iterator[tuple[npt.NDArray[np.int64], int, int]]:
         """(some of `wanted`, shard, first row): runs of items whose rows follow each other in an old shard, for the source hashes (N, 2) of a piece.
@@ -54,8 +58,8 @@ class Copier:
         """(shard, row) of every row of a source."""
         return self._table.places(pair)
 
-    def copy(self, shard: int, row: int, values: npt.NDArray[np.void]) -> tuple[Array, Array, npt.NDArray[np.bool_]]:
-        """(rows (n, *shape), records (n,), which of them are right (n,)) of the rows from `row` on, with `values` (n,) beside their images.
+    def copy(self, shard: int, row: int, values: npt.NDArray[np.void]) -> tuple[PixelRows, npt.NDArray[np.void], Array, npt.NDArray[np.bool_]]:
+        """(n rows, values (n,), records (n,), which of them are right (n,)) of the rows from `row` on; `values` (n,), of the scan, are moved.
 
         A row is not right where it is damaged, or cannot be stored as it is wanted.  The rows are valid until the next call.
         """
@@ -64,26 +68,28 @@ class Copier:
         try:
             return out, *self._copied(self._table.shelf(shard), row, values, out)
         except (FormatError, FileNotFoundError):
-            return out, np.zeros(n, self._dtype), np.zeros(n, bool)
+            return out, values, np.zeros(n, self._dtype), np.zeros(n, bool)
 
-    def _copied(self, shelf: Shelf, row: int, values: npt.NDArray[np.void], out: Array) -> tuple[Array, npt.NDArray[np.bool_]]:
-        n, old = len(out), shelf.shard.fields[0]
+    def _copied(
+        self, shelf: Shelf, row: int, values: npt.NDArray[np.void], out: PixelRows
+    ) -> tuple[npt.NDArray[np.void], Array, npt.NDArray[np.bool_]]:
+        n = len(out)
         found = shelf.samples[row : row + n]
+        values = values if self._mover is None else self._mover.moved(values, found)
         made = shelf.shard.made
-        raw = out if made is None else np.empty((n, *old.shape), old.stored)
-        shelf.read(row, raw)
+        raw = out if made is None else PixelRows.empty(pixel_fields(shelf.shard.fields), n)
+        shelf.read(row, raw.arrays)
         before, after = _records(shelf.values[row : row + n]), _records(values)
         same = made is None and before == after
         right, hashes = np.zeros(n, bool), np.array(found["row_hash"])
-        wants, flat = found["row_hash"].tolist(), _bytes(raw)
-        for i in range(n):
-            state = xxhash.xxh3_64(flat[i])
+        wants = found["row_hash"].tolist()
+        for i, state in enumerate(raw.states()):
             fresh = None if same or made is not None else state.copy()
             state.update(before[i])
             right[i] = state.intdigest() == wants[i]
             if right[i] and made is not None:
-                right[i] = self._convert(made, raw[i], out[i])
-                fresh = xxhash.xxh3_64(_bytes(out[i : i + 1])[0])
+                right[i] = self._convert(made, raw.arrays[0][i], out.arrays[0][i])
+                fresh = next(out[i : i + 1].states())
             if fresh is not None:
                 fresh.update(after[i])
                 hashes[i] = fresh.intdigest()
@@ -91,7 +97,7 @@ class Copier:
         for name in self._dtype.names or ():
             records[name] = found[name]
         records["row_hash"] = hashes
-        return records, right
+        return values, records, right
 
     def _convert(self, made: Preprocess, row: Array, out: Array) -> bool:
         pixels = row if made.layout == "hwc" else row.transpose(1, 2, 0)
@@ -103,10 +109,6 @@ class Copier:
         except DecodeError:  # what the dtype cannot hold: decoding says so
             return False
         return True
-
-
-def _bytes(rows: Array) -> Any:
-    return rows.reshape(len(rows), -1).view(np.uint8)
 
 
 def _records(values: npt.NDArray[np.void]) -> list[bytes]:

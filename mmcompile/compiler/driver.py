@@ -246,7 +246,7 @@ class Build:
         stored[list(found)] = False
         contents = self._contents([], rejects, [int(stored[t.start : t.stop].sum()) for t in self.planned.tasks]) if whole else None
         total, written = forecast.sizes(self.out, self.planned, foreseen, self.wanted, self.listed, contents)
-        job = replace(self.job, preprocess=self.wanted.preprocess, fields=self.wanted.fields)
+        job = replace(self.job, preprocess=self.wanted.preprocess, fields=self.wanted.fields, mover=self.wanted.mover)
         return replace(
             self._described(),
             samples=sum(len(task) for task in self.planned.tasks) - len(rejects),
@@ -292,6 +292,7 @@ class Build:
         cache = StatCache(self.out / ".build" / "stat-cache", self.source.location())
         self.listed = Listed(self.scan, at_ns, cache, checksum=self.options.checksum)
         self.allowed = allowed_rejects(self.max_rejects, len(self.scan.keys))
+        self.asked = self.asked.with_parts(self.scan.parts)
 
     def _choose(self, scratch: Path) -> None:
         self.job = self._job(self.asked.resolved(), scratch)
@@ -349,7 +350,7 @@ class Build:
         if self.staging is not None:
             self.staging.keep()
         table = self.planned.write_table(scratch)
-        self.job = replace(self.job, preprocess=self.wanted.preprocess, fields=self.wanted.fields, reuse=table)
+        self.job = replace(self.job, preprocess=self.wanted.preprocess, fields=self.wanted.fields, mover=self.wanted.mover, reuse=table)
         if self.planned.previous.remembered and todo:
             self.job = replace(self.job, remembered=scratch / "remembered.json")
             write_atomic(scratch / "remembered.json", canonical(self.planned.previous.remembered), durable=False)
@@ -389,9 +390,9 @@ class Build:
         for task in self.planned.tasks:
             whole, seal = self.planned.whole.get(task.number), self.sealed.get(task.number)
             if whole is not None:
-                parts.append(Part(whole.files, whole.rows, {"image": whole.sums()} if whole.rows else {}, whole.flags))
+                parts.append(Part(whole.files, whole.rows, whole.sums() if whole.rows else {}, whole.flags))
             elif seal is not None:
-                parts.append(Part(seal.files, seal.rows, {"image": seal.sums or []}, seal.flags or {}))
+                parts.append(Part(seal.files, seal.rows, seal.sums or {}, seal.flags or {}))
             elif not self.runner.failures:  # else all items of the shard failed
                 raise EngineError(f"{self.out}: shard {task.number} is neither there nor made; nothing is published: run the same command again")
         lines = self._rejects()
@@ -417,8 +418,7 @@ class Build:
     def _contents(self, parts: list[Part], rejects: list[dict[str, Any]], rows: Sequence[int]) -> Contents:
         """`rows`: how many are stored of each task."""
         wanted, splits = self.wanted, self.planned.stored_splits(rows)
-        auto = ("image",) if wanted.preprocess.normalize == "auto" else ()
-        made = wanted.settings, wanted.versions, wanted.preprocess.scale == "unit", auto
+        made = wanted.settings, wanted.versions, wanted.preprocess.scale == "unit", wanted.auto
         return Contents(parts, rejects, wanted.fields, splits, wanted.lists, self.scan.classes, *made, revision=wanted.revision)
 
     def _standing(self) -> BuildReport:

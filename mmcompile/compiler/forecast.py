@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -21,8 +22,9 @@ from mmcompile.compiler.previous import array_hash, joined
 from mmcompile.compiler.reuse import OldShard
 from mmcompile.compiler.task import Job, measure, renamed
 from mmcompile.errors import EngineError, FormatError
+from mmcompile.format.fields import pixel_fields, value_fields
 from mmcompile.format.npy import file_bytes, file_name, hash_bytes
-from mmcompile.format.samples import sample_dtype
+from mmcompile.format.samples import sample_dtype, summed
 
 __all__ = ["INDEX_ERROR", "seconds", "sizes"]
 
@@ -52,7 +54,7 @@ def seconds(executor: Executor, job: Job, planned: Planned, foreseen: Prediction
         return None
     start = max(0.0, time.monotonic() - began - float(spent))
     decoding = float(spent / done * foreseen.decoded / workers) if done else 0.0
-    return start + decoding + foreseen.copied * job.image.row_bytes / _COPY_BYTES_PER_S
+    return start + decoding + foreseen.copied * job.row_bytes / _COPY_BYTES_PER_S
 
 
 def sizes(out: Path, planned: Planned, foreseen: Prediction, wanted: Wanted, listed: Listed, contents: Contents | None) -> tuple[int, int]:
@@ -92,7 +94,7 @@ def _shard(task: ShardTask, picked: npt.NDArray[np.bool_], wanted: Wanted, liste
     blob, stops = joined(keys, picked)
     arrays = {f.name: (f.stored, (rows, *f.shape)) for f in fields} | {"samples": (sample_dtype(fields), (rows,)), "keys": (blob.dtype, blob.shape)}
     known = {"keys": array_hash(blob)}
-    others = {f.name: array_hash(np.ascontiguousarray(values[f.name])) for f in fields[1:]}
+    others = {} if wanted.mover is not None else {f.name: array_hash(np.ascontiguousarray(values[f.name])) for f in value_fields(fields)}
     known |= others
     if old is not None:
         known |= old.alike(listed.hashes[part][picked], [keys[i] for i in np.flatnonzero(picked).tolist()], stops, others)
@@ -110,15 +112,14 @@ class _Old:
         self._known: dict[int, dict[str, OldShard]] = {}
 
     def alike(self, hashes: npt.NDArray[np.uint64], keys: list[bytes], stops: npt.NDArray[np.int64], others: dict[str, str]) -> dict[str, str]:
-        """The hashes of the image file and, where it can be told, of the provenance of a shard of these sources (N, 2): where one has the same."""
+        """The hashes of the pixels' files and, where it can be told, of the provenance of a shard of these sources (N, 2): where one has the same."""
         if len(keys) not in self._known:
             self._known[len(keys)] = {hash_bytes(s["source_hash"].tobytes()): shard for shard, s in self._read(len(keys))}
         shard = self._known[len(keys)].get(hash_bytes(hashes.tobytes()))
         if shard is None:
             return {}
-        image = shard.fields[0].name
-        found = {image: shard.files[image]}
-        if {f.name: shard.files[f.name] for f in shard.fields[1:]} == others:  # else the hash of each row is another one
+        found = {f.name: shard.files[f.name] for f in pixel_fields(shard.fields)}
+        if {f.name: shard.files[f.name] for f in value_fields(shard.fields)} == others:  # else the hash of each row is another one
             samples = shard.samples()
             samples["key_stop"] = stops
             renamed(samples, keys)
@@ -134,12 +135,14 @@ class _Old:
 
 def _beside(contents: Contents, shards: list[tuple[int, dict[str, str]]]) -> dict[str, int]:
     """The files of a generation beside those of its shards (rows, and the hashes that are known, of each), name -> bytes."""
-    image, samples = contents.fields[0], sum(rows for rows, _ in shards)
-    pixels = samples * int(np.prod(image.sample_shape[1:]))
-    sums = {"depth": 8, "pixels": pixels, "sum": [pixels * 128] * image.channels, "sum_squares": [pixels * 128**2] * image.channels}
-    statistics: dict[str, Any] = {"pixels": pixels, "mean": [_SOME] * image.channels, "std": [_SOME] * image.channels, "sums": [sums]}
+    samples = sum(rows for rows, _ in shards)
+    statistics: dict[str, Any] = {}
+    for f, _ in summed(contents.fields):
+        pixels = samples * math.prod(f.shape) // f.channels
+        sums = {"depth": 8, "pixels": pixels, "sum": [pixels * 128] * f.channels, "sum_squares": [pixels * 128**2] * f.channels}
+        statistics[f.name] = {"pixels": pixels, "mean": [_SOME] * f.channels, "std": [_SOME] * f.channels, "sums": [sums]}
     lists = {name: (kind, hash_bytes(data), suffix, len(data)) for name, (kind, suffix, data) in lists_of(contents).items()}
-    of_all = {key: {image.name: statistics} for key in ("all", *(split.name for split in contents.splits))}
+    of_all = dict.fromkeys(("all", *(split.name for split in contents.splits)), statistics)
     index = draft_index(contents, samples, len(shards), of_all, {name: digest for name, (_, digest, _, _) in lists.items()})
     files = {file_name(kind, digest, suffix): length for kind, digest, suffix, length in lists.values()}
     kinds = set(index.table_dtype().names or ()) - {"rows"}

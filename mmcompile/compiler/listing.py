@@ -15,6 +15,7 @@ import xxhash
 
 from mmcompile.compiler.sources import STAT_DTYPE, Lent, Scan
 from mmcompile.compiler.sources.keys import Keys
+from mmcompile.compiler.spatial import Form
 from mmcompile.errors import FormatError
 from mmcompile.format.canonical import canonical, name_from_json, name_to_json, parse
 from mmcompile.format.commit import write_atomic
@@ -37,7 +38,13 @@ def save_listing(path: Path, scan: Scan, at_ns: int, head: dict[str, Any]) -> No
         "items": len(scan.keys),
         "key_bytes": len(scan.keys.blob),
         "placed": scan.keys.places is not None,
-        "fields": [[f.name, f.dtype, f.shape, f.meaning, f.unit, *(_listed(names) for names in (f.columns, f.categories))] for f in scan.fields],
+        "beside": [[len(keys.blob), keys.places is not None] for keys in scan.keys.beside],
+        "fields": [
+            [f.name, f.dtype, f.shape, f.meaning, f.unit, f.count, *(_listed(names) for names in (f.columns, f.categories))] for f in scan.fields
+        ],
+        "parts": scan.parts,
+        "forms": [[name, form.format, form.relative, form.min_visibility] for name, form in scan.forms],
+        "faults": [[at, said] for at, said in scan.faults.items()],
         "splits": [[split.name, split.start, split.stop] for split in scan.splits],
         "classes": None if scan.classes is None else [name_to_json(name) for name in scan.classes],
         "left_out": scan.left_out,
@@ -71,10 +78,11 @@ def load_head(path: Path) -> dict[str, Any] | None:
 
 def _parts(head: bytes, scan: Scan) -> Iterator[bytes | memoryview]:
     state = xxhash.xxh3_128()
-    lengths = np.diff(scan.keys.stops, prepend=0).astype("<u4")
-    columns = [lengths, scan.keys.blob, scan.stat] + [scan.values] * bool(scan.values.nbytes)
-    if scan.keys.places is not None:
-        columns.append(scan.keys.places.reshape(-1))
+    columns: list[npt.NDArray[Any]] = [scan.stat, *[scan.values] * bool(scan.values.nbytes)]
+    for keys in (scan.keys, *scan.keys.beside):
+        columns += [np.diff(keys.stops, prepend=0).astype("<u4"), keys.blob]
+        if keys.places is not None:
+            columns.append(keys.places.reshape(-1))
     if scan.lent is not None:
         columns.append(scan.lent.hashes.reshape(-1))
     for data in (_MAGIC, len(head).to_bytes(8, "little"), head):
@@ -100,8 +108,8 @@ def _names(value: Any) -> Names | None:
     return None if value is None else Names(tuple(name_from_json(name) for name in value))
 
 
-def _field(name: str, dtype: str, shape: list[int], meaning: str, unit: str | None, columns: Any, categories: Any) -> Field:
-    return Field(name, dtype, tuple(shape), meaning, unit=unit, columns=_names(columns), categories=_names(categories))
+def _field(name: str, dtype: str, shape: list[int], meaning: str, unit: str | None, count: str | None, columns: Any, categories: Any) -> Field:
+    return Field(name, dtype, tuple(shape), meaning, unit=unit, count=count, columns=_names(columns), categories=_names(categories))
 
 
 def _load(file: IO[bytes], path: Path) -> tuple[Scan, int, dict[str, Any]]:
@@ -126,18 +134,26 @@ def _load(file: IO[bytes], path: Path) -> tuple[Scan, int, dict[str, Any]]:
     if take(len(_MAGIC)) != _MAGIC or (length := int.from_bytes(take(8), "little")) > _HEAD_LIMIT:
         raise ValueError("no listing")
     document = parse(take(length), path)
-    n, size = int(document["items"]), int(document["key_bytes"])
+    n = int(document["items"])
+    listed = [(int(size), bool(placed)) for size, placed in ((document["key_bytes"], document["placed"]), *document["beside"])]
     fields = tuple(_field(*entry) for entry in document["fields"])
-    rest = (
-        n * (4 + STAT_DTYPE.itemsize + row_dtype(fields).itemsize + 24 * bool(document["placed"]) + 16 * (document["lent"] is not None)) + size + 16
-    )
+    rest = n * (STAT_DTYPE.itemsize + row_dtype(fields).itemsize + 16 * (document["lent"] is not None)) + 16
+    rest += sum(n * (4 + 24 * placed) + size for size, placed in listed)
     at = file.tell()
-    if min(n, size) < 0 or file.seek(0, 2) - at != rest:
+    if min(n, *(size for size, _ in listed)) < 0 or file.seek(0, 2) - at != rest:
         raise ValueError("another length")
     file.seek(at)
-    lengths, blob, stat = column("<u4", n), column(np.uint8, size), column(STAT_DTYPE, n)
+    stat = column(STAT_DTYPE, n)
     values = column(row_dtype(fields), n) if fields and n else np.zeros(n, row_dtype(fields))
-    places = column(np.int64, 3 * n).reshape(-1, 3) if document["placed"] else None
+
+    def keys_of(size: int, placed: bool) -> Keys:
+        lengths, blob = column("<u4", n), column(np.uint8, size)
+        stops = np.cumsum(lengths, dtype=np.int64)
+        if (stops[-1] if n else 0) != size:
+            raise ValueError("lengths of keys do not add up")
+        return Keys(blob, stops, places=column(np.int64, 3 * n).reshape(-1, 3) if placed else None)
+
+    keys, *beside = [keys_of(*entry) for entry in listed]
     lent = None
     if document["lent"] is not None:
         datasets, versions, revision = document["lent"]
@@ -145,10 +161,9 @@ def _load(file: IO[bytes], path: Path) -> tuple[Scan, int, dict[str, Any]]:
         lent = Lent(hashes, tuple((name_from_json(folder), str(name)) for folder, name in datasets), dict(versions), int(revision))
     if state.digest() != file.read():
         raise ValueError("damaged")
-    stops = np.cumsum(lengths, dtype=np.int64)
     classes = document["classes"]
     scan = Scan(
-        Keys(blob, stops, places=places),
+        keys.with_beside(beside),
         fields,
         values,
         stat,
@@ -158,7 +173,8 @@ def _load(file: IO[bytes], path: Path) -> tuple[Scan, int, dict[str, Any]]:
         dict(document["counts"]),
         tuple(Split(*split) for split in document["splits"]),
         lent,
+        tuple((str(name), str(kind)) for name, kind in document["parts"]),
+        tuple((str(name), Form(*form)) for name, *form in document["forms"]),
+        {int(at): str(said) for at, said in document["faults"]},
     )
-    if (stops[-1] if n else 0) != size:
-        raise ValueError("lengths of keys do not add up")
     return scan, int(document["at_ns"]), dict(document["head"])

@@ -7,7 +7,7 @@ So rows are judged by kind: the format of their source, and whether that has mor
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,8 @@ class Fingerprints:
         """Would a source that was rejected with this line, under `other`, be rejected with it again?"""
         if not line["source_hash"]:
             return False
+        if line["stage"] == "value":
+            return False  # the file is not what was wrong
         if line["stage"] in ("open", "load") and line["code"] not in ("unexpected", "decoder-crash"):
             return self.shallow == other.shallow  # nothing has asked for its depth yet
         # What the dtype cannot hold is a matter of the store settings, too.
@@ -72,7 +74,7 @@ def marks_of(preprocess: Preprocess, versions: Mapping[str, str], revision: int)
     shallow = {name: value for name, value in deep.items() if name not in _DEEP_ONLY}
     formats = {}
     for name in decode.FORMATS:
-        own = {k: versions.get(k, "") for k in versions_of(preprocess, name)}
+        own = {k: versions.get(k, "") for k in versions_of(preprocess, None if preprocess.parts else name)}
         for suffix, settings in (("", shallow), (_DEEP, deep)):
             touching = {k: v for k, v in settings.items() if k not in _JPEG_ONLY or name in _JPEGS}
             formats[name + suffix] = fingerprint(touching, own, revision)
@@ -117,6 +119,9 @@ def stored_as(old: Preprocess, new: Preprocess) -> str | None:
     """How rows stored as `old` says become those that `new` wants, bit for bit: "same", "moved" (to the other layout), "cast" again from the
     pixels, which uint8 rows are; None where they cannot.
     """
+    if old.parts or new.parts:  # which would have to be told apart
+        return "same" if old.store_settings() == new.store_settings() else None
+    old, new = replace(old, fields=()), replace(new, fields=())  # what moves with a picture is moved anew
     if old.dtype == "uint8" and new.dtype != "uint8":
         return "cast"
     mine, wanted = ({**p.store_settings(), "layout": None} for p in (old, new))

@@ -6,7 +6,7 @@ A cut depends on keys alone, never on outcomes, so one file added near the front
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,19 @@ from mmcompile.compiler.sources.keys import Keys
 from mmcompile.format.canonical import canonical
 from mmcompile.format.npy import hash_bytes
 
-__all__ = ["SHARD_BYTES", "ShardTask", "cuts", "fingerprint", "key_hashes", "make_tasks", "row_cuts", "rows_per_shard", "shuffled", "task_id"]
+__all__ = [
+    "SHARD_BYTES",
+    "ShardTask",
+    "cuts",
+    "faults_within",
+    "fingerprint",
+    "key_hashes",
+    "make_tasks",
+    "row_cuts",
+    "rows_per_shard",
+    "shuffled",
+    "task_id",
+]
 
 #: A shard's usual size: large enough that 10^7 images make some thousand files, small enough to be hashed from the page cache in 10 ms.
 SHARD_BYTES = 1 << 28
@@ -84,7 +96,8 @@ def shuffled(scan: Scan, seed: int) -> Scan:
     marks = keys.hashes(seed)
     order = np.concatenate([np.empty(0, np.int64), *(s.start + np.argsort(marks[s.start : s.stop], kind="stable") for s in scan.ranges)])
     lent = None if scan.lent is None else replace(scan.lent, hashes=scan.lent.hashes[order])
-    return replace(scan, keys=keys.take(order), values=scan.values[order], stat=scan.stat[order], lent=lent)
+    faults = scan.faults and {at: scan.faults[i] for at, i in enumerate(order.tolist()) if i in scan.faults}
+    return replace(scan, keys=keys.take(order), values=scan.values[order], stat=scan.stat[order], lent=lent, faults=faults)
 
 
 def fingerprint(settings: dict[str, Any], versions: dict[str, str], revision: int) -> str:
@@ -92,14 +105,24 @@ def fingerprint(settings: dict[str, Any], versions: dict[str, str], revision: in
     return hash_bytes(canonical({"settings": settings, "versions": versions, "revision": revision}))
 
 
-def task_id(keys: Sequence[bytes], values: npt.NDArray[np.void], pixel: str, store: str) -> str:
-    """What a shard is made of, as 32 hex digits: its ordered keys and values and both fingerprints.  Not the content of the sources."""
+def task_id(keys: Sequence[bytes], values: npt.NDArray[np.void], pixel: str, store: str, faults: Mapping[int, str] | None = None) -> str:
+    """What a shard is made of, as 32 hex digits: its ordered keys and values (and what is wrong with some) and both fingerprints.
+
+    Not the content of the sources.
+    """
     state = xxhash.xxh3_128(f"{pixel} {store} {len(keys)} {values.dtype.descr}".encode())
     columns = Keys.of(keys)
     state.update(np.diff(columns.stops, prepend=0).astype("<u4").tobytes())
     state.update(columns.blob.tobytes())
     state.update(values.tobytes())
+    if faults:
+        state.update(canonical([[at, said] for at, said in sorted(faults.items())]))
     return state.hexdigest()
+
+
+def faults_within(faults: Mapping[int, str], start: int, stop: int) -> dict[int, str]:
+    """Those of the items [start, stop), by their place among these."""
+    return {at - start: said for at, said in faults.items() if start <= at < stop} if faults else {}
 
 
 def make_tasks(scan: Scan, hashes: npt.NDArray[np.uint64], rows: int, fingerprints: tuple[str, str]) -> list[ShardTask]:
@@ -109,5 +132,6 @@ def make_tasks(scan: Scan, hashes: npt.NDArray[np.uint64], rows: int, fingerprin
     for split in scan.ranges:
         for start, stop in itertools.pairwise(split.start + at for at in cuts(hashes[split.start : split.stop], rows)):
             if stop > start:
-                out.append(ShardTask(len(out), start, stop, task_id(keys[start:stop], scan.values[start:stop], *fingerprints)))
+                faults = faults_within(scan.faults, start, stop)
+                out.append(ShardTask(len(out), start, stop, task_id(keys[start:stop], scan.values[start:stop], *fingerprints, faults)))
     return out

@@ -21,7 +21,7 @@ from mmcompile.compiler.marks import Fingerprints, marks_of, versions_of
 from mmcompile.compiler.options import BuildOptions
 from mmcompile.compiler.outcome import Progress
 from mmcompile.compiler.output import describe_changes
-from mmcompile.compiler.plan import ShardTask, fingerprint, key_hashes, make_tasks, rows_per_shard
+from mmcompile.compiler.plan import ShardTask, faults_within, fingerprint, key_hashes, make_tasks, rows_per_shard
 from mmcompile.compiler.preprocess import PIXEL_REVISION, Preprocess
 from mmcompile.compiler.previous import Previous, Whole
 from mmcompile.compiler.reuse import OldShard, RowList, list_rows, write_table
@@ -30,12 +30,14 @@ from mmcompile.compiler.seals import Seal
 from mmcompile.compiler.sources import Scan, Source
 from mmcompile.compiler.sources.keys import Keys
 from mmcompile.compiler.sources.splits import train_of
+from mmcompile.compiler.spatial import Mover
 from mmcompile.compiler.statcache import StatCache, old_enough
 from mmcompile.compiler.task import Job, hash_items, remembered_as
 from mmcompile.compiler.versions import versions_changed
 from mmcompile.errors import EngineError, FormatError, OptionError
 from mmcompile.format.canonical import canonical, name_to_json
 from mmcompile.format.catalog import list_folder
+from mmcompile.format.fields import pixel_fields
 from mmcompile.format.index import INDEX_LIMIT, LIST_LIMIT, Field, Names, Split, load_classes, read_generation
 from mmcompile.format.leakage import Repeats, find_repeats
 from mmcompile.format.npy import hash_bytes
@@ -112,25 +114,19 @@ class Wanted:
     lists: dict[str, bytes] = field(default_factory=dict)
     #: Of our own pixels: today's, or of the datasets that rows are copied from.
     revision: int = PIXEL_REVISION
+    mover: Mover | None = None
 
     @classmethod
     def of(cls, asked: Preprocess, chosen: Preprocess, why: str, source: Source, scan: Scan, options: BuildOptions) -> Wanted:
         """Raises OptionError where the settings are too long for an index, or no split has the statistics that are asked for."""
         preprocess = chosen.resolved()
-        if preprocess.normalize == "auto":
-            train_of(scan.ranges)
-        normalize = preprocess.read_normalize()
-        image = Field(
-            "image",
-            preprocess.dtype,
-            preprocess.row_shape(),
-            "image",
-            preprocess.layout,
-            preprocess.read_scale(),
-            None if normalize is None else (normalize.mean, normalize.std),
-        )
+        (main, _), *others = scan.parts
+        pixels = (preprocess.field(main), *(preprocess.of(name).field(name) for name, _ in others))
         lists: dict[str, bytes] = {}
-        fields = (image, *(with_lists(spec, lists) for spec in scan.fields))
+        fields = (*pixels, *(with_lists(spec, lists) for spec in scan.fields))
+        if len({f.name for f in fields}) < len(fields):
+            raise OptionError(f"two fields of one name among {', '.join(f.name for f in fields)}: name a column otherwise", options=["columns"])
+        mover = Mover(preprocess, scan.fields, scan.forms) if scan.forms else None
         versions, revision = (versions_of(preprocess), PIXEL_REVISION) if scan.lent is None else (scan.lent.versions, scan.lent.revision)
         settings = {"preprocess": preprocess.settings(), "source": source.identity(), "shard_bytes": options.shard_bytes}
         if options.seed is not None:
@@ -139,7 +135,10 @@ class Wanted:
             raise OptionError(
                 f"the settings are {length:,} bytes, at most {INDEX_LIMIT // 2:,} fit: give patterns to --include and --exclude, not single files"
             )
-        return cls(asked, preprocess, why, fields, versions, marks_of(preprocess, versions, revision), settings, lists, revision)
+        made = cls(asked, preprocess, why, fields, versions, marks_of(preprocess, versions, revision), settings, lists, revision, mover)
+        if made.auto:
+            train_of(scan.ranges)
+        return made
 
     @property
     def compared(self) -> dict[str, Any]:
@@ -149,6 +148,13 @@ class Wanted:
     @property
     def row_bytes(self) -> int:
         return sum(f.row_bytes for f in self.fields)
+
+    @property
+    def auto(self) -> tuple[str, ...]:
+        """The fields whose normalisation is that of their own statistics, which follow from the rows."""
+        main, parts = pixel_fields(self.fields)[0].name, dict.fromkeys(self.preprocess.parts)
+        own = {main: self.preprocess, **{name: self.preprocess.of(name) for name in parts}}
+        return tuple(f.name for f in self.fields if f.name in own and own[f.name].normalize == "auto")
 
 
 @dataclass(frozen=True)
@@ -180,7 +186,10 @@ class Planned:
         rows = rows_per_shard(wanted.row_bytes, options.shard_bytes)
         self.tasks: list[ShardTask] = make_tasks(scan, listed.hashes64, rows, (wanted.marks.pixel, wanted.marks.store))
         self._seen = _state(out)
-        self.previous = Previous(out, wanted.fields, wanted.preprocess, wanted.versions, wanted.marks, stubs=job.store is not None)
+        faults = {listed.keys[i]: said for i, said in scan.faults.items()}
+        self.previous = Previous(
+            out, wanted.fields, wanted.preprocess, wanted.versions, wanted.marks, wanted.mover, faults, stubs=job.store is not None
+        )
         self.previous.load()
         for folder, generation in scan.lent.datasets if scan.lent is not None else ():
             self.previous.borrow(Path(folder), generation)
@@ -212,8 +221,7 @@ class Planned:
         before, wanted, scan = self.previous.index, self._wanted, self._listed.scan
         if before is None or self.todo or self.previous.seals or before.pixel_revision != wanted.revision:
             return False
-        deferred = wanted.preprocess.normalize == "auto"  # the statistics, which follow from the rows, decide
-        fields = tuple(replace(f, normalize=None) if deferred else f for f in before.fields)
+        fields = tuple(replace(f, normalize=None) if f.name in wanted.auto else f for f in before.fields)
         if fields != wanted.fields or canonical(self.previous.settings) != canonical(wanted.compared):
             return False
         parts = [self.whole[task.number] for task in self.tasks]
@@ -303,14 +311,17 @@ class Planned:
         scan, wanted, copies = self._listed.scan, self._wanted, self.copies
         made = {"preprocess": wanted.preprocess.settings(), "versions": wanted.versions, "revision": wanted.revision}
         none = scan.values[:0], scan.stat[:0], np.empty((0, 2), np.uint64)
-        empty = Seal("", wanted.marks.pixel, wanted.marks.store, made, wanted.fields[1:], *none, {}, {})
+        empty = Seal("", wanted.marks.pixel, wanted.marks.store, made, wanted.fields, *none, {}, {})
         for task in self.todo:
             part = slice(task.start, task.stop)
             stat = scan.stat[part].copy()
             stat[~old_enough(stat, self._listed.at_ns)] = (-1, -1, -1, -1)
             seal = replace(empty, task=task.id, stat=stat)
             hashes, known = self.hashes[part].copy(), self.known[part].copy()
-            yield ShardWork(task, self._listed.keys[part], scan.values[part], scan.stat[part], hashes, known, seal, copies=copies[part])
+            faults = faults_within(scan.faults, task.start, task.stop)
+            yield ShardWork(
+                task, self._listed.keys[part], scan.values[part], scan.stat[part], hashes, known, seal, copies=copies[part], faults=faults
+            )
 
     def learn(self, work: ShardWork) -> None:
         """Take over what became known while a shard was made."""

@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 
 from mmcompile.compiler.cast import PIXEL_REVISION, channel_sums, store
+from mmcompile.compiler.fieldoptions import FieldOptions, fields_of
 from mmcompile.errors import OptionError
+from mmcompile.format.fields import PIXELS, Field
 
 __all__ = ["CHANNELS", "IMAGENET", "PIXEL_REVISION", "Normalize", "Preprocess", "channel_sums", "store"]
 
@@ -42,10 +44,30 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
     "frames": ("first", "error"),
     "truncated": ("reject", "accept"),
     "kept_mode": (None, *CHANNELS),
+    "kind": ("image", "mask", "volume"),
 }
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _TORCH_FILTERS = ("bilinear", "bicubic")
-_NEWER = frozenset({"jpeg_scaling", "transform", "transform_version", "transform_shape"})
+_NEWER = frozenset({"jpeg_scaling", "transform", "transform_version", "transform_shape", "kind", "fill", "fields"})
+_GEOMETRY = ("resize", "crop", "pad", "keep_size")
+#: What a mask has whatever its picture has: class ids, the nearest of them.
+_OF_MASKS: dict[str, Any] = {
+    "kind": "mask",
+    "mode": "keep",
+    "dtype": "uint8",
+    "layout": "chw",
+    "normalize": None,
+    "scale": "none",
+    "compat": None,
+    "resampler": None,
+    "filter": "nearest",
+    "alpha": None,
+    "depth16": None,
+    "range": None,
+    "icc": "ignore",
+    "jpeg_scaling": None,
+    "kept_mode": None,
+}
 _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 #: (65535 - mean) / std stays finite in float32, of which 3.4e38 is the largest.
 LEAST_STD = 1e-30
@@ -89,8 +111,10 @@ class Preprocess:
     `jpeg_scaling=N` decodes large JPEGs at 1/2, 1/4 or 1/8 as long as N times the size that they are resized to remains.
     `transform="package.module:function"` is a step of your own between geometry and cast: an array (H, W, C) in, one of the same shape or of
     `transform_shape` (H, W, C) out; its code is not looked at, so change `transform_version` when it changes.
+    `fields` are settings of single fields by name, FieldOptions or dicts of them: further pictures, masks, boxes, and whatever else a sample holds.
+    Pictures and masks without geometry of their own have that of the sample.
     `keep_size` (height, width) and `kept_mode` are set by a build that looked at its sources, when no geometry or `mode="keep"` was
-    asked for.
+    asked for, `kind` and `fill` by `of`.
     """
 
     resize: int | tuple[int, int] | None = None
@@ -119,8 +143,12 @@ class Preprocess:
     transform: str | None = None
     transform_version: str | None = None
     transform_shape: tuple[int, int, int] | None = None
+    fields: Any = ()
+    kind: str = "image"
+    fill: int = 0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "fields", fields_of(self.fields))
         for name, allowed in _CHOICES.items():
             value = getattr(self, name)
             if value not in allowed:
@@ -278,6 +306,59 @@ class Preprocess:
         """These options with the sources' own size kept: a picture of another size is a reject."""
         return replace(self, keep_size=(h, w))
 
+    # ---------------------------------------------------------------- fields
+
+    def with_parts(self, parts: tuple[tuple[str, str], ...]) -> Preprocess:
+        """These options for samples of these pixel fields, (name, kind) each: what was said of the first is said of the sample.
+
+        The kinds of the others stand in `fields`, so that settings tell them.  Raises OptionError.
+        """
+        known = dict(self.options)
+        for name, kind in parts:
+            given = known.get(name, FieldOptions())
+            given.check(given.kind or kind)
+            known[name] = replace(given, kind=given.kind or kind)
+        own = known.pop(parts[0][0]).given()
+        made = replace(self, **self._replaced(own), fields=known)
+        for name, _ in parts[1:]:
+            made.of(name)
+        return made
+
+    def _replaced(self, given: dict[str, Any]) -> dict[str, Any]:
+        """What `replace` makes of these options by those of a field: geometry as a whole, and no normalisation that was meant for other channels."""
+        geometry = dict.fromkeys(_GEOMETRY) if given.keys() & set(_GEOMETRY) else {}
+        return {**geometry, **({"normalize": None, "kept_mode": None} if "mode" in given else {}), **given}
+
+    def of(self, name: str) -> Preprocess:
+        """The options of one of the pixel fields beside the first, resolved.  Raises OptionError, naming the field."""
+        options = dict(self.options)[name]
+        shared: dict[str, Any] = {"fields": (), "transform": None, "transform_version": None, "transform_shape": None}
+        given = options.given()
+        if options.kind == "mask":
+            shared |= {**_OF_MASKS, "orientation": self.resolved().orientation}
+        try:
+            return replace(self, **(shared | self._replaced(given))).resolved()
+        except OptionError as error:
+            raise OptionError(f"field {name}: {error}", options=error.details.get("options", [])) from None
+
+    @property
+    def options(self) -> tuple[tuple[str, FieldOptions], ...]:
+        """`fields`, sorted by name."""
+        return self.fields  # type: ignore[no-any-return]
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The names of the pixel fields beside the first, sorted."""
+        return tuple(name for name, options in self.options if options.kind in PIXELS)
+
+    def field(self, name: str) -> Field:
+        """The pixel field that these options make, under this name."""
+        if self.kind == "mask":
+            return Field(name, self.dtype, self.output_hw(), "mask")
+        normalize = self.read_normalize()
+        constants = None if normalize is None else (normalize.mean, normalize.std)
+        return Field(name, self.dtype, self.row_shape(), "image", self.layout, self.read_scale(), constants)
+
     # ---------------------------------------------------------------- shapes
 
     @property
@@ -334,13 +415,15 @@ class Preprocess:
         Options that are newer than format 1 stand there only where they are used, so that older settings mean the same.
         """
         made = self.resolved()
-        return {f.name: _plain(value) for f in fields(made) if (value := getattr(made, f.name)) is not None or f.name not in _NEWER}
+        return {f.name: _plain(v) for f in fields(made) if (v := getattr(made, f.name)) != f.default or f.name not in _NEWER}
 
     def pixel_settings(self) -> dict[str, Any]:
         """What decides a row's values before the cast; with the versions of the libraries this is the pixel fingerprint."""
         everything = self.settings()
-        for name in ("dtype", "layout", "normalize", "scale", "compat"):
-            del everything[name]
+        for name in ("dtype", "layout", "normalize", "scale", "compat", "fields"):
+            everything.pop(name, None)
+        if parts := {name: self.of(name).pixel_settings() for name in self.parts}:
+            everything["fields"] = parts
         # Which wide sources are rejected depends on what a row can hold, not on its exact type.
         everything["holds"] = "bytes" if self.dtype == "uint8" else "floats" if self.dtype in _FLOATS else "counts"
         everything["pixel_revision"] = PIXEL_REVISION
@@ -348,7 +431,11 @@ class Preprocess:
 
     def store_settings(self) -> dict[str, Any]:
         """What turns pixels into a stored row: the store fingerprint."""
-        return {"dtype": self.dtype, "layout": self.layout, "normalize": _plain(self.baked_normalize()), "scale": self.scale}
+        made = {"dtype": self.dtype, "layout": self.layout, "normalize": _plain(self.baked_normalize()), "scale": self.scale}
+        parts = {name: self.of(name).store_settings() for name in self.parts}
+        # What moves with a picture is stored as these say.
+        moved = {name: _plain(options) for name, options in self.options if options.kind not in PIXELS}
+        return {**made, **({"fields": {**moved, **parts}} if moved or parts else {})}
 
     @classmethod
     def from_settings(cls, d: Mapping[str, Any]) -> Preprocess:
@@ -357,10 +444,9 @@ class Preprocess:
         if strange := sorted(set(d) - known):
             raise OptionError(f"unknown settings: {', '.join(strange)}", options=strange)
         values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in d.items()}
-        if isinstance(described := d.get("normalize"), Mapping):
-            if set(described) != {"mean", "std"} or not all(isinstance(v, list | tuple) for v in described.values()):
-                raise OptionError("settings of normalize must be lists named mean and std", options=["normalize"])
-            values["normalize"] = Normalize(tuple(described["mean"]), tuple(described["std"]))
+        for given in (values, *(own for own in values.get("fields", {}).values() if isinstance(own, dict))):
+            if isinstance(given.get("normalize"), Mapping):
+                given["normalize"] = _described(given["normalize"])
         return cls(**values)
 
 
@@ -394,7 +480,17 @@ def _normalizer(value: str | Normalize | None) -> Normalize:
     return value if isinstance(value, Normalize) else IMAGENET
 
 
+def _described(normalize: Mapping[str, Any]) -> Normalize:
+    if set(normalize) != {"mean", "std"} or not all(isinstance(v, list | tuple) for v in normalize.values()):
+        raise OptionError("settings of normalize must be lists named mean and std", options=["normalize"])
+    return Normalize(tuple(normalize["mean"]), tuple(normalize["std"]))
+
+
 def _plain(value: object) -> object:
     if isinstance(value, Normalize):
         return {"mean": list(value.mean), "std": list(value.std)}
+    if isinstance(value, FieldOptions):
+        return {name: _plain(own) for name, own in value.given().items()}
+    if isinstance(value, tuple) and value and isinstance(value[-1], tuple) and isinstance(value[-1][-1], FieldOptions):
+        return {name: _plain(own) for name, own in value}
     return list(value) if isinstance(value, tuple) else value

@@ -22,14 +22,16 @@ from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.reuse import OldShard
 from mmcompile.compiler.seals import Seal, read_seal, read_seals
 from mmcompile.compiler.sources.keys import Keys
+from mmcompile.compiler.spatial import Mover
 from mmcompile.compiler.task import remembered_as
 from mmcompile.errors import FormatError
 from mmcompile.format.canonical import as_bytes, canonical, name_from_json
 from mmcompile.format.catalog import digest_file, kept_files, load_table
-from mmcompile.format.index import Field, Index, load_index, read_generation
+from mmcompile.format.fields import Field, pixel_fields, value_fields
+from mmcompile.format.index import Index, load_index, read_generation
 from mmcompile.format.npy import file_bytes, file_name, header, open_array
 from mmcompile.format.rejects import load_rejects
-from mmcompile.format.samples import flag_counts, hash_pair, pair_hash, shard_sums
+from mmcompile.format.samples import flag_counts, hash_pair, pair_hash, sums_of
 
 __all__ = ["Previous", "Stale", "Whole", "array_hash", "joined"]
 
@@ -44,7 +46,7 @@ class Whole:
     rows: int
     rejects: dict[int, dict[str, Any]]
     flags: dict[str, int]
-    sums: Callable[[], list[dict[str, Any]]]
+    sums: Callable[[], dict[str, list[dict[str, Any]]]]
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,9 @@ class Previous:
     preprocess: Preprocess
     versions: dict[str, str]
     marks: Fingerprints
+    mover: Mover | None = None
+    #: What is wrong with the values of items of this scan, by key: of these alone are earlier rejects for that reason believed.
+    faults: dict[bytes, str] = field(default_factory=dict)
     seals: dict[str, Seal] = field(default_factory=dict)
     old: list[OldShard] = field(default_factory=list)
     stale: list[Stale] = field(default_factory=list)
@@ -125,7 +130,7 @@ class Previous:
         """Let rows of another dataset be copied, too.  Raises FormatError when that generation cannot be read."""
         index, _ = load_index(root, generation)
         for files, rows in _shards_of(root, index):
-            self._add_shard(made_as(index), index.fields[1:], files, rows, root)
+            self._add_shard(made_as(index), index.fields, files, rows, root)
 
     def _judge(self, made: dict[str, Any]) -> tuple[Fingerprints, Preprocess | None, frozenset[str], frozenset[str]]:
         """(fingerprints, settings, kinds of rows that are right today, kinds that would be under their own versions) of what was made so."""
@@ -144,9 +149,9 @@ class Previous:
             self.remembered.setdefault(remembered_as(line["source_hash"], key), line)
 
     def _add_shard(
-        self, made: dict[str, Any], others: tuple[Field, ...], files: dict[str, str], rows: int, root: Path | None = None
+        self, made: dict[str, Any], fields: tuple[Field, ...], files: dict[str, str], rows: int, root: Path | None = None
     ) -> OldShard | None:
-        """A shard that was made so, with the fields `others` beside its image; None where none of its rows is right.  `root`: of another dataset.
+        """A shard that was made so, with these fields; None where none of its rows is right.  `root`: of another dataset.
 
         Generations share most of their shards: each is listed once.
         """
@@ -154,9 +159,11 @@ class Previous:
         if preprocess is None or not usable | stale:
             return None
         how = stored_as(preprocess, self.preprocess)
-        image = Field("image", preprocess.dtype, preprocess.row_shape(), "image", preprocess.layout)
+        mine, its = ([(f.name, f.meaning) for f in pixel_fields(some)] for some in (self.fields, fields))
+        if mine != its or [f.name for f in fields[: len(its)]] != [name for name, _ in its]:  # pixels come first, in the order of their files
+            return None
         folder = str((root or self.root) / "shards")
-        shard = OldShard(folder, (image, *others), files, rows, usable, None if how == "same" else preprocess, root is not None)
+        shard = OldShard(folder, fields, files, rows, usable, None if how == "same" else preprocess, root is not None)
         mark = (folder, tuple(sorted(files.items())), usable, stale)
         if mark not in self._added:
             self._added.add(mark)
@@ -170,18 +177,22 @@ class Previous:
         made = made_as(index)
         marks = self._judge(made)[0]
         lines = {as_bytes(line.key): line.to_json() for line in load_rejects(self.root, index)}
-        right = {key: line for key, line in lines.items() if self.marks.rejects(marks, line)}
-        self._remember(right)
+        right = {key: line for key, line in lines.items() if self.marks.rejects(marks, line) or self._at_fault(key, line)}
+        self._remember({key: line for key, line in right.items() if line["stage"] != "value"})
         shards: dict[str, list[OldShard]] = {}
-        alike = [(f.name, f.dtype, f.shape) for f in index.fields[1:]] == [(f.name, f.dtype, f.shape) for f in self.fields[1:]]
-        if index.keyed and [f.meaning for f in index.fields if f.meaning == "image"] == [index.fields[0].meaning]:
+        before, now = ([(f.name, f.dtype, f.shape) for f in value_fields(some)] for some in (index.fields, self.fields))
+        if index.keyed and pixel_fields(index.fields):
             for files, rows in _shards_of(self.root, index):
                 if index is self.index:
                     self.shards.append(files)
-                shard = self._add_shard(made, index.fields[1:], files, rows)
-                if shard is not None and alike:
+                shard = self._add_shard(made, index.fields, files, rows)
+                if shard is not None and before == now:
                     shards.setdefault(files["keys"], []).append(shard)
         self._generations.append(_Generation(shards, right, np.sort(key_hashes(list(right)))))
+
+    def _at_fault(self, key: bytes, line: dict[str, Any]) -> bool:
+        """Is this a reject for a value that this scan finds wrong, too?"""
+        return bool(line["stage"] == "value" and self.faults.get(key) == line["message"])
 
     @property
     def damaged(self) -> int:
@@ -214,14 +225,16 @@ class Previous:
             if seal.task not in self._sound:
                 self._sound[seal.task] = self._sealed(seal)
             if self._sound[seal.task]:
-                sums = seal.sums or []
+                sums = seal.sums or {}
                 yield Whole(seal.hashes, seal.stat, seal.files, seal.rows, seal.rejects, seal.flags or {}, lambda: sums)
         for generation in self._generations:
             rejects = {int(i): line for i in np.flatnonzero(_in(hashes, generation.rejected)) if (line := generation.rejects.get(keys[int(i)]))}
             stored = np.ones(len(keys), bool)
             stored[list(rejects)] = False
+            if self.faults and any(keys[i] in self.faults for i in np.flatnonzero(stored).tolist()):
+                continue
             if not stored.any():
-                yield Whole(_with_rejects(None, stored, rejects), None, {}, 0, rejects, {}, list)
+                yield Whole(_with_rejects(None, stored, rejects), None, {}, 0, rejects, {}, dict)
                 continue
             blob, stops = joined(keys, stored)
             for shard in generation.shards.get(array_hash(blob), ()):
@@ -243,15 +256,15 @@ class Previous:
             samples = shard.samples()
             if not np.array_equal(samples["key_stop"], stops) or not of_kinds(samples, shard.formats).all():
                 return None
-            for spec in self.fields[1:]:
-                if shard.read(spec.name, spec.stored, (shard.rows, *spec.shape)).tobytes() != values[spec.name][stored].tobytes():
+            wanted = values[stored] if self.mover is None else self.mover.moved(values[stored], samples)
+            for spec in value_fields(self.fields):
+                if shard.read(spec.name, spec.stored, (shard.rows, *spec.shape)).tobytes() != wanted[spec.name].tobytes():
                     return None
             if digest_file(shard.path("keys")) != shard.files["keys"]:
                 return None
             self._look_at_images(shard.files, shard.rows, folder)
         except (FormatError, FileNotFoundError):
             return None
-        pixels = int(np.prod(self.fields[0].sample_shape[1:]))
         return Whole(
             _with_rejects(samples, stored, rejects),
             None,
@@ -259,19 +272,19 @@ class Previous:
             shard.rows,
             rejects,
             flag_counts(samples["flags"]),
-            lambda: shard_sums(shard.samples(), pixels),
+            lambda: sums_of(shard.samples(), self.fields),
         )
 
     def _look_at_images(self, files: dict[str, str], rows: int, folder: Path) -> None:
-        """Kind, size and header of an image file; its bytes are what `verify` is there for.  Raises FormatError or FileNotFoundError."""
-        image = self.fields[0]
-        path, shape = folder / file_name(image.name, files[image.name]), (rows, *image.shape)
-        if self.stubs:
-            if path.stat().st_size != file_bytes(image.stored, shape):
-                raise FormatError(f"{path}: another size than the {file_bytes(image.stored, shape):,} bytes expected", path=str(path))
-            return
-        fd, _ = open_array(path, image.stored, shape)
-        os.close(fd)
+        """Kind, size and header of the files of pixels; their bytes are what `verify` is there for.  Raises FormatError or FileNotFoundError."""
+        for spec in pixel_fields(self.fields):
+            path, shape = folder / file_name(spec.name, files[spec.name]), (rows, *spec.shape)
+            if self.stubs:
+                if path.stat().st_size != file_bytes(spec.stored, shape):
+                    raise FormatError(f"{path}: another size than the {file_bytes(spec.stored, shape):,} bytes expected", path=str(path))
+                continue
+            fd, _ = open_array(path, spec.stored, shape)
+            os.close(fd)
 
     def _sealed(self, seal: Seal) -> bool:
         """Are the files of a sealed shard whole?  Each is held against its hash before it is published for the first time."""
@@ -279,7 +292,8 @@ class Previous:
         try:
             if seal.rows:
                 self._look_at_images(seal.files, seal.rows, folder)
-            here = {name: digest for name, digest in seal.files.items() if not self.stubs or name != self.fields[0].name}
+            afar = {f.name for f in pixel_fields(self.fields)} if self.stubs else set()
+            here = {name: digest for name, digest in seal.files.items() if name not in afar}
             return all(digest_file(folder / file_name(name, digest)) == digest for name, digest in here.items())
         except (FormatError, FileNotFoundError, KeyError):
             return False

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +22,7 @@ from mmcompile.compiler.marks import of_kinds
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.errors import FormatError
 from mmcompile.format.commit import write_atomic
-from mmcompile.format.index import Field, row_dtype
+from mmcompile.format.fields import Field, pixel_fields, row_dtype, value_fields
 from mmcompile.format.npy import map_file, open_array, read_array, read_hashed, read_into, save_array
 from mmcompile.format.opened import keep
 from mmcompile.format.samples import keys_of, sample_dtype
@@ -174,20 +174,20 @@ class Shelf:
 
     @cached_property
     def values(self) -> npt.NDArray[np.void]:
-        """What stands beside the images, unchecked: each record is part of its row's hash."""
-        others = self.shard.fields[1:]
+        """What stands beside the pixels, unchecked: each record is part of its row's hash."""
+        others = value_fields(self.shard.fields)
         out: npt.NDArray[np.void] = np.zeros(self.shard.rows, row_dtype(others))
         for spec in others:
             out[spec.name] = read_array(self.shard.path(spec.name), spec.stored, (self.shard.rows, *spec.shape))
         return out
 
-    def read(self, row: int, out: npt.NDArray[Any]) -> None:
-        """Fill `out` (n, *shape) with the images of the rows from `row` on, unchecked."""
-        spec = self.shard.fields[0]
-        if spec.name not in self._files:
-            self._files[spec.name] = open_array(self._bring(self.shard.path(spec.name)), spec.stored, (self.shard.rows, *spec.shape))
-        fd, offset = self._files[spec.name]
-        read_into(fd, out, offset + row * spec.row_bytes, self.shard.path(spec.name))
+    def read(self, row: int, out: Sequence[npt.NDArray[Any]]) -> None:
+        """Fill `out`, an array (n, *shape) for each pixel field, with the rows from `row` on, unchecked."""
+        for spec, array in zip(pixel_fields(self.shard.fields), out, strict=True):
+            if spec.name not in self._files:
+                self._files[spec.name] = open_array(self._bring(self.shard.path(spec.name)), spec.stored, (self.shard.rows, *spec.shape))
+            fd, offset = self._files[spec.name]
+            read_into(fd, array, offset + row * spec.row_bytes, self.shard.path(spec.name))
 
     def __del__(self) -> None:
         for fd, _ in self._files.values():

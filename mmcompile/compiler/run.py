@@ -83,7 +83,10 @@ class Counts:
 
 @dataclass
 class ShardWork:
-    """A shard that has to be made: its items, and what is known of each so far; `copies` (N,) are those that will not be read."""
+    """A shard that has to be made: its items, and what is known of each so far; `copies` (N,) are those that will not be read.
+
+    `values` (N,) are those of the scan, `moved` what is stored of them; `faults` are items with a wrong value, by position.
+    """
 
     task: ShardTask
     keys: Sequence[bytes]
@@ -99,6 +102,8 @@ class ShardWork:
     suspects: int = 0
     cut: bool = False
     copies: npt.NDArray[np.bool_] | None = None
+    moved: npt.NDArray[np.void] = field(default_factory=lambda: np.empty(0, []))
+    faults: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -170,6 +175,7 @@ class Runner:
         for work in works:
             n = len(work.keys)
             work.outcome, work.records = np.zeros(n, np.uint8), np.zeros(n, sample_dtype(self._job.fields))
+            work.moved = work.values if self._job.mover is None else work.values.copy()
             sizes = work.stat["size"] if work.copies is None else np.where(work.copies, 0, work.stat["size"])
             for part in cut_pieces(sizes, self._workers):
                 yield work, part
@@ -187,6 +193,7 @@ class Runner:
             work.hashes[positions],
             work.known[positions],
             tuple(work.stat[i].item() for i in positions),
+            {at: work.faults[i] for at, i in enumerate(positions) if i in work.faults} if work.faults else {},
         )
         future = self._executor.submit(run_piece, self._job, piece)
         work.waiting += 1
@@ -222,6 +229,8 @@ class Runner:
         work, positions = watch.work, np.array(watch.piece.positions)
         work.outcome[positions] = result.outcome
         work.records[positions] = result.records
+        if result.moved is not None:
+            work.moved[positions] = result.moved
         work.hashes[positions[result.hashed]] = result.hashes[result.hashed]
         work.known[positions[result.hashed & ~result.changed]] = True
         work.seal.stat[positions[result.changed]] = (-1, -1, -1, -1)
@@ -325,14 +334,15 @@ class Runner:
             rejects={place[p]: line for p, line in sorted(work.rejects.items())},
         )
         if len(keep) < len(work.keys):
-            seal = replace(seal, task=task_id([work.keys[i] for i in keep.tolist()], seal.values, seal.pixel, seal.store))
+            faults = {place[at]: said for at, said in work.faults.items() if at in place}
+            seal = replace(seal, task=task_id([work.keys[i] for i in keep.tolist()], seal.values, seal.pixel, seal.store, faults))
         positions = np.flatnonzero((work.outcome == STORED) | (work.outcome == COPIED))
         rows = Rows(
             work.task.id,
             positions,
             work.records[positions],
             [work.keys[i] for i in positions.tolist()],
-            work.values[positions],
+            work.moved[positions],
         )
         self._sealing[self._executor.submit(seal_shard, self._job, seal, rows, self._seals)] = (work, tries)
 
@@ -356,7 +366,7 @@ class Runner:
             return
         self._looked = now
         for future, (work, _) in self._sealing.items():
-            limit_s = _START_S + len(work.keys) * self._job.image.row_bytes / _SEAL_BYTES_PER_S
+            limit_s = _START_S + len(work.keys) * self._job.row_bytes / _SEAL_BYTES_PER_S
             limit_s *= _STORE_TIMES if self._job.store is not None else 1
             if future.running() and now - self._begun.setdefault(future, now) > limit_s:
                 self._kill(future)

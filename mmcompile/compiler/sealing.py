@@ -17,9 +17,9 @@ from mmcompile.compiler.staging import send_shard
 from mmcompile.errors import FormatError
 from mmcompile.format.catalog import digest_file
 from mmcompile.format.commit import install
-from mmcompile.format.index import Field
+from mmcompile.format.fields import Field, pixel_fields, value_fields
 from mmcompile.format.npy import ALIGN, file_name, hash_file, header, libc, save_array
-from mmcompile.format.samples import shard_sums
+from mmcompile.format.samples import sums_of
 
 if TYPE_CHECKING:
     from mmcompile.compiler.task import Job
@@ -32,7 +32,7 @@ _SYNC_FILE_RANGE_WRITE = 2
 
 @dataclass
 class Rows:
-    """The rows of a shard in the unfinished file of `task`: where each stands in it, its record, key and values beside the image."""
+    """The rows of a shard in the unfinished files of `task`: where each stands in them, its record, key and values beside its pixels."""
 
     task: str
     positions: npt.NDArray[np.int64]
@@ -41,9 +41,9 @@ class Rows:
     values: npt.NDArray[np.void]
 
 
-def rows_path(scratch: Path, task: str) -> Path:
-    """The unfinished file of a shard's images."""
-    return scratch / f"{task}.rows"
+def rows_path(scratch: Path, task: str, field: str) -> Path:
+    """The unfinished file of a pixel field of a shard."""
+    return scratch / f"{task}.{field}.rows"
 
 
 def write_all(fd: int, view: memoryview, offset: int) -> None:
@@ -65,34 +65,36 @@ def seal_shard(job: Job, seal: Seal, rows: Rows, folder: Path) -> Seal:
     The gaps of rejects are closed first.  Where OUT is a URL, all of it is sent there.  When this returns, the shard survives anything; until then
     nothing is lost by doing it again: a note of the hash is left before the rows move out of the unfinished file.
     """
-    image, count = job.image, len(rows.positions)
+    count = len(rows.positions)
     files: dict[str, str] = {}
-    sums: list[dict[str, Any]] = []
-    written = rows_path(job.scratch, rows.task)
+    sums: dict[str, list[dict[str, Any]]] = {}
+    written = {spec: rows_path(job.scratch, rows.task, spec.name) for spec in pixel_fields(job.fields)}
     if count:
-        files[image.name] = _install_rows(job, written, rows.positions)
-        for spec in job.fields[1:]:
+        for spec, path in written.items():
+            files[spec.name] = _install_rows(job, spec, path, rows.positions)
+        for spec in value_fields(job.fields):
             files[spec.name] = save_array(job.shards, spec.name, np.ascontiguousarray(rows.values[spec.name]), job.scratch)
         samples = rows.records
         samples["key_stop"] = np.cumsum([len(k) for k in rows.keys])
         files["samples"] = save_array(job.shards, "samples", samples, job.scratch)
         files["keys"] = save_array(job.shards, "keys", np.frombuffer(b"".join(rows.keys), np.uint8), job.scratch)
-        sums = shard_sums(samples, image.sample_shape[1] * image.sample_shape[2])
+        sums = sums_of(samples, job.fields)
     done = seal.complete(files, count, sums, rows.records["flags"])
     write_seal(folder, done)
     if job.store is not None:
         send_shard(job.store, job.shards.parent, done.names(), folder / f"{done.task}.json")
-    written.unlink(missing_ok=True)
+    for path in written.values():
+        path.unlink(missing_ok=True)
     return done
 
 
-def _install_rows(job: Job, written: Path, positions: npt.NDArray[np.int64]) -> str:
+def _install_rows(job: Job, spec: Field, written: Path, positions: npt.NDArray[np.int64]) -> str:
     """Give the rows of an unfinished file their header and final name; returns the hash."""
     if not written.exists() and _note(written).exists():  # a worker died between here and the seal
         return _note(written).read_text("ascii")
-    image, count = job.image, len(positions)
-    path = written if count == positions[-1] + 1 else _packed(written, positions, image.row_bytes)
-    return install_rows(path, job.shards, image, count, _note(written))
+    count = len(positions)
+    path = written if count == positions[-1] + 1 else _packed(written, positions, spec.row_bytes)
+    return install_rows(path, job.shards, spec, count, _note(written))
 
 
 def _note(written: Path) -> Path:

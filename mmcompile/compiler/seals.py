@@ -21,7 +21,7 @@ from mmcompile.compiler.sources import STAT_DTYPE
 from mmcompile.errors import FormatError
 from mmcompile.format.canonical import HASH, canonical, parse
 from mmcompile.format.commit import write_atomic
-from mmcompile.format.index import Field, row_dtype
+from mmcompile.format.fields import Field, row_dtype, value_fields
 from mmcompile.format.npy import file_name, hash_bytes
 from mmcompile.format.samples import flag_counts
 
@@ -43,7 +43,8 @@ class Seal:
     """What is known of a sealed shard.
 
     `pixel` and `store` are the fingerprints in its task's id; `made` says how its rows were made: "preprocess" (settings), "versions", "revision".
-    `values` (N,) are records of `fields`, of which name, dtype and shape are kept; `stat` (STAT_DTYPE) and `hashes` (N, 2) stand for the task's
+    `fields` are those of the shard, of which name, dtype, shape and meaning are kept; `values` (N,) are records of those without pixels, as the scan
+    had them; `stat` (STAT_DTYPE) and `hashes` (N, 2) stand for the task's
     items in order; `rejects` are lines by position.
     """
 
@@ -58,10 +59,10 @@ class Seal:
     rejects: dict[int, dict[str, Any]]
     files: dict[str, str]
     rows: int = 0
-    sums: list[dict[str, Any]] | None = None
+    sums: dict[str, list[dict[str, Any]]] | None = None
     flags: dict[str, int] | None = None
 
-    def complete(self, files: dict[str, str], rows: int, sums: list[dict[str, Any]], flags: npt.NDArray[np.uint32]) -> Seal:
+    def complete(self, files: dict[str, str], rows: int, sums: dict[str, list[dict[str, Any]]], flags: npt.NDArray[np.uint32]) -> Seal:
         """The seal with what became of the rows; `flags` (rows,) are counted by word."""
         return replace(self, files=files, rows=rows, sums=sums, flags=flag_counts(flags))
 
@@ -82,14 +83,14 @@ def write_seal(folder: Path, seal: Seal) -> None:
         "pixel": seal.pixel,
         "store": seal.store,
         "made": seal.made,
-        "fields": [[f.name, f.dtype, list(f.shape)] for f in seal.fields],
+        "fields": [[f.name, f.dtype, list(f.shape), f.meaning] for f in seal.fields],
         "values": _pack(seal.values),
         "stat": _pack(seal.stat),
         "hashes": _pack(seal.hashes),
         "rejects": {str(i): line for i, line in seal.rejects.items()},
         "files": seal.names(),
         "rows": seal.rows,
-        "sums": seal.sums or [],
+        "sums": seal.sums or {},
         "flags": seal.flags or {},
     }
     write_sealed(folder / f"{seal.task}.json", document)
@@ -144,8 +145,8 @@ def _parse(path: Path) -> Seal:
     files = files_by_kind(found["files"])
     stat = np.frombuffer(_unpack(found["stat"]), STAT_DTYPE)
     hashes = np.frombuffer(_unpack(found["hashes"]), "<u8").reshape(-1, 2)
-    fields = tuple(Field(name, dtype, tuple(shape), "value") for name, dtype, shape in found["fields"])
-    values: npt.NDArray[np.void] = np.zeros(len(stat), row_dtype(fields))
+    fields = tuple(Field(str(name), str(dtype), tuple(shape), str(meaning)) for name, dtype, shape, meaning in found["fields"])
+    values: npt.NDArray[np.void] = np.zeros(len(stat), row_dtype(value_fields(fields)))
     if len(stat) != len(hashes) or len(packed := _unpack(found["values"])) != values.nbytes:
         raise ValueError("lengths differ")
     if packed:
@@ -163,7 +164,7 @@ def _parse(path: Path) -> Seal:
         rejects,
         files,
         int(found["rows"]),
-        list(found["sums"]),
+        {str(name): list(sums) for name, sums in found["sums"].items()},
         dict(found["flags"]),
     )
 

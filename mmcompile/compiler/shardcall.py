@@ -62,7 +62,8 @@ class ShardDone:
             return self.seal is None and not keep
         if not failed:
             return self.seal.task == work.task.id
-        return self.seal.task == task_id([work.keys[i] for i in keep], work.values[keep], work.seal.pixel, work.seal.store)
+        faults = {at: work.faults[i] for at, i in enumerate(keep) if i in work.faults}
+        return self.seal.task == task_id([work.keys[i] for i in keep], work.values[keep], work.seal.pixel, work.seal.store, faults)
 
 
 def build_shard(job: Job, work: ShardWork, look: bool = True) -> ShardDone:

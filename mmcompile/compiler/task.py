@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,23 +18,24 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from mmcompile.compiler import decode, resample
 from mmcompile.compiler.ahead import ReadAhead
 from mmcompile.compiler.copying import Copier
 from mmcompile.compiler.formats import belongs, may_be_tga
 from mmcompile.compiler.hand import Hand, OwnFault, hand_path
+from mmcompile.compiler.pixelrows import PixelRows, Unfinished
 from mmcompile.compiler.preprocess import Preprocess, channel_sums, store
 from mmcompile.compiler.reuse import RowTable
-from mmcompile.compiler.sealing import begin_writing, rows_path, write_all
 from mmcompile.compiler.sources import Source
+from mmcompile.compiler.sources.parts import beside_of, unpack
+from mmcompile.compiler.spatial import Mover
 from mmcompile.compiler.staging import Fetched
 from mmcompile.compiler.transform import transformed
 from mmcompile.errors import DecodeError, MMCompileError
 from mmcompile.format.canonical import as_text, name_to_json
-from mmcompile.format.index import Field
-from mmcompile.format.npy import ALIGN, hash_bytes
+from mmcompile.format.fields import Field, pixel_fields
+from mmcompile.format.npy import hash_bytes
 from mmcompile.format.rejects import Reject
 from mmcompile.format.samples import FLAGS, hash_pair, pair_hash, sample_dtype
 from mmcompile.format.store import Store
@@ -78,15 +79,26 @@ class Job:
     #: Where finished shards are sent, and old ones are brought from, when OUT is a URL.
     store: Store | None = None
     versions: dict[str, str] = field(default_factory=dict)
+    #: Moves what belongs to a picture; None where nothing does.
+    mover: Mover | None = None
 
     @property
-    def image(self) -> Field:
-        return self.fields[0]
+    def pixels(self) -> tuple[Field, ...]:
+        """The fields that items are decoded to, as many as an item has files."""
+        return pixel_fields(self.fields)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of these."""
+        return sum(f.row_bytes for f in self.pixels)
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Some items of one shard: their positions, keys, values beside the image, and hashes (N, 2) where they are `known` (N,) without reading."""
+    """Some items of one shard: their positions, keys, values of the scan, and hashes (N, 2) where they are `known` (N,) without reading.
+
+    `faults`: what is wrong with the values of some, by their place here.
+    """
 
     task: str
     serial: int
@@ -96,6 +108,7 @@ class Piece:
     hashes: npt.NDArray[np.uint64]
     known: npt.NDArray[np.bool_]
     stats: tuple[tuple[int, int, int, int], ...]
+    faults: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -103,6 +116,7 @@ class PieceResult:
     """Outcomes (N,), records (N,) with everything but `key_stop`, hashes (N, 2) with `hashed` (N,), rejects by position, failures by position.
 
     `changed` (N,): the file that was read was not the one that was scanned, so its hash says nothing of the stat of the scan.
+    `moved` (N,): the values as they are stored; None where they are those of the piece.
     `told`: what a step of the user's own first raised.
     `decode_s`: seconds that decoding took; `saving_s`: how many of them `jpeg_scaling` would have saved, about.
     """
@@ -112,6 +126,7 @@ class PieceResult:
     hashes: npt.NDArray[np.uint64]
     hashed: npt.NDArray[np.bool_]
     changed: npt.NDArray[np.bool_]
+    moved: npt.NDArray[np.void] | None = None
     rejects: dict[int, dict[str, Any]] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
     told: str = ""
@@ -129,7 +144,7 @@ def _copier_of(job: Job) -> Copier | None:
     if key not in _copiers:
         _copiers.clear()
         bring = None if job.store is None else Fetched(job.store, job.reuse.parent / "fetched")
-        _copiers[key] = Copier(RowTable(job.reuse, bring), job.preprocess, job.fields)
+        _copiers[key] = Copier(RowTable(job.reuse, bring), job.preprocess, job.fields, job.mover)
     return _copiers[key]
 
 
@@ -155,19 +170,20 @@ def run_piece(job: Job, piece: Piece) -> PieceResult:
         decode.initialise()
     else:  # before an item is in hand, whose time it would be
         warm_up(job.preprocess)
-    n, image = len(piece.keys), job.image
+    n = len(piece.keys)
     result = PieceResult(
         np.zeros(n, np.uint8), np.zeros(n, sample_dtype(job.fields)), np.zeros((n, 2), np.uint64), np.zeros(n, bool), np.zeros(n, bool)
     )
+    result.moved = None if job.mover is None else piece.values.copy()
     copier, remembered = _copier_of(job), _remembered(job)
-    row: npt.NDArray[Any] = np.empty((1, *image.shape), image.stored)
+    row = PixelRows.empty(job.pixels, 1)
     with contextlib.ExitStack() as stack:
-        target = os.open(rows_path(job.scratch, piece.task), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        stack.callback(os.close, target)
+        target = Unfinished(job.scratch, piece.task, job.pixels)
+        stack.callback(target.close)
         hand = Hand(hand_path(job.scratch, piece.serial), job.timeout_s)
         stack.callback(hand.close)
         if copier is not None:
-            _copy_known(job, piece, copier, target, hand, result)
+            _copy_known(piece, copier, target, hand, result)
         todo = np.flatnonzero(result.outcome == 0).tolist()
         ahead = ReadAhead(job.source, [piece.keys[i] for i in todo], [piece.stats[i][0] for i in todo])
         stack.callback(ahead.close)
@@ -183,7 +199,9 @@ def run_piece(job: Job, piece: Piece) -> PieceResult:
                     data = _read(ahead.read, at)
                     digest = hash_bytes(data)
                 outcome = COPIED
-                record = None if copier is None else _copy_one(copier, digest, key, values, row)
+                if i in piece.faults:
+                    raise DecodeError(piece.faults[i], stage="value", code="value")
+                record, values = (None, values) if copier is None else _copy_one(copier, digest, key, values, row)
                 line = None if record is not None else remembered.get(remembered_as(digest, key))
                 if record is None and line is None:
                     if data is None:
@@ -191,7 +209,10 @@ def run_piece(job: Job, piece: Piece) -> PieceResult:
                         digest = hash_bytes(data)
                     outcome = STORED
                     record = _decode(job, data, key, digest, row, hand, result)
-                    record["row_hash"] = _row_hash(row, values)
+                    values = values if job.mover is None else job.mover.moved(values, record.reshape(1))
+                    state = next(row.states())
+                    state.update(values.tobytes())
+                    record["row_hash"] = state.intdigest()
             except DecodeError as error:
                 result.outcome[i] = REJECTED
                 result.rejects[i] = _reject(key, data, digest, error)
@@ -209,10 +230,11 @@ def run_piece(job: Job, piece: Piece) -> PieceResult:
                 else:
                     result.outcome[i] = outcome
                     result.records[i] = record
-                    _write(target, row, ALIGN + piece.positions[i] * image.row_bytes)
+                    if result.moved is not None:
+                        result.moved[i] = values[0]
+                    target.write(row, piece.positions[i])
             result.hashes[i], result.hashed[i] = hash_pair(digest), True
             result.changed[i] = data is not None and _stat(job.source, key) != piece.stats[i]
-        begin_writing(target)
     hand_path(job.scratch, piece.serial).unlink(missing_ok=True)
     return result
 
@@ -242,30 +264,36 @@ def remembered_as(digest: str, key: bytes) -> str:
     return f"{digest} tga" if may_be_tga(as_text(key)) else digest
 
 
-def _copy_known(job: Job, piece: Piece, copier: Copier, target: int, hand: Hand, result: PieceResult) -> None:
+def _copy_known(piece: Piece, copier: Copier, target: Unfinished, hand: Hand, result: PieceResult) -> None:
     """Copy, in runs, the rows of items whose hashes are known; those that have none that is right are left as they are."""
-    for items, shard, first in copier.runs(piece.hashes, np.flatnonzero(piece.known)):
+    wanted = piece.known.copy()
+    wanted[list(piece.faults)] = False
+    for items, shard, first in copier.runs(piece.hashes, np.flatnonzero(wanted)):
         hand.take(int(items[0]))
-        rows, records, right = copier.copy(shard, first, piece.values[items])
+        rows, values, records, right = copier.copy(shard, first, piece.values[items])
         right &= renamed(records, [piece.keys[i] for i in items.tolist()])
         positions = np.array(piece.positions)[items]
         good = np.flatnonzero(right)
         for run in np.split(good, np.flatnonzero((np.diff(good) != 1) | (np.diff(positions[good]) != 1)) + 1):
             if len(run):
-                _write(target, rows[run[0] : run[-1] + 1], ALIGN + int(positions[run[0]]) * job.image.row_bytes)
+                target.write(rows[run[0] : run[-1] + 1], int(positions[run[0]]))
         done = items[good]
+        if result.moved is not None:
+            result.moved[done] = values[good]
         result.outcome[done], result.records[done] = COPIED, records[good]
         result.hashes[done], result.hashed[done] = piece.hashes[done], True
 
 
-def _copy_one(copier: Copier, digest: str, key: bytes, values: npt.NDArray[np.void], row: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
-    """A row of this source that is right, wherever there is one; None where there is none."""
+def _copy_one(
+    copier: Copier, digest: str, key: bytes, values: npt.NDArray[np.void], row: PixelRows
+) -> tuple[npt.NDArray[Any] | None, npt.NDArray[np.void]]:
+    """(record, values as stored) of a row of this source that is right, wherever there is one; (None, values) where there is none."""
     for shard, at in copier.places(hash_pair(digest)):
-        rows, records, right = copier.copy(shard, at, values)
+        rows, moved, records, right = copier.copy(shard, at, values)
         if right[0] and renamed(records, [key])[0]:
-            row[...] = rows
-            return cast("npt.NDArray[Any]", records[0])
-    return None
+            row.take(rows)
+            return records[0], moved
+    return None, values
 
 
 def renamed(records: npt.NDArray[Any], keys: list[bytes]) -> npt.NDArray[np.bool_]:
@@ -276,20 +304,21 @@ def renamed(records: npt.NDArray[Any], keys: list[bytes]) -> npt.NDArray[np.bool
     return np.array([format != "TGA" or may_be_tga(name) for name, format in files])
 
 
-def _decode(job: Job, data: bytes, key: bytes, digest: str, row: npt.NDArray[Any], hand: Hand, result: PieceResult) -> npt.NDArray[Any]:
+def _decode(job: Job, data: bytes, key: bytes, digest: str, row: PixelRows, hand: Hand, result: PieceResult) -> npt.NDArray[Any]:
     began = time.perf_counter()
+    files = [data] if len(row.arrays) == 1 else unpack(data)
     try:
-        decoded = decode.decode(data, as_text(key), job.preprocess, on_open=hand.opened)
+        decoded = decode.decode(files[0], as_text(key), job.preprocess, on_open=hand.opened)
         pixels, depth = decoded.pixels, decoded.depth
         if job.preprocess.transform is not None:
             pixels, depth = transformed(pixels, depth, job.preprocess)
-        store(pixels, job.preprocess, depth, row[0])
+        store(pixels, job.preprocess, depth, row.arrays[0][0])
     except (MMCompileError, MemoryError):
         raise
     except OwnFault as fault:
         raise cast(OSError, fault.__cause__) from None
     except Exception as error:  # whatever it is, one file must not end the run
-        raise DecodeError("decoding failed in a way that is not foreseen", stage="load", code="unexpected", error=type(error).__name__) from error
+        raise _unforeseen(error) from error
     took = time.perf_counter() - began
     result.decode_s, result.saving_s = result.decode_s + took, result.saving_s + took * decoded.saving
     record: npt.NDArray[Any] = np.zeros((), result.records.dtype)
@@ -298,8 +327,39 @@ def _decode(job: Job, data: bytes, key: bytes, digest: str, row: npt.NDArray[Any
     record["mode"], record["format"] = decoded.mode.encode(), decoded.format.encode()
     record["orientation"], record["depth"] = decoded.orientation, depth
     record["flags"] = sum(_BITS[word] for word in set(decoded.warnings))
-    record["sum"], record["sum_squares"] = channel_sums(_pixels_of(row[0], pixels, job.preprocess))
+    record["sum"], record["sum_squares"] = channel_sums(_pixels_of(row.arrays[0][0], pixels, job.preprocess))
+    for spec, file, name, array in zip(job.pixels[1:], files[1:], beside_of(key), row.arrays[1:], strict=True):
+        _decode_part(job, spec, file, name, array[0], record)
     return record
+
+
+def _decode_part(job: Job, spec: Field, data: bytes, name: bytes, row: npt.NDArray[Any], record: npt.NDArray[Any]) -> None:
+    """Store a further file of an item in its row; `record` holds what is known of the first.  Raises DecodeError, naming field and file."""
+    options = _options_of(job.preprocess, spec.name)
+    try:
+        if spec.meaning == "mask":
+            row[...] = decode.mask(data, as_text(name), options, (int(record["width"]), int(record["height"])), int(record["orientation"]))
+            return
+        decoded = decode.decode(data, as_text(name), options)
+        store(decoded.pixels, options, decoded.depth, row)
+    except DecodeError as error:
+        raise DecodeError(f"{spec.name} ({as_text(name)}): {error}", **error.details) from error
+    except (MMCompileError, MemoryError):
+        raise
+    except Exception as error:
+        raise _unforeseen(error, f"{spec.name} ({as_text(name)}): ") from error
+    suffix = f"_{spec.name}"
+    record[f"depth{suffix}"] = decoded.depth
+    record[f"sum{suffix}"], record[f"sum_squares{suffix}"] = channel_sums(decoded.pixels)
+
+
+def _unforeseen(error: Exception, where: str = "") -> DecodeError:
+    return DecodeError(f"{where}decoding failed in a way that is not foreseen", stage="load", code="unexpected", error=type(error).__name__)
+
+
+@functools.lru_cache(maxsize=64)
+def _options_of(preprocess: Preprocess, name: str) -> Preprocess:
+    return preprocess.of(name)
 
 
 def _pixels_of(row: npt.NDArray[Any], pixels: npt.NDArray[Any], preprocess: Preprocess) -> npt.NDArray[Any]:
@@ -307,16 +367,6 @@ def _pixels_of(row: npt.NDArray[Any], pixels: npt.NDArray[Any], preprocess: Prep
     if row.dtype.kind not in "ui" or row.dtype != pixels.dtype or preprocess.dtype == "bfloat16":
         return pixels
     return row.transpose(1, 2, 0) if preprocess.layout == "chw" else row
-
-
-def _row_hash(row: npt.NDArray[Any], values: npt.NDArray[np.void]) -> int:
-    state = xxhash.xxh3_64(cast(Any, row.reshape(-1).view(np.uint8)))
-    state.update(values.tobytes())
-    return int(state.intdigest())
-
-
-def _write(fd: int, row: npt.NDArray[Any], offset: int) -> None:
-    write_all(fd, memoryview(row.reshape(-1).view(np.uint8)), offset)  # type: ignore[arg-type]
 
 
 def _reject(key: bytes, data: bytes | None, digest: str, error: DecodeError) -> dict[str, Any]:
@@ -342,13 +392,18 @@ def hash_items(job: Job, keys: list[bytes]) -> npt.NDArray[np.uint64]:
     return out
 
 
+def first_file(data: bytes, key: bytes) -> bytes:
+    """The file of an item that its other files belong to."""
+    return unpack(data)[0] if beside_of(key) else data
+
+
 def probe(job: Job, keys: list[bytes]) -> list[tuple[int, int, str] | None]:
     """(width, height, mode) of each source as it would be stored, from its header; None where it has none."""
     decode.initialise()
     out: list[tuple[int, int, str] | None] = []
     for key in keys:
         try:
-            out.append(decode.probe(job.source.read(key), as_text(key), job.preprocess))
+            out.append(decode.probe(first_file(job.source.read(key), key), as_text(key), job.preprocess))
         except Exception:  # no size to be had; the build itself says what is wrong with it
             out.append(None)
     return out
@@ -367,7 +422,7 @@ def measure(job: Job, keys: list[bytes], limit_s: float) -> tuple[int, float]:
     done, began = -1, time.perf_counter()
     for key in keys:
         try:
-            decoded = decode.decode(job.source.read(key), as_text(key), job.preprocess)
+            decoded = decode.decode(first_file(job.source.read(key), key), as_text(key), job.preprocess)
             channel_sums(decoded.pixels)
             store(decoded.pixels, job.preprocess, decoded.depth)
         except Exception:  # a bad image takes its time, too

@@ -24,7 +24,9 @@ __all__ = [
     "Names",
     "Split",
     "field_name",
+    "pixel_fields",
     "row_dtype",
+    "value_fields",
 ]
 
 #: A list longer than this lies in a file of its own.
@@ -140,6 +142,16 @@ class Split:
 def row_dtype(fields: tuple[Field, ...]) -> np.dtype[Any]:
     """A record of these fields as they are stored, packed in their order: the bytes of a row that its hash is made of."""
     return np.dtype([(f.name, f.stored, f.shape) for f in fields])
+
+
+def pixel_fields(fields: tuple[Field, ...]) -> tuple[Field, ...]:
+    """Those that are made of the pixels of files, in their order."""
+    return tuple(f for f in fields if f.meaning in PIXELS)
+
+
+def value_fields(fields: tuple[Field, ...]) -> tuple[Field, ...]:
+    """All others."""
+    return tuple(f for f in fields if f.meaning not in PIXELS)
 
 
 def field_name(text: str) -> str:

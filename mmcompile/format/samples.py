@@ -36,6 +36,8 @@ __all__ = [
     "row_hashes",
     "sample_dtype",
     "shard_sums",
+    "summed",
+    "sums_of",
 ]
 
 #: What was done to a source, beyond the settings: bit -> word.  A bit never changes its meaning.
@@ -61,7 +63,7 @@ def sample_dtype(fields: tuple[Field, ...]) -> np.dtype[Any]:
 
     `sum` and `sum_squares` (C,) are of the pixels after geometry, before cast and normalise, in units of the source's `depth` (8: 0-255, 16:
     0-65535, 0: as they are): uint64 where the stored dtype is unsigned (sums of integers are exact), else float64 (exact too for integer sources
-    of up to 2^53).
+    of up to 2^53).  All columns are of the first image or volume; of each further one there are `depth_NAME`, `sum_NAME` and `sum_squares_NAME`.
     """
     columns: list[Any] = [
         ("key_stop", "<u8"),
@@ -76,12 +78,17 @@ def sample_dtype(fields: tuple[Field, ...]) -> np.dtype[Any]:
         ("orientation", "u1"),
         ("depth", "u1"),
     ]
-    for field in fields:
-        if field.meaning == "image":
-            kind = "<u8" if field.dtype in ("uint8", "uint16") else "<f8"
-            columns += [("sum", kind, (field.channels,)), ("sum_squares", kind, (field.channels,))]
-            break
+    for field, suffix in summed(fields):
+        kind = "<u8" if field.dtype in ("uint8", "uint16") else "<f8"
+        columns += [(f"depth{suffix}", "u1")] * bool(suffix)
+        columns += [(f"sum{suffix}", kind, (field.channels,)), (f"sum_squares{suffix}", kind, (field.channels,))]
     return np.dtype(columns)
+
+
+def summed(fields: tuple[Field, ...]) -> list[tuple[Field, str]]:
+    """The images and volumes, whose pixels are summed, each with what the names of its columns end with: nothing for the first."""
+    found = [field for field in fields if field.meaning in ("image", "volume")]
+    return [(field, f"_{field.name}" if i else "") for i, field in enumerate(found)]
 
 
 def hash_pair(digest: str) -> tuple[int, int]:
@@ -150,19 +157,24 @@ def block_hashes(rows: list[Array], count: int) -> npt.NDArray[np.uint64]:
     return out
 
 
-def shard_sums(samples: Array, pixels: int) -> list[dict[str, Any]]:
-    """Sums of one shard, one entry for each depth in it; `pixels` is H * W of a row.
+def sums_of(samples: Array, fields: tuple[Field, ...]) -> dict[str, list[dict[str, Any]]]:
+    """The sums of one shard by field, see `shard_sums`."""
+    return {field.name: shard_sums(samples, math.prod(field.shape) // field.channels, suffix) for field, suffix in summed(fields)}
+
+
+def shard_sums(samples: Array, pixels: int, suffix: str = "") -> list[dict[str, Any]]:
+    """Sums of one shard, one entry for each depth in it; `pixels` are those of a row and channel, `suffix` is of the field (see `summed`).
 
     Exact: Python integers where the columns are integers, `math.fsum` (correctly rounded, so independent of order) where they are floats.
     """
-    if "sum" not in (samples.dtype.names or ()):
+    if f"sum{suffix}" not in (samples.dtype.names or ()):
         return []
-    out = []
-    for depth in sorted(set(samples["depth"].tolist())):
-        rows = samples[samples["depth"] == depth]
+    out, depths = [], samples[f"depth{suffix}"]
+    for depth in sorted(set(depths.tolist())):
+        rows = samples[depths == depth]
         entry: dict[str, Any] = {"depth": depth, "pixels": len(rows) * pixels}
         for name in ("sum", "sum_squares"):
-            entry[name] = [exact_total(rows[name][:, c]) for c in range(rows[name].shape[1])]
+            entry[name] = [exact_total(rows[name + suffix][:, c]) for c in range(rows[name + suffix].shape[1])]
         out.append(entry)
     return out
 

@@ -923,7 +923,7 @@ def test_an_out_that_cannot_be_written_is_a_build_error_naming_the_file(raw: Pat
     def refuse(*_: Any) -> None:
         raise PermissionError(13, "Permission denied", "some/file")
 
-    monkeypatch.setattr("mmcompile.compiler.task.os.pwrite", refuse)
+    monkeypatch.setattr("mmcompile.compiler.pixelrows.os.pwrite", refuse)
     with pytest.raises(BuildError, match="some/file: Permission denied"):
         run(raw, out)
 

@@ -23,6 +23,7 @@ from mmcompile.compiler import depth as depths
 from mmcompile.compiler import resample
 from mmcompile.compiler.decode import convert, jpeg, opening
 from mmcompile.compiler.decode.jpeg import SUGGESTED_SCALING
+from mmcompile.compiler.decode.mask import mask
 from mmcompile.compiler.decode.opening import FORMATS, pillow_warning, versions
 from mmcompile.compiler.formats import EXTENSIONS, TORCHVISION_EXTENSIONS, belongs, sniff
 from mmcompile.compiler.preprocess import Preprocess
@@ -36,6 +37,7 @@ __all__ = [
     "Decoded",
     "decode",
     "initialise",
+    "mask",
     "picture",
     "picture_size",
     "pillow_warning",

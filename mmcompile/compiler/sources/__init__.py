@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcompile.compiler.sources.keys import Keys
+from mmcompile.compiler.spatial import Form
 from mmcompile.format.index import Field, Split, row_dtype
 
 __all__ = ["LABEL", "STAT_DTYPE", "Lent", "Scan", "Source", "labelled", "roots_of"]
@@ -46,6 +47,10 @@ class Scan:
     `row_dtype`; lists of names in these may be of any length); `stat` is STAT_DTYPE (N,).  `classes` are the names of the numbers in LABEL.
     `left_out` counts what is no item, by reason; `warnings` are lines that a person should read; `counts` are facts for the summary.  `splits` cover
     all items in order; where there is none, all of them are one that is called "all".  `lent` where items are rows of datasets.
+
+    `parts` are the pixel fields that an item is decoded to, (name, kind) each, as many as it has files (see `Keys.beside`); the kinds are those of
+    FieldOptions.  `forms` say of boxes and keypoints in `values` how they are written there.  `faults` are items with a value that does not fit, and
+    what is wrong with it (value and field): each is a reject.
     """
 
     keys: Keys
@@ -58,6 +63,9 @@ class Scan:
     counts: dict[str, int] = field(default_factory=dict)
     splits: tuple[Split, ...] = ()
     lent: Lent | None = None
+    parts: tuple[tuple[str, str], ...] = (("image", "image"),)
+    forms: tuple[tuple[str, Form], ...] = ()
+    faults: dict[int, str] = field(default_factory=dict)
 
     @property
     def labels(self) -> npt.NDArray[np.int64] | None:

@@ -28,6 +28,7 @@ from mmcompile.compiler.sources.splits import Layout, parse_splits
 from mmcompile.errors import FormatError, OptionError, SourceError
 from mmcompile.format.canonical import as_text, read_limited
 from mmcompile.format.catalog import load_table
+from mmcompile.format.fields import pixel_fields, value_fields
 from mmcompile.format.index import INDEX_LIMIT, Split, load_index
 from mmcompile.format.samples import row_hashes
 from mmcompile.format.store import is_url
@@ -102,8 +103,9 @@ class CompiledSource:
         self._places = tuple((d.root, d.generation) for d in datasets)
         self._settings: Preprocess | None = None
         for dataset in datasets:
-            if [f for f in dataset.index.fields if f.meaning == "image"] != [dataset.index.fields[0]]:
-                raise OptionError(f"{dataset.name}: it has no images, or more than one field of them, and cannot be copied from", options=["raw"])
+            pixels = pixel_fields(dataset.index.fields)
+            if not pixels or pixels != dataset.index.fields[: len(pixels)]:
+                raise OptionError(f"{dataset.name}: it has no images, and cannot be copied from", options=["raw"])
         self._fields, self._classes = joined_fields(datasets, layout.classes, 1)
         self._splits = joined_splits(datasets, layout)
 
@@ -173,6 +175,7 @@ class CompiledSource:
             warnings=self._selection.warnings(),
             splits=() if self._splits == ["all"] else splits,
             lent=Lent(columns["hashes"], self._places, versions, revision),
+            parts=tuple((f.name, f.meaning) for f in pixel_fields(self._datasets[0].index.fields)),
         )
 
     def _take(self, number: int, usable: Usable, taken: _Taken, progress: Callable[[int], None] | None) -> bool:
@@ -241,10 +244,10 @@ class CompiledSource:
             shard = shards_of(Opened(root, generation, index), found.table[number : number + 1])[0]
             local = row - int(found.starts[number])
             shelf = Shelf(shard, lambda path: path)
-            images: Array = np.empty((1, *index.fields[0].shape), index.fields[0].stored)
-            shelf.read(local, images)
-            others = [shelf.values[spec.name][local : local + 1] for spec in index.fields[1:]]
-            right = row_hashes([images, *others])[0] == shelf.samples["row_hash"][local]
+            pixels: list[Array] = [np.empty((1, *spec.shape), spec.stored) for spec in pixel_fields(index.fields)]
+            shelf.read(local, pixels)
+            others = [shelf.values[spec.name][local : local + 1] for spec in value_fields(index.fields)]
+            right = row_hashes([*pixels, *others])[0] == shelf.samples["row_hash"][local]
         except FileNotFoundError as error:
             return f"row {row:,} of {show(root)}: {error.filename or error} is missing; if it was pruned run the same command again"
         except FormatError as error:

@@ -19,41 +19,49 @@ _CHUNK = 1 << 14
 
 
 class Placed(bytes):
-    """A key that knows where its item lies in a source whose items are no files: three numbers that mean what that source says.
+    """A key that knows where its item lies: in a source whose items are no files, three numbers that mean what that source says; and, of an item of
+    several files, `beside`, the keys of the others.
 
     Equal to the key without them; it pickles with them, so that a worker need not look for the item.
     """
 
-    place: tuple[int, int, int]
+    place: tuple[int, int, int] | None = None
+    beside: tuple[bytes, ...] = ()
 
     @classmethod
-    def at(cls, key: bytes, place: tuple[int, int, int]) -> Placed:
+    def at(cls, key: bytes, place: tuple[int, int, int] | None, beside: tuple[bytes, ...] = ()) -> Placed:
         made = cls(key)
-        made.place = place
+        made.place, made.beside = place, beside
         return made
 
 
 def place_of(key: bytes) -> tuple[int, int, int]:
     """Where the item of a key of `Keys` with places lies.  Raises LookupError for a bare key."""
-    if not isinstance(key, Placed):
+    place = key.place if isinstance(key, Placed) else None
+    if place is None:
         raise LookupError(f"{key[:80]!r}: where it lies is not known")
-    return key.place
+    return place
 
 
 class Keys(Sequence[bytes]):
     """A sequence of byte strings over `blob`, uint8 (B,), and `stops`, int64 (N,): key i is blob[stops[i - 1] : stops[i]], key 0 begins at `start`.
 
     Equal to any sequence of the same byte strings.  `keys[a:b]` is a view; the pickle of a view holds no more than the view.  With `places`, int64
-    (N, 3), each key is a Placed; lists that are made of keys lose them.
+    (N, 3), or `beside`, as many Keys of N as an item has further files, each key is a Placed; lists that are made of keys lose them.
     """
 
-    __slots__ = ("_blob", "_start", "_stops", "places")
+    __slots__ = ("_blob", "_start", "_stops", "beside", "places")
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(
-        self, blob: npt.NDArray[np.uint8], stops: npt.NDArray[np.int64], start: int = 0, places: npt.NDArray[np.int64] | None = None
+        self,
+        blob: npt.NDArray[np.uint8],
+        stops: npt.NDArray[np.int64],
+        start: int = 0,
+        places: npt.NDArray[np.int64] | None = None,
+        beside: tuple[Keys, ...] = (),
     ) -> None:
-        self._blob, self._stops, self._start, self.places = blob, stops, start, places
+        self._blob, self._stops, self._start, self.places, self.beside = blob, stops, start, places, beside
 
     @classmethod
     def of(cls, keys: Iterable[bytes]) -> Keys:
@@ -77,7 +85,8 @@ class Keys(Sequence[bytes]):
         places = [part.places for part in parts if part.places is not None]
         if places and len(places) < len(parts):
             raise ValueError("keys with places and keys without")
-        return cls(blob, np.concatenate([np.empty(0, np.int64), *stops]), places=np.concatenate(places) if places else None)
+        beside = tuple(cls.join(same) for same in zip(*(part.beside for part in parts), strict=True))
+        return cls(blob, np.concatenate([np.empty(0, np.int64), *stops]), places=np.concatenate(places) if places else None, beside=beside)
 
     def take(self, rows: npt.NDArray[np.int64]) -> Keys:
         """The keys at `rows` (M,), in that order."""
@@ -90,7 +99,11 @@ class Keys(Sequence[bytes]):
             first = int(stops[at] - lengths[at])
             shift = np.repeat(starts[part] - (stops[part] - lengths[part]), lengths[part])
             blob[first : first + len(shift)] = source[np.arange(first, first + len(shift)) + shift]
-        return Keys(blob, stops, places=None if self.places is None else self.places[rows])
+        return Keys(blob, stops, 0, None if self.places is None else self.places[rows], tuple(keys.take(rows) for keys in self.beside))
+
+    def with_beside(self, beside: Sequence[Keys]) -> Keys:
+        """The same keys, of items with these further files."""
+        return Keys(self._blob, self._stops, self._start, self.places, tuple(beside))
 
     @property
     def blob(self) -> npt.NDArray[np.uint8]:
@@ -99,8 +112,8 @@ class Keys(Sequence[bytes]):
 
     @property
     def bare(self) -> Keys:
-        """The same keys without places."""
-        return self if self.places is None else Keys(self._blob, self._stops, self._start)
+        """The same keys as bytes alone."""
+        return self if self.places is None and not self.beside else Keys(self._blob, self._stops, self._start)
 
     @property
     def stops(self) -> npt.NDArray[np.int64]:
@@ -122,19 +135,28 @@ class Keys(Sequence[bytes]):
         if not isinstance(at, slice):
             at = range(len(self))[at]
             key = self._blob[self._end(at) : self._stops[at]].tobytes()
-            return key if self.places is None else Placed.at(key, _place(self.places[at].tolist()))
+            if self.places is None and not self.beside:
+                return key
+            place = None if self.places is None else _place(self.places[at].tolist())
+            return Placed.at(key, place, tuple(keys[at] for keys in self.beside))
         first, stop, step = at.indices(len(self))
         if step != 1:
             return self.take(np.arange(first, stop, step))
         stop = max(first, stop)
-        return Keys(self._blob, self._stops[first:stop], self._end(first), None if self.places is None else self.places[first:stop])
+        places = None if self.places is None else self.places[first:stop]
+        return Keys(self._blob, self._stops[first:stop], self._end(first), places, tuple(keys[first:stop] for keys in self.beside))
 
     def __iter__(self) -> Iterator[bytes]:
         for at in range(0, len(self), _CHUNK):
             part = self[at : at + _CHUNK]
             data = part.blob.tobytes()
             keys = (data[a:b] for a, b in itertools.pairwise([0, *part.stops.tolist()]))
-            yield from keys if part.places is None else (Placed.at(key, _place(p)) for key, p in zip(keys, part.places.tolist(), strict=True))
+            if part.places is None and not part.beside:
+                yield from keys
+                continue
+            places = itertools.repeat(None, len(part)) if part.places is None else map(_place, part.places.tolist())
+            beside = zip(*part.beside, strict=True) if part.beside else itertools.repeat((), len(part))
+            yield from map(Placed.at, keys, places, beside)
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Keys):
@@ -144,7 +166,7 @@ class Keys(Sequence[bytes]):
         return NotImplemented
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Keys, (self.blob.copy(), self.stops.copy(), 0, None if self.places is None else self.places.copy())
+        return Keys, (self.blob.copy(), self.stops.copy(), 0, None if self.places is None else self.places.copy(), self.beside)
 
     def __repr__(self) -> str:
         return f"Keys({[*self[:3]]!r:.200}{', …' if len(self) > 3 else ''}, {len(self):,} in all)"

@@ -24,6 +24,7 @@ from mmcompile.compiler.sources.keys import Placed
 from mmcompile.compiler.sources.names import show
 from mmcompile.compiler.sources.packed import Packed
 from mmcompile.compiler.sources.parquet import ParquetTable
+from mmcompile.compiler.sources.parts import read_item, stat_item
 from mmcompile.compiler.sources.scanning import Part, Scanning, Wishes, finds_images, names_images
 from mmcompile.compiler.sources.splits import SPLITS, Layout
 from mmcompile.compiler.sources.tablefiles import is_tables
@@ -100,11 +101,19 @@ class ManifestSource:
 
     def read(self, key: bytes) -> bytes:
         """The bytes of one item.  Raises OSError: it cannot be read, or changed meanwhile; of a file also where it is over 2 GiB."""
-        return self._packed.read(key.place) if isinstance(key, Placed) else self._files.read(key)
+        return read_item(self._read, key)
+
+    def _read(self, key: bytes) -> bytes:
+        place = key.place if isinstance(key, Placed) else None
+        return self._files.read(key) if place is None else self._packed.read(place)
 
     def stat(self, key: bytes) -> tuple[int, int, int, int]:
         """(size, mtime_ns, ctime_ns, inode) of one item now: of its file, or of the one that holds it.  Raises OSError."""
-        return self._packed.stat(key.place) if isinstance(key, Placed) else self._files.stat(key)
+        return stat_item(self._stat, key)
+
+    def _stat(self, key: bytes) -> tuple[int, int, int, int]:
+        place = key.place if isinstance(key, Placed) else None
+        return self._files.stat(key) if place is None else self._packed.stat(place)
 
     def scan(self, progress: Callable[[int], None] | None = None) -> Scan:
         """List the items in the order of their rows; `progress` gets the number of images found so far.

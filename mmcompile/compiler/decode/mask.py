@@ -1,0 +1,133 @@
+"""A file to the class ids of its picture's pixels: this module decides how ids are read, and that no id appears which was not there before.
+
+Ids are palette indices or whole numbers, never colours.  A mask is turned as its picture is, resized to the nearest id, cropped and padded with it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from mmcompile.compiler.decode import opening
+from mmcompile.compiler.preprocess import Preprocess
+from mmcompile.compiler.resample import Fit, fit
+from mmcompile.errors import DecodeError
+
+__all__ = ["mask", "nearest", "settled"]
+
+Ids = npt.NDArray[Any]
+
+
+def mask(data: bytes, name: str, options: Preprocess, size: tuple[int, int], orientation: int) -> Ids:
+    """The ids (H, W) of a sample, of the dtype that `options` (of kind "mask", resolved) say, C-contiguous.
+
+    `size` (width, height) and `orientation` are those of the picture as stored.  A mask of that size is turned as the picture is, unless it says of
+    itself how it stands; one that is as large as the turned picture stands right already.  Raises DecodeError, stage `geometry` for any other size.
+    """
+    with opening.pillow(options, truncated=options.truncated == "accept") as log:
+        image = opening.open_image(data, name, options)
+        with opening.stage("load", f"{image.format} data"):
+            own = opening.tiff_orientation(image) if image.format == "TIFF" else 1
+            image.load()
+        if own == 1 and image.format != "TIFF":
+            own, _ = opening.orientation(image, log)
+        with opening.stage("convert", f"{image.format} pixels"):
+            ids = _ids(image)
+            if own in opening.TRANSPOSE and image.format != "TIFF" and options.orientation == "apply":
+                ids = _turned(ids, own)
+    return settled(ids, options, size, orientation if own == 1 else 1, stands=own != 1)
+
+
+def settled(ids: Ids, options: Preprocess, size: tuple[int, int], orientation: int, *, stands: bool = False) -> Ids:
+    """Ids (H, W) of a picture as those of its sample; `stands`: they are turned already."""
+    orientation = orientation if options.orientation == "apply" else 1
+    shown = size[::-1] if orientation >= 5 else size
+    found = ids.shape[::-1]
+    if found == size and not stands and orientation in opening.TRANSPOSE:
+        ids = _turned(ids, orientation)
+    elif found not in (size, shown):
+        words = [f"{w}x{h}" for w, h in (found, size)]
+        raise DecodeError(
+            f"a mask of {words[0]} (width x height) for a picture of {words[1]}: they must be of one size", stage="geometry", code="mask-size"
+        )
+    if options.keep_size is not None and ids.shape != options.keep_size:
+        kept = f"{options.keep_size[1]}x{options.keep_size[0]}"
+        raise DecodeError(
+            f"{ids.shape[1]}x{ids.shape[0]} (width x height) among sources of {kept}, whose size is kept: give --resize and --crop",
+            stage="geometry",
+            code="size",
+        )
+    return _stored(_placed(ids, fit(ids.shape[0], ids.shape[1], options), options.fill), options)
+
+
+def nearest(size: int, made: int) -> npt.NDArray[np.int64]:
+    """Which of `size` pixels along an axis each of `made` takes: Pillow's choice, whose steps add up in float64."""
+    step = size / made
+    at: npt.NDArray[np.int64] = np.cumsum(np.concatenate([[step * 0.5], np.full(made - 1, step)])).astype(np.int64)
+    return np.minimum(at, size - 1)
+
+
+def _placed(ids: Ids, fitted: Fit, fill: int) -> Ids:
+    top, left, bottom, right = fitted.window()
+    down, across = (nearest(n, made) for n, made in zip(ids.shape, fitted.size, strict=True))
+    part = ids[down[top:bottom, None], across[None, left:right]]
+    if part.shape == fitted.out:
+        return part
+    out = np.full(fitted.out, fill, np.result_type(part.dtype, np.min_scalar_type(fill)))
+    row, column = max(-fitted.top, 0), max(-fitted.left, 0)
+    out[row : row + part.shape[0], column : column + part.shape[1]] = part
+    return out
+
+
+def _stored(ids: Ids, options: Preprocess) -> Ids:
+    target = options.stored_dtype()
+    limits = np.iinfo(target)
+    low, high = int(ids.min()), int(ids.max())
+    if low < limits.min or high > limits.max:
+        found = low if low < limits.min else high
+        raise DecodeError(
+            f"a pixel of the mask is {found}, and dtype={options.dtype} holds {limits.min} to {limits.max}: give the mask a wider dtype",
+            stage="cast",
+            code="value-range",
+        )
+    return np.ascontiguousarray(ids, target)
+
+
+def _ids(image: Image.Image) -> Ids:
+    """Whole numbers (H, W) of an image: its palette indices, or its values."""
+    if image.mode in ("P", "L", "1"):
+        return np.asarray(image if image.mode != "1" else image.convert("L").point(lambda v: v and 1))
+    if image.mode == "PA":
+        return np.asarray(image)[:, :, 0]
+    if image.mode == "I" or image.mode.startswith("I;16"):
+        return np.asarray(image).astype(np.int64)
+    if image.mode == "F":
+        values = np.asarray(image)
+        if not np.isfinite(values).all() or (values != np.rint(values)).any():
+            raise DecodeError("a mask of floats that are no whole numbers: ids of classes are whole", stage="convert", code="mask-colours")
+        return values.astype(np.int64)
+    bands = np.asarray(image) if image.mode in ("RGB", "RGBA", "LA") else None
+    if bands is not None:
+        colours = bands[:, :, : 3 if image.mode != "LA" else 1]
+        if (colours == colours[:, :, :1]).all() and (image.mode == "RGB" or (bands[:, :, -1] == 255).all()):
+            return colours[:, :, 0]
+    raise DecodeError(
+        f"a mask of mode {image.mode}: colours are no class ids; save it with a palette, or as one channel of ids",
+        stage="convert",
+        code="mask-colours",
+    )
+
+
+def _turned(ids: Ids, orientation: int) -> Ids:
+    """As Pillow's transpose for this orientation."""
+    if orientation >= 5:
+        ids = ids.T
+    # Of what is exchanged already: which side is counted from the other end?
+    if orientation in (2, 3, 6, 7):
+        ids = ids[:, ::-1]
+    if orientation in (3, 4, 7, 8):
+        ids = ids[::-1]
+    return ids

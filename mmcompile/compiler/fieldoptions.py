@@ -1,0 +1,159 @@
+"""Which settings a single field of a sample may have of its own, checked; a `Preprocess` holds them by name.
+
+Pure: words and values in, a frozen record out.  What is not given is as the sample's own settings have it, or as the source finds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from mmcompile.errors import OptionError
+from mmcompile.format.fields import DTYPES
+
+__all__ = ["KINDS", "FieldOptions", "fields_of", "parse_field"]
+
+#: What a field may be; "multilabel" is a value with a 0 or 1 for each class.
+KINDS = ("image", "mask", "volume", "boxes", "keypoints", "class", "value", "multilabel", "text")
+#: Settings of pixels that a field may have of its own, as `Preprocess` calls them.
+PIXEL_OPTIONS = ("resize", "crop", "pad", "mode", "dtype", "layout", "normalize", "scale", "resampler", "filter", "alpha", "depth16", "range", "icc")
+#: What each kind takes beside `kind`.
+_TAKES: dict[str, frozenset[str]] = {
+    "image": frozenset(PIXEL_OPTIONS),
+    "volume": frozenset({"crop", "pad", "dtype", "normalize", "scale", "range"}),
+    "mask": frozenset({"dtype", "fill"}),
+    "boxes": frozenset({"max", "overflow", "format", "relative", "min_visibility"}),
+    "keypoints": frozenset({"max", "overflow", "relative", "shape"}),
+    "class": frozenset(),
+    "value": frozenset({"dtype", "shape", "max", "overflow"}),
+    "multilabel": frozenset({"dtype"}),
+    "text": frozenset({"shape"}),
+}
+_FORMATS = ("xyxy", "xywh", "cxcywh")
+_OVERFLOWS = ("refuse", "drop")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FieldOptions:
+    """Settings of one field; None is not given.
+
+    `kind`: "image", "mask", "volume", "boxes", "keypoints", "class", "value", "multilabel" or "text"; by default what the source takes it for.
+    An image or a volume takes the options of `Preprocess` that say how pixels are stored, and geometry of its own in place of the sample's; a mask
+    takes `dtype` (uint8 by default) and `fill`, the class id beyond the picture (0).  A value takes `dtype` and `shape`; text `shape`, its bytes.
+    Of lists that differ in length from sample to sample `max` rows are kept (by default as many as the longest has), and one that is longer is an
+    error, or with `overflow="drop"` cut and counted.  Boxes come as `format` "xyxy", "xywh" or "cxcywh", in pixels of the file or `relative` to its
+    size; one of which less than the part `min_visibility` of its area is left by a crop is dropped (by default only where nothing is left).
+    Raises OptionError.
+    """
+
+    kind: str | None = None
+    resize: int | tuple[int, int] | None = None
+    crop: int | tuple[int, ...] | None = None
+    pad: int | tuple[int, ...] | None = None
+    mode: str | None = None
+    dtype: str | None = None
+    layout: str | None = None
+    normalize: Any = None
+    scale: str | None = None
+    resampler: str | None = None
+    filter: str | None = None
+    alpha: str | None = None
+    depth16: str | None = None
+    range: tuple[float, float] | None = None
+    icc: str | None = None
+    fill: int | None = None
+    shape: tuple[int, ...] | None = None
+    max: int | None = None
+    overflow: str | None = None
+    format: str | None = None
+    relative: bool | None = None
+    min_visibility: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("kind", KINDS), ("overflow", _OVERFLOWS), ("format", _FORMATS), ("dtype", tuple(DTYPES))):
+            value = getattr(self, name)
+            if value is not None and value not in allowed:
+                raise OptionError(f"{name} must be one of {', '.join(allowed)}, found {value!r}", options=[name])
+        for name, least in (("max", 1), ("fill", 0)):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                raise OptionError(f"{name} must be a whole number of at least {least}, found {value!r}", options=[name])
+        if self.shape is not None and not (self.shape and all(type(n) is int and n >= 1 for n in self.shape)):
+            raise OptionError(f"shape must be whole numbers of at least 1, found {self.shape!r}", options=["shape"])
+        share = self.min_visibility
+        if share is not None and (isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1):
+            raise OptionError(f"min_visibility must be a number from 0 to 1, found {share!r}", options=["min_visibility"])
+        if self.relative is not None and not isinstance(self.relative, bool):
+            raise OptionError(f"relative must be true or false, found {self.relative!r}", options=["relative"])
+        if self.kind is not None:
+            self.check(self.kind)
+
+    def given(self) -> dict[str, Any]:
+        """What is given, by name."""
+        return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
+
+    def check(self, kind: str) -> None:
+        """Raises OptionError where something is given that a field of this kind does not take."""
+        if strange := [name for name in self.given() if name != "kind" and name not in _TAKES[kind]]:
+            takes = ", ".join(sorted(_TAKES[kind])) or "nothing"
+            raise OptionError(f"{', '.join(strange)}: a field of kind {kind} takes {takes}", options=strange)
+
+
+def fields_of(value: object) -> tuple[tuple[str, FieldOptions], ...]:
+    """Settings by the name of their field, sorted, of a mapping (or of what this returns).  Raises OptionError naming the field."""
+    pairs = value.items() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else None
+    if pairs is None:
+        raise OptionError(f"fields must be settings by the name of a field, found {value!r:.80}", options=["fields"])
+    out: dict[str, FieldOptions] = {}
+    for name, options in pairs:
+        if not isinstance(options, FieldOptions | Mapping):
+            raise OptionError(f"fields: {name}: expected FieldOptions, found {options!r:.80}", options=["fields"])
+        out[str(name)] = options if isinstance(options, FieldOptions) else _made(str(name), dict(options))
+    return tuple(sorted(out.items()))
+
+
+def _made(name: str, given: dict[str, Any]) -> FieldOptions:
+    known = {f.name for f in fields(FieldOptions)}
+    if strange := sorted(set(given) - known):
+        raise OptionError(f"field {name}: unknown {', '.join(strange)}; expected one of {', '.join(sorted(known))}", options=strange)
+    values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in given.items()}
+    try:
+        return FieldOptions(**values)
+    except OptionError as error:
+        raise OptionError(f"field {name}: {error}", options=error.details.get("options", [])) from None
+
+
+def parse_field(text: str) -> tuple[str, dict[str, Any]]:
+    """(name, settings) of NAME:KEY=VALUE[,KEY=VALUE…] as typed; sizes are N, HxW or DxHxW, a range is LO:HI.  Raises OptionError."""
+    name, colon, rest = text.partition(":")
+    if not (name and colon and rest):
+        raise OptionError(f"--field {text}: expected NAME:KEY=VALUE, as in --field mask:kind=mask", options=["field"])
+    out: dict[str, Any] = {}
+    for part in rest.split(","):
+        key, sign, word = (p.strip() for p in part.partition("="))
+        if not (key and sign and word):
+            raise OptionError(f"--field {text}: expected KEY=VALUE, found {part!r}", options=["field"])
+        if key in out:
+            raise OptionError(f"--field {text}: {key} twice", options=["field"])
+        out[key] = _value(text, key, word)
+    return name, out
+
+
+def _value(text: str, key: str, word: str) -> Any:
+    try:
+        if key in ("resize", "crop", "pad", "shape"):
+            sides = tuple(int(n) for n in word.split("x"))
+            return sides[0] if len(sides) == 1 and key != "shape" else sides
+        if key in ("max", "fill"):
+            return int(word)
+        if key == "min_visibility":
+            return float(word)
+        if key == "range":
+            low, _, high = word.partition(":")
+            return float(low), float(high)
+    except ValueError:
+        raise OptionError(
+            f"--field {text}: {key} must be {'two numbers LO:HI' if key == 'range' else 'numbers'}, found {word!r}", options=["field"]
+        ) from None
+    return {"true": True, "false": False}.get(word.lower(), word) if key == "relative" else word
