@@ -15,14 +15,14 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from mmcompile.runtime.ahead import Stage
-from mmcompile.runtime.augment import Augment, Cut, apply
+from mmcompile.runtime.augment import Augment, Cut
 from mmcompile.runtime.buffers import Pool, can_pin, pinned
-from mmcompile.runtime.column import Column, ImageColumn
+from mmcompile.runtime.column import PixelColumn
 from mmcompile.runtime.dataset import MMapShardDataset
 from mmcompile.runtime.device import Mover, Sent
 from mmcompile.runtime.patch import Patch
 from mmcompile.runtime.seeding import drawn_rows
-from mmcompile.runtime.volume import VolumeColumn, check_together
+from mmcompile.runtime.volume import VolumeColumn
 
 __all__ = ["Job", "Made", "Maker", "Times", "labelled"]
 
@@ -36,6 +36,8 @@ _ALIKE = 8
 _SOME = 8
 #: Memory that waits, beside that of the batches ahead: of the one handed out, of the one that the loop lets go of only then, of a short last one.
 _SPARE = 3
+#: What the axes are called along which a picture or volume is cut.
+_AXES = {2: "height x width", 3: "depth x height x width"}
 
 
 @dataclass
@@ -88,21 +90,15 @@ class Maker:
     def __init__(self, dataset: MMapShardDataset, augment: Augment | None, device: torch.device | None, ahead: int, pin: bool) -> None:
         self.dataset, self.augment, self.device = dataset, augment, device
         self.columns = dataset._columns
-        images = [column for column in self.columns if isinstance(column, ImageColumn)]
-        if augment is not None and not images:
-            of_windows = any(isinstance(column.base, ImageColumn) for column in self.columns)
-            said = (
-                "is for single images, not for windows of them" if of_windows else f"needs an image, the fields are {[c.name for c in self.columns]}"
-            )
-            raise ValueError(f"{dataset.root}: augment {said}")
-        if augment is not None:
-            check_together(str(dataset.root), augment, self.columns)
-        self.sizes = {c.name: augment.size(*c.spatial) for c in images} if augment is not None else {}
+        #: What is cut, and to which (height, width) or (depth, height, width).
+        self.sizes = {} if augment is None else _sizes(dataset, augment)
         resident = dataset._resident
         if resident is not None and device is None:
             self.device = device = resident.device
         self._settings = dataset, augment, device, ahead, pin
         self._largest = max(self.columns, key=lambda column: column.row_bytes)
+        #: Is of what is cut nothing else read?
+        self._patches = any(isinstance(column, VolumeColumn) for column in self.columns if column.name in self.sizes)
         self._looks = self._warm = 0
         self.mover = Mover(device) if device is not None and (device.type != "cpu" or resident is not None) else None
         self.there = self.mover is not None and (resident is not None or not dataset._hooked)
@@ -122,12 +118,14 @@ class Maker:
             if self.there:
                 sent = self._send(job, rows, keyed, stage, times)
             else:
-                parts, shown = [], self._shown(job, keyed)
+                parts, cut, shown = [], self._cut(job, keyed), self._shown(job, keyed)
                 for column, memory in zip(self.columns, self.memory, strict=True):
                     stage.text = f"gathering {len(rows):,} rows of {column.name!r} for"
-                    cut = self._cut(column, job, keyed)
-                    out = column.empty(len(rows), memory, size=self.sizes.get(column.name))
-                    parts.append(column.batch(column.places(rows, shown), out, cut=cut, times=times))
+                    size = self.sizes.get(column.name)
+                    out = column.empty(len(rows), memory, size=size)
+                    parts.append(column.batch(column.places(rows, shown), out, cut=None if size is None else cut, times=times))
+                if self.dataset._spatial is not None and not isinstance(cut, Patch):
+                    self.dataset._spatial.follow(parts, len(rows), cut)
                 sent = Sent(parts)
         times.bytes = sum(part.nbytes for part in sent.parts)
         times.cold = job.cold or _disk_reads() > before + times.bytes // _SOME
@@ -141,10 +139,11 @@ class Maker:
                 continue
             rows, keyed = job.rows(self.dataset)
             shown, largest = self._shown(job, keyed), self._largest
-            if largest.cold(largest.places(rows, shown), self._patch(largest, job, keyed), _LOOKED_AT):
+            patch = self._cut(job, keyed) if self._patches else None
+            if largest.cold(largest.places(rows, shown), patch if largest.name in self.sizes else None, _LOOKED_AT):
                 job.cold, self._warm = True, 0
                 for column in self.columns:
-                    column.advise(column.places(rows, shown), self._patch(column, job, keyed))
+                    column.advise(column.places(rows, shown), patch if column.name in self.sizes else None)
             else:
                 self._warm += 1
 
@@ -152,14 +151,16 @@ class Maker:
         """Stored rows go to the device, where they are cut, if that takes more than a view, and become numbers."""
         resident = self.dataset._resident
         late = resident is not None or (self.augment is not None and self.augment.resized_crop is not None)
-        cuts, shown = [self._cut(column, job, keyed) for column in self.columns], self._shown(job, keyed)
-        raws, split = [], []
-        for column, memory, cut in zip(self.columns, self.memory, cuts, strict=True):
+        whole, shown = self._cut(job, keyed), self._shown(job, keyed)
+        cuts = [whole if column.name in self.sizes else None for column in self.columns]
+        raws: list[Tensor] = []
+        split: dict[int, tuple[Rows, npt.NDArray[np.bool_]]] = {}
+        for k, (column, memory, cut) in enumerate(zip(self.columns, self.memory, cuts, strict=True)):
             source, rest, now = column, column.places(rows, shown), cut if isinstance(cut, Patch) or not late else None
-            if resident is not None:
+            if resident is not None and not column.text:
                 source, rest = column.base, column.needed(rows)
                 places, here = resident.split(rest)
-                split.append((column.places(places, shown), here))
+                split[k] = column.places(places, shown), here
                 rest = column.places(rest, shown)[~here]
                 now = now[~here] if isinstance(now, Patch) else now
             stage.text = f"gathering {len(rest):,} rows of {column.field!r} for"
@@ -169,34 +170,55 @@ class Maker:
         def finish(moved: list[Tensor]) -> list[Tensor]:
             done = []
             for k, (column, cut) in enumerate(zip(self.columns, cuts, strict=True)):
-                patch = cut if isinstance(cut, Patch) else None
-                raw = moved[k] if resident is None else column.shaped(resident.join(column.field, *split[k], moved[k], patch))
-                if late and isinstance(cut, Cut):
-                    raw = apply(raw, cut)
+                raw, patch = moved[k], cut if isinstance(cut, Patch) else None
+                if resident is not None and k in split:
+                    raw = column.shaped(resident.join(column.field, *split[k], raw, patch))
+                if late and isinstance(cut, Cut) and isinstance(column, PixelColumn):
+                    raw = column.cut(raw, cut)
                 done.append(column.numbers(raw))
+            if self.dataset._spatial is not None and not isinstance(whole, Patch):
+                self.dataset._spatial.follow(done, len(rows), whole)
             return done
 
         assert self.mover is not None
         stage.text = f"copying to {self.device} "
-        return self.mover.send(raws, finish)
+        return self.mover.send(raws, finish, {k for k, column in enumerate(self.columns) if column.text})
 
     def _shown(self, job: Job, keyed: Rows) -> Rows | None:
         """The variants that a batch shows; None where there are none."""
         views = self.dataset._views
         return None if views is None else views.shown(job.seed, job.epoch, keyed)
 
-    def _patch(self, column: Column, job: Job, keyed: Rows) -> Patch | None:
-        """What alone is read of volumes; None for all else."""
-        if self.augment is None or not isinstance(column, VolumeColumn):
+    def _cut(self, job: Job, keyed: Rows) -> Cut | Patch | None:
+        """What is cut from the pictures or volumes of these rows: the same from all that a sample has."""
+        if self.augment is None:
             return None
-        return self.augment.patch(job.seed, job.epoch, keyed, *column.spatial)
+        shape = next(column.spatial for column in self.columns if isinstance(column, PixelColumn))
+        return (self.augment.patch if self._patches else self.augment.draw)(job.seed, job.epoch, keyed, *shape)
 
-    def _cut(self, column: Column, job: Job, keyed: Rows) -> Cut | Patch | None:
-        if self.augment is None or not isinstance(column, ImageColumn):
-            return None
-        if isinstance(column, VolumeColumn):
-            return self._patch(column, job, keyed)
-        return self.augment.draw(job.seed, job.epoch, keyed, *column.shape[1:])
+
+def _sizes(dataset: MMapShardDataset, augment: Augment) -> dict[str, tuple[int, ...]]:
+    """The fields that are cut, and their size then.  Raises ValueError where what belongs to a picture could not all follow."""
+    pictures = {column.name: column.spatial for column in dataset._columns if isinstance(column, PixelColumn)}
+    if not pictures:
+        of_windows = any(isinstance(column.base, PixelColumn) for column in dataset._columns)
+        names = [column.name for column in dataset._columns]
+        said = "is for single images, not for windows of them" if of_windows else f"needs an image, the fields are {names}"
+        raise ValueError(f"{dataset.root}: augment {said}")
+    spatial = dataset._spatial
+    main, shape = next((f"field {name!r}", size) for name, size in pictures.items())
+    if spatial is not None:
+        spatial.check("augment")
+        if spatial.moves and spatial.size is not None:
+            main, shape = "the picture that boxes and keypoints belong to", spatial.size
+    for name, size in pictures.items():
+        if size != shape:
+            its, mains = (" x ".join(map(str, numbers)) for numbers in (size, shape))
+            raise ValueError(
+                f"{dataset.root}: augment moves all pictures of a sample together, and field {name!r} is {its} ({_AXES[len(size)]}) "
+                f"where {main} is {mains}; build them with one geometry, or leave one out with fields="
+            )
+    return dict.fromkeys(pictures, augment.size(*shape))
 
 
 def labelled(name: str) -> AbstractContextManager[Any]:

@@ -17,8 +17,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from mmcompile.errors import CorruptShardError
 from mmcompile.format.fields import PIXELS
-from mmcompile.format.index import Field
+from mmcompile.format.index import Field, Index
 from mmcompile.format.opened import keep
 from mmcompile.format.reader import Reader
 from mmcompile.runtime.numbers import FLOATS, Numbers, as_array, scratch
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from mmcompile.runtime.cut import Cut
     from mmcompile.runtime.patch import Patch
 
-__all__ = ["ClassColumn", "Column", "ImageColumn", "check_classes", "column_of"]
+__all__ = ["ClassColumn", "Column", "ImageColumn", "MaskColumn", "PixelColumn", "TextColumn", "centre", "check_classes", "column_of", "field_setting"]
 
 Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
@@ -51,11 +52,13 @@ class Column:
     a dtype that cannot be given.  `stored` is the dtype on disk.
     """
 
+    #: Is it text?  Strings are made of it when it is handed out, and no device needs its bytes.
+    text = False
+
     def __init__(self, reader: Reader, field: Field, dtype: torch.dtype | str | None) -> None:
         self._reader = reader
         #: The field that is read, and what its value is called in a sample.
         self.field = self.name = field.name
-        self.meaning = field.meaning
         #: Variants of each row, each of which is a row of `reader`; None where there is but the one.
         self.views = field.views
         if field.views is not None:
@@ -74,11 +77,6 @@ class Column:
         self.shape = field.sample_shape
         self._held: dict[int, Tensor] = reader.views()
         self._mapped = reader.engine == "mmap"
-
-    @property
-    def spatial(self) -> tuple[int, ...]:
-        """The last axes of a sample, along which it is cropped; none of what is no image or volume."""
-        return ()
 
     @property
     def row_bytes(self) -> int:
@@ -202,32 +200,17 @@ class Column:
             self._gather(rows[piece], None if cut is None else cut[piece], part)
             yield piece, part
 
-    def cold(self, rows: Rows, cut: Any, sample: int) -> bool:
+    def cold(self, rows: Rows, cut: Cut | Patch | None, sample: int) -> bool:
         """Would reading what is cut from these rows wait for a disk?  Looks at `sample` of them."""
         return self._reader.cold(self.field, rows, sample, self._region)
 
-    def advise(self, rows: Rows, cut: Any) -> None:
+    def advise(self, rows: Rows, cut: Cut | Patch | None) -> None:
         """Tell the kernel that what is cut from these rows will be read soon."""
         self._reader.advise(self.field, self.needed(rows), self._region)
 
     def _gather(self, rows: Rows, cut: Any, out: Array) -> None:
-        """Stored rows as they lie on disk, cut, into `out`."""
-        if cut is None:
-            self._reader.gather(self.field, rows, out=out, region=self._region)
-            return
-        from mmcompile.runtime.cut import cut_rows  # reading alone does not load it
-
-        found = self._reader.flat(self.field, rows)
-        if found is not None:  # a crop is a view of the map, copied once
-            images, at = found
-            cut_rows(images[(slice(None), *self._region)], at, cut, out, self.stored, self._hwc)
-            return
-        channels, height, width = self.shape
-        whole = (height, width, channels) if self._hwc else (channels, height, width)
-        image = scratch("whole", math.prod(whole) * self._kind.itemsize).view(self._kind).reshape(1, *whole)
-        for i in range(len(rows)):
-            self._reader.gather(self.field, rows[i : i + 1], out=image, region=self._region)
-            cut_rows(image, _FIRST, cut[i : i + 1], out[i : i + 1], self.stored, self._hwc)
+        """Stored rows as they lie on disk into `out`, cut where they are pixels."""
+        self._reader.gather(self.field, rows, out=out, region=self._region)
 
     def _memory(self, out: Tensor, n: int, size: tuple[int, ...] | None, raw: bool) -> Array:
         """`out` as an array of rows as they lie on disk.  Raises ValueError where it is not what `empty` makes."""
@@ -257,30 +240,98 @@ class Column:
         return keep(self._held, shard, rows, min(_HELD, self._reader.most_shards))
 
 
-class ImageColumn(Column):
-    """An image, read as (C, H, W) samples and (N, C, H, W) batches: `shape` is that of a sample after the centre crop.
+class PixelColumn(Column):
+    """An image or a mask, (…, H, W), or a volume: `shape` is that of a sample after the centre crop.
 
     Raises ValueError for a crop that cannot be made.
     """
 
-    #: The last axes of a sample, along which it is cropped.
+    #: The last axes of a sample, along which it is cut.
     axes = 2
+    #: The class id beyond what is cut, of class ids; None for colours.
+    ids: int | None = None
 
     def __init__(self, reader: Reader, field: Field, dtype: torch.dtype | str | None, crop: int | tuple[int, ...] | None) -> None:
         super().__init__(reader, field, dtype)
-        preprocess = reader.index.settings.get("preprocess")
-        baked = isinstance(preprocess, dict) and preprocess.get("normalize") is not None
-        self.normalized = field.normalize is not None if not self._numbers.given else self.stored.is_floating_point and baked
         if crop is not None:
-            cuts = _centre(crop, self.spatial, field.name)
-            lead = tuple(slice(0, n) for n in self.shape[: -self.axes])
+            cuts = centre(crop, self.spatial, field.name)
+            lead = self.shape[: -self.axes]
             if cuts != tuple(slice(0, n) for n in self.spatial):
-                self._region = (*cuts, *lead) if self._hwc else (*lead, *cuts)
-            self.shape = (*self.shape[: -self.axes], *(cut.stop - cut.start for cut in cuts))
+                whole = tuple(slice(0, n) for n in lead)
+                self._region = (*cuts, *whole) if self._hwc else (*whole, *cuts)
+            self.shape = (*lead, *(cut.stop - cut.start for cut in cuts))
 
     @property
     def spatial(self) -> tuple[int, ...]:
+        """The lengths of the axes along which it is cut: (H, W) of an image."""
         return self.shape[-self.axes :]
+
+    def cut(self, raw: Tensor, cut: Cut) -> Tensor:
+        """The cuts of stored values (N, …, H, W), on the device where they are."""
+        from mmcompile.runtime.cut import apply  # reading alone does not load it
+
+        return apply(raw, cut) if self.ids is None else apply(raw[:, None], cut, self.ids)[:, 0]
+
+    def _gather(self, rows: Rows, cut: Any, out: Array) -> None:
+        if cut is None:
+            super()._gather(rows, cut, out)
+            return
+        from mmcompile.runtime.cut import cut_rows  # reading alone does not load it
+
+        found = self._reader.flat(self.field, rows)
+        if found is not None:  # a crop is a view of the map, copied once
+            images, at = found
+            cut_rows(self._planes(images[(slice(None), *self._region)]), at, cut, self._planes(out), self.stored, self._hwc, self.ids)
+            return
+        *lead, height, width = self.shape
+        whole = (height, width, *lead) if self._hwc else (*lead, height, width)
+        image = scratch("whole", math.prod(whole) * self._kind.itemsize).view(self._kind).reshape(1, *whole)
+        for i in range(len(rows)):
+            self._reader.gather(self.field, rows[i : i + 1], out=image, region=self._region)
+            cut_rows(self._planes(image), _FIRST, cut[i : i + 1], self._planes(out[i : i + 1]), self.stored, self._hwc, self.ids)
+
+    def _planes(self, rows: Array) -> Array:
+        """Rows as images are: a mask has one channel."""
+        return rows if self.ids is None else rows[:, None]
+
+
+class ImageColumn(PixelColumn):
+    """An image, read as (C, H, W) samples and (N, C, H, W) batches."""
+
+    def __init__(self, reader: Reader, field: Field, dtype: torch.dtype | str | None, crop: int | tuple[int, ...] | None) -> None:
+        super().__init__(reader, field, dtype, crop)
+        preprocess = reader.index.settings.get("preprocess")
+        baked = isinstance(preprocess, dict) and preprocess.get("normalize") is not None
+        self.normalized = field.normalize is not None if not self._numbers.given else self.stored.is_floating_point and baked
+
+
+class MaskColumn(PixelColumn):
+    """Class ids, read as (H, W) samples and (N, H, W) batches of the dtype on disk."""
+
+    def __init__(self, reader: Reader, field: Field, crop: int | tuple[int, ...] | None) -> None:
+        super().__init__(reader, field, None, crop)
+        fill = field_setting(reader.index, field.name, "fill")
+        self.ids = fill if isinstance(fill, int) else 0
+
+
+class TextColumn(Column):
+    """Text, read as Python's strings; its batches are the bytes (N, L), of which `texts` makes strings."""
+
+    text = True
+
+    def sample(self, row: int, shard: int, local: int) -> str:
+        return self.samples(super().sample(row, shard, local)[None])[0] if self._mapped else self.own(row)
+
+    def own(self, row: int) -> str:
+        return self.samples(super().own(row)[None])[0]
+
+    def samples(self, batch: Tensor) -> list[str]:
+        # numpy's bytes end where nothing but 0 follows
+        lines: list[bytes] = as_array(batch.contiguous()).view(f"S{self.shape[0]}").reshape(-1).tolist()
+        try:
+            return [line.decode() for line in lines]
+        except UnicodeDecodeError:
+            raise CorruptShardError(f"{self._reader.root}: field {self.name!r} holds what is not UTF-8; run `mmcompile verify`") from None
 
 
 class ClassColumn(Column):
@@ -314,7 +365,22 @@ def column_of(reader: Reader, field: Field, dtype: torch.dtype | str | None, cro
         return VolumeColumn(reader, field, dtype, crop)
     if field.meaning == "image":
         return ImageColumn(reader, field, dtype, crop)
-    return ClassColumn(reader, field) if field.meaning == "class" else Column(reader, field, dtype)
+    if field.meaning == "mask":
+        return MaskColumn(reader, field, crop)
+    if field.meaning == "class":
+        return ClassColumn(reader, field)
+    if field.meaning == "text":
+        return TextColumn(reader, field, None)
+    # a place in a picture has the precision that it is stored in, whatever its pixels are read as
+    return Column(reader, field, None if field.meaning in ("boxes", "keypoints") else dtype)
+
+
+def field_setting(index: Index, field: str, name: str) -> Any:
+    """What the settings of a build say of one field; None where they say nothing."""
+    found: Any = index.settings
+    for key in ("preprocess", "fields", field, name):
+        found = found.get(key) if isinstance(found, dict) else None
+    return found
 
 
 def _fresh(nbytes: int) -> Tensor:
@@ -334,7 +400,7 @@ def _dtype(dtype: Any, field: Field, numbers: bool) -> torch.dtype | None:
     return found
 
 
-def _centre(crop: Any, shape: tuple[int, ...], name: str) -> tuple[slice, ...]:
+def centre(crop: Any, shape: tuple[int, ...], name: str) -> tuple[slice, ...]:
     """The part of each axis that a centre crop keeps, its offset rounded as torchvision's (half to even)."""
     axes = "(height, width)" if len(shape) == 2 else "(depth, height, width)"
     size = tuple(crop) if isinstance(crop, tuple | list) else (crop,) * len(shape)

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import default_collate
 
 from mmcompile.format.reader import Reader
-from mmcompile.runtime.arguments import columns_of, field_names, files_of, split_range
+from mmcompile.runtime.arguments import columns_of, field_names, files_of, joint_of, spatial_of, split_range
 from mmcompile.runtime.buffers import Pool
 from mmcompile.runtime.column import ClassColumn, ImageColumn, check_classes
 from mmcompile.runtime.facts import Facts
@@ -38,7 +38,7 @@ __all__ = ["MMapShardDataset"]
 Rows = npt.NDArray[np.int64]
 
 #: What is opened again after unpickling instead of travelling.
-_OPENED = ("_columns", "_views", "_pools", "_sized", "_image", "_label", "_range", "_rows", "_targets", "_resident")
+_OPENED = ("_columns", "_views", "_pools", "_sized", "_image", "_label", "_range", "_rows", "_targets", "_resident", "_texts", "_spatial", "_joint")
 #: Batches of memory that wait for the next use: one is being filled while the one before is let go of.
 _SPARE = 2
 #: Samples looked at for whether hooks draw random numbers: looking costs more than seeding.
@@ -100,7 +100,7 @@ class MMapShardDataset(Facts):
         target_transform: Callable[..., Any] | None = None,
         transforms: Callable[..., Any] | None = None,
         dtype: torch.dtype | str | None = None,
-        crop: int | tuple[int, int] | None = None,
+        crop: int | tuple[int, ...] | None = None,
         copy: bool = False,
         output: str = "tuple",
         engine: str = "auto",
@@ -149,6 +149,10 @@ class MMapShardDataset(Facts):
         self._image = next((i for i, c in enumerate(self._columns) if isinstance(c.base, ImageColumn)), None)
         self._label = next((i for i, c in enumerate(self._columns) if isinstance(c.base, ClassColumn)), None)
         self._hooks.check(self.root, names, self._image is not None, self._label is not None)
+        self._texts = [i for i, c in enumerate(self._columns) if c.text]
+        self._spatial = spatial_of(index, self._columns, self._crop, str(self.root)) if self._windows is None else None
+        together = self._hooks.transforms is not None and self._windows is None
+        self._joint = joint_of(index, self._columns, self._spatial) if together else None
         self._targets: Rows | None = None
         self._resident: Resident | None = None
 
@@ -190,7 +194,7 @@ class MMapShardDataset(Facts):
 
     def _sample(self, key: int) -> Any:
         row = self._rows.row(key)
-        if self._resident is not None:
+        if self._resident is not None or (self._spatial is not None and self._spatial.crops):
             rows = np.array([row], np.int64)
             values = self._unbind(self._gather(rows, self._shown(rows, (key,))))[0]
         elif self._views is not None:
@@ -233,6 +237,8 @@ class MMapShardDataset(Facts):
                 column.ready(int(rows[0]))
                 self._sized.add(column.field)
             parts.append(column.batch(column.places(rows, shown), column.empty(len(rows), shared_memory if shared else pool.lend)))
+        if self._spatial is not None:
+            self._spatial.follow(parts, len(rows))
         return parts if valid is None else [*parts, torch.tensor(valid, device="cpu")]
 
     def _unbind(self, parts: list[torch.Tensor]) -> list[list[Any]]:
@@ -244,7 +250,8 @@ class MMapShardDataset(Facts):
         """The samples after the hooks, each keyed by what its index carries, else by the epoch of the dataset."""
         streams, told = stream_keys_of(keys, rows, self._epoch.number)
         told = told or self._epoch.told
-        made, drawn = self._hooks.run(streams, samples, self._image, self._label, 0 if told else self._watch)
+        joined = samples if self._joint is None else map(self._joint, samples)
+        made, drawn = self._hooks.run(streams, joined, self._image, self._label, 0 if told else self._watch)
         if not told:
             self._watch = 0 if drawn else max(0, self._watch - len(made))
         if drawn:
@@ -254,19 +261,27 @@ class MMapShardDataset(Facts):
 
     def _samples(self, rows: Rows, seed: int, epoch: int, parts: list[torch.Tensor]) -> list[Any]:
         """The samples of rows after the hooks; `parts` holds their values, a tensor for each column, and is the hooks' to write to."""
-        made, _ = self._hooks.run(stream_keys(seed, epoch, rows).tolist(), self._unbind(parts), self._image, self._label)
+        samples = self._unbind(parts)
+        joined = samples if self._joint is None else map(self._joint, samples)
+        made, _ = self._hooks.run(stream_keys(seed, epoch, rows).tolist(), joined, self._image, self._label)
         return [self._finished(sample) for sample in made]
 
     def _finished(self, out: Any) -> Any:
         """A sample of what the hooks returned: what `transforms` makes of a tuple is up to it."""
         if self._hooks.transforms is None:
-            return self._packed(out)
+            return self._named(out)
         if self._output == "tuple" or isinstance(out, dict):
             return out
-        return self._packed(list(out) if len(self._columns) > 1 else [out])
+        return self._named(list(out) if len(self._columns) > 1 else [out])
 
     def _packed(self, values: list[Any]) -> Any:
-        """A sample or batch of one value for each column, and perhaps of `valid`."""
+        """A sample or batch of one value for each column, and perhaps of `valid`; of a batch, text is made strings here."""
+        for i in self._texts:
+            if isinstance(values[i], torch.Tensor):
+                values[i] = self._columns[i].samples(values[i])
+        return self._named(values)
+
+    def _named(self, values: list[Any]) -> Any:
         if self._output == "dict":
             return dict(zip((*(column.name for column in self._columns), "valid"), values, strict=False))
         return tuple(values) if len(values) > 1 else values[0]

@@ -7,7 +7,7 @@ tested, on the CPU.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,11 +39,15 @@ _PIECE = 64 << 20
 
 @dataclass
 class Sent:
-    """Tensors on their way: whole on the device once `ready` (an event of its stream) has passed; None where they are there already."""
+    """Tensors on their way: whole on the device once `ready` (an event of its stream) has passed; None where they are there already.
+
+    Those numbered in `here` are not for the device.
+    """
 
     parts: list[Tensor]
     ready: Any = None
     begun: Any = None
+    here: Collection[int] = ()
 
 
 @dataclass
@@ -64,23 +68,27 @@ class Mover:
         """Where batches that will be sent should be gathered; None: anywhere."""
         return pinned if self.device.type == "cuda" else None
 
-    def send(self, parts: list[Tensor], finish: Finish) -> Sent:
-        """Start the copies, and what `finish` does with them there."""
+    def send(self, parts: list[Tensor], finish: Finish, here: Collection[int] = ()) -> Sent:
+        """Start the copies, and what `finish` does with them there; parts with numbers in `here` stay where they are."""
         if self._stream is None:
-            return Sent(finish([part.to(self.device, non_blocking=True) for part in parts]))
+            return Sent(finish(self._copied(parts, here)))
         with torch.cuda.stream(self._stream):
             begun, ready = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             begun.record(self._stream)
-            moved = finish([part.to(self.device, non_blocking=True) for part in parts])  # torch keeps pinned memory until the copy has been made
+            moved = finish(self._copied(parts, here))
             ready.record(self._stream)
-        return Sent(moved, ready, begun)
+        return Sent(moved, ready, begun, here)
+
+    def _copied(self, parts: list[Tensor], here: Collection[int]) -> list[Tensor]:
+        # torch keeps pinned memory until the copy has been made
+        return [part if k in here else part.to(self.device, non_blocking=True) for k, part in enumerate(parts)]
 
     def receive(self, sent: Sent) -> list[Tensor]:
         """The tensors, for use on the current stream, which waits for them; this thread does not."""
         if sent.ready is not None:
             current = torch.cuda.current_stream(self.device)
             current.wait_event(sent.ready)
-            for part in sent.parts:
+            for part in (part for k, part in enumerate(sent.parts) if k not in sent.here):
                 part.record_stream(current)  # or their memory could be used again while kernels of this stream still read it
             self._timed.append((sent.begun, sent.ready))
             while self._timed and self._timed[0][1].query():
@@ -132,6 +140,9 @@ class Resident:
         """A batch of the numbers of all columns, on the device; `shown` are the rows' variants."""
         out = []
         for column in columns:
+            if column.text:
+                out.append(column.batch(column.places(rows, shown)))
+                continue
             needed = column.needed(rows)
             places, here = self.split(needed)
             rest = column.base.batch(column.places(needed, shown)[~here], raw=True)
@@ -181,7 +192,9 @@ def to_device(dataset: MMapShardDataset, device: torch.device, budget: int | Non
     On the CPU that is the page cache, which all processes of a host share (then None), where they stay, locked, as far as this user may lock memory.
     Raises MemoryError with the numbers where they don't fit, ValueError for a budget that is none.
     """
-    held, columns = dataset._needed(), list({column.field: column.base for column in dataset._columns}.values())
+    held, columns = dataset._needed(), list({column.field: column.base for column in dataset._columns if not column.text}.values())
+    if not columns:
+        raise ValueError(f"{dataset.root}: text stays in the memory of the CPU, and no other field is in use: {[c.name for c in dataset._columns]}")
     width = sum(column.row_bytes * (column.views or 1) for column in columns)
     count = _fit(dataset.root, width, device, budget, held.blocks(dataset._reader.starts))
     if device.type == "cpu":

@@ -64,6 +64,8 @@ class Windows:
 
     def columns(self, columns: list[Column], known: dict[str, Field], where: str) -> list[Column]:
         """These columns as windows, then the targets.  `known`: the fields in use, with the names of their columns."""
+        if moved := [f"{f.name} ({f.meaning})" for f in known.values() if f.meaning in ("mask", "boxes", "keypoints")]:
+            raise ValueError(f"{where}: windows are of pictures and values, not of {', '.join(moved)}: leave them out with fields=")
         if self.target is None or self.horizon is None:
             return [WindowColumn(column, self.length) for column in columns]
         of = {column.name: column for column in columns}
@@ -220,6 +222,7 @@ class TargetColumn(Column):
     def __init__(self, base: Column, offset: int, name: str, pick: Any) -> None:
         self.__dict__.update(base.__dict__)
         self._base, self._offset, self.name, self._pick = base, offset, name, pick
+        self.text = base.text
         if pick is not None:
             self.shape = (len(pick),) if isinstance(pick, list) else ()
 

@@ -242,7 +242,16 @@ def test_settings_that_make_no_sense_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=said):
             Augment(**wrong)
-    for field, value in (("crop", 4.0), ("crop", True), ("crop", (1, 2, 3)), ("padding", 0.5), ("hflip", "0.5"), ("hflip", True), ("scale", 0.5)):
+    for field, value in (
+        ("crop", 4.0),
+        ("crop", True),
+        ("crop", (1,)),
+        ("resized_crop", (2, 2, 3)),
+        ("padding", 0.5),
+        ("hflip", "0.5"),
+        ("hflip", True),
+        ("scale", 0.5),
+    ):
         with pytest.raises(TypeError, match=field):
             Augment(**{field: value})
     with pytest.raises(ValueError, match=r"crop 33 x 20 .* larger than the images, 32 x 32; ask for less, add padding"):
