@@ -18,12 +18,14 @@ from torch.utils.data import default_collate
 from mmcompile.format.reader import Reader
 from mmcompile.runtime.arguments import columns_of, field_names, files_of, joint_of, spatial_of, split_range
 from mmcompile.runtime.buffers import Pool
-from mmcompile.runtime.column import ClassColumn, ImageColumn, check_classes
+from mmcompile.runtime.column import ClassColumn, check_classes
 from mmcompile.runtime.facts import Facts
 from mmcompile.runtime.gathered import gathered, in_worker, shared_memory
 from mmcompile.runtime.hooks import Hooks, warn_of_normalizing_twice, warn_of_one_epoch, with_valid
+from mmcompile.runtime.pixels import ImageColumn
 from mmcompile.runtime.seeding import SampleIndex, stream_keys
 from mmcompile.runtime.selection import Selection, divide, integer, integers, said_valid, stream_keys_of, whole
+from mmcompile.runtime.views import Views, warn_of_one_variant
 
 if TYPE_CHECKING:
     from mmcompile.runtime.cache import Cache
@@ -37,7 +39,7 @@ __all__ = ["MMapShardDataset"]
 Rows = npt.NDArray[np.int64]
 
 #: What is opened again after unpickling instead of travelling.
-_OPENED = ("_columns", "_pools", "_sized", "_image", "_label", "_range", "_rows", "_targets", "_resident", "_texts", "_spatial", "_joint")
+_OPENED = ("_columns", "_views", "_pools", "_sized", "_image", "_label", "_range", "_rows", "_targets", "_resident", "_texts", "_spatial", "_joint")
 #: Batches of memory that wait for the next use: one is being filled while the one before is let go of.
 _SPARE = 2
 #: Samples looked at for whether hooks draw random numbers: looking costs more than seeding.
@@ -83,6 +85,8 @@ class MMapShardDataset(Facts):
     classes: the names that the classes must have, in the order of their numbers, as in `classes=train.classes`; others are an error.
     cache: a Cache, for a dataset behind a URL (`root` may be one then) or in a slow folder: shards come to a local disk when they are wanted, and a
         little before, each checked against its hash.  `shuffle=True` of ShardLoader and ShardSampler means "block" then.
+    view: of a dataset built with several variants of each sample, always this one.  By default (seed, epoch, row) picks one, the same of all fields:
+        where a sample begins is random, each epoch goes on by one, and K epochs in a row show all K.
 
     Raises NotADatasetError, GenerationError, VersionError or another FormatError for what lies on disk, TypeError or ValueError for arguments.
     """
@@ -104,6 +108,7 @@ class MMapShardDataset(Facts):
         generation: str | None = None,
         classes: Sequence[str] | None = None,
         cache: Cache | None = None,
+        view: int | None = None,
     ) -> None:
         if output not in ("tuple", "dict"):
             raise ValueError(f"output must be 'tuple' or 'dict', not {output!r}")
@@ -115,7 +120,7 @@ class MMapShardDataset(Facts):
             check_classes(self.root, self._reader.classes, classes)
         self._split = split
         self._fields = fields if fields is None else field_names(fields)
-        self._dtype, self._crop = dtype, crop
+        self._dtype, self._crop, self._view = dtype, crop, view
         self._copy = bool(copy)
         self._output = output
         self._hooked = bool(self._hooks)
@@ -133,6 +138,7 @@ class MMapShardDataset(Facts):
         self._range = start, stop = split_range(self._reader, self._split)
         self._rows = Selection(start, stop - start, self._chosen)
         self._columns = columns_of(self._reader, self._fields, self._dtype, self._crop)
+        self._views = Views.of_columns(self._columns, self._view, str(self.root))
         names = [column.name for column in self._columns]
         if self._windows is not None:
             bounds = np.array([0, *(s.stop for s in index.splits)], np.int64)
@@ -171,7 +177,7 @@ class MMapShardDataset(Facts):
         if isinstance(key, slice):
             wanted = range(*key.indices(len(self._rows)))
             for end in {*wanted[:1], *wanted[-1:]}:  # before numbers are made for as many rows as the index claims
-                self._reader.ready(self._columns[0].field, self._rows.row(end))
+                self._columns[0].ready(self._rows.row(end))
             return self._batch(self._where(np.arange(wanted.start, wanted.stop, wanted.step, dtype=np.int64)), ())
         if isinstance(key, list | range) or (isinstance(key, np.ndarray | torch.Tensor) and key.ndim):
             return self._batch(self._where(integers(key, len(self._rows))), key)
@@ -180,16 +186,21 @@ class MMapShardDataset(Facts):
     def __getitems__(self, keys: Sequence[int]) -> Sequence[Any]:
         """The samples of a batch, as DataLoader asks for them: gathered in one go, so that they are what the file holds."""
         rows = self._where(integers(keys, len(self._rows)))
+        shown = self._shown(rows, keys, warn=True)
         if self._hooked:
-            return self._called(self._unbind(self._gather(rows)), rows, keys)
+            return self._called(self._unbind(self._gather(rows, shown)), rows, keys)
         valid = said_valid(keys)
         bare = self._output == "tuple" and valid is None and len(self._columns) == 1 and self._label is None
-        return gathered(lambda: self._gather(rows, valid), len(rows), self._unbind, self._packed, bare)
+        return gathered(lambda: self._gather(rows, shown, valid), len(rows), self._unbind, self._packed, bare)
 
     def _sample(self, key: int) -> Any:
         row = self._rows.row(key)
         if self._resident is not None or (self._spatial is not None and self._spatial.crops):
-            values = self._unbind(self._gather(np.array([row], np.int64)))[0]
+            rows = np.array([row], np.int64)
+            values = self._unbind(self._gather(rows, self._shown(rows, (key,))))[0]
+        elif self._views is not None:
+            shown, _ = self._views.asked((key,), np.array([row], np.int64), self._epoch.number)
+            values = self._views.sample(self._columns, (row, *self._reader.locate(row)), int(shown[0]), self._copy or self._hooks.take_images)
         elif self._copy or self._hooks.take_images:
             values = [column.own(row) for column in self._columns]
         else:
@@ -203,21 +214,30 @@ class MMapShardDataset(Facts):
 
     def _batch(self, rows: Rows, keys: Any) -> Any:
         if not self._hooked:
-            return self._packed(self._gather(rows, said_valid(keys)))
+            return self._packed(self._gather(rows, self._shown(rows, keys), said_valid(keys)))
         if not len(rows):
             raise ValueError("an empty batch has no shape once there is a transform")
-        out = default_collate(self._called(self._unbind(self._gather(rows)), rows, keys))
+        out = default_collate(self._called(self._unbind(self._gather(rows, self._shown(rows, keys))), rows, keys))
         return tuple(out) if isinstance(out, list) else out
 
-    def _gather(self, rows: Rows, valid: list[bool] | None = None) -> list[torch.Tensor]:
+    def _shown(self, rows: Rows, keys: Any, warn: bool = False) -> Rows | None:
+        """The variants to hand out; None where there are none."""
+        if self._views is None:
+            return None
+        shown, told = self._views.asked(keys, rows, self._epoch.number)
+        if warn and not told and not self._epoch.told:
+            warn_of_one_variant()
+        return shown
+
+    def _gather(self, rows: Rows, shown: Rows | None, valid: list[bool] | None = None) -> list[torch.Tensor]:
         """A tensor for each column, one copy into recycled memory, or in a worker process into shared memory."""
         shared = in_worker() and not self._hooked
-        parts = [] if self._resident is None else self._resident.parts(self._columns, rows)
+        parts = [] if self._resident is None else self._resident.parts(self._columns, rows, shown)
         for column, pool in zip(self._columns, self._pools, strict=True) if self._resident is None else ():
             if len(rows) and column.field not in self._sized:  # before memory is asked for: does a file bear out the size of its rows?
-                self._reader.ready(column.field, int(rows[0]))
+                column.ready(int(rows[0]))
                 self._sized.add(column.field)
-            parts.append(column.batch(rows, column.empty(len(rows), shared_memory if shared else pool.lend)))
+            parts.append(column.batch(column.places(rows, shown), column.empty(len(rows), shared_memory if shared else pool.lend)))
         if self._spatial is not None:
             self._spatial.follow(parts, len(rows))
         return parts if valid is None else [*parts, torch.tensor(valid, device="cpu")]
@@ -337,6 +357,8 @@ class MMapShardDataset(Facts):
         """
         from mmcompile.runtime.windows import Windows  # reading alone does not load it
 
+        if self._views is not None:
+            raise ValueError(f"{self.root}: windows are of rows in a row, and these have {self._views.count} variants each")
         if self._windows is not None or self._chosen is not None or self._resident is not None:
             raise ValueError(
                 f"{self.root}: windows are of a whole dataset or split: call windows() first, then subset(), random_split() or to_device()"

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from mmcompile.format.index import Field, Index
-from mmcompile.runtime.column import Column, centre, field_setting
+from mmcompile.runtime.column import Column
 from mmcompile.runtime.cut import Cut
 from mmcompile.runtime.numbers import signed
+from mmcompile.runtime.pixels import centre, field_setting
 
 __all__ = ["Spatial"]
 
@@ -43,7 +44,7 @@ class Spatial:
     read, None where the dataset has none.  Raises ValueError for a crop, and `check` for what is to be augmented, that a field in use cannot follow.
     """
 
-    def __init__(self, columns: Sequence[Column], index: Index, crop: int | tuple[int, int] | None, where: str) -> None:
+    def __init__(self, columns: Sequence[Column], index: Index, crop: int | tuple[int, ...] | None, where: str) -> None:
         self._where = where
         known = {f.name: f for f in index.fields}
         at = {column.field: i for i, column in enumerate(columns)}
@@ -63,11 +64,10 @@ class Spatial:
         if self._picture is not None:
             height, width = self.size = self._picture.sample_shape[-2], self._picture.sample_shape[-1]
             if crop is not None:
-                down, across = self._crop = centre(crop, height, width, self._picture.name)
+                down, across = centre(crop, (height, width), self._picture.name)
                 self.size = down.stop - down.start, across.stop - across.start
-                if self.size == (height, width):
-                    self._crop = None
-                else:
+                if self.size != (height, width):
+                    self._crop = down, across
                     self.check("crop")
                     for f in (known[name] for name in at if known[name].meaning == "mask"):
                         if f.sample_shape != (height, width):

@@ -243,7 +243,7 @@ class TargetColumn(Column):
     def needed(self, rows: Rows) -> Rows:
         return rows + self._offset
 
-    def empty(self, n: int, memory: Memory | None = None, *, size: tuple[int, int] | None = None, raw: bool = False) -> Tensor:
+    def empty(self, n: int, memory: Memory | None = None, *, size: tuple[int, ...] | None = None, raw: bool = False) -> Tensor:
         return self._base.empty(n, memory, raw=True) if raw else super().empty(n, memory)
 
     def batch(self, rows: Rows, out: Tensor | None = None, *, cut: Any = None, raw: bool = False, times: Any = None) -> Tensor:
