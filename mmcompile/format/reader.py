@@ -22,7 +22,7 @@ from mmcompile.errors import CorruptShardError, FormatError
 from mmcompile.format.files import Files, LocalFiles, is_remote
 from mmcompile.format.index import Index
 from mmcompile.format.npy import ALIGN, file_name, read_into
-from mmcompile.format.opened import Opened, Views
+from mmcompile.format.opened import File, Opened, Views
 from mmcompile.format.origins import Origins
 from mmcompile.format.region import Region, is_resident, lock, page_runs, will_need
 from mmcompile.format.runs import Slices, runs_of
@@ -452,18 +452,10 @@ class Reader:
             raise OSError(errno.ENOMEM, said, str(self.path(field, shard)))
         return found
 
-    def _pread(self, field: str, shard: int, local: int, out: Array, offset: int = 0) -> None:
-        """Fill an array from a row of a shard on, `offset` bytes behind its begin."""
-        at, path = local * self._fields[field].row_bytes + offset, self.path(field, shard)
-        file = self._opened.file(field, shard)
-        try:
-            return read_into(file.fd, out, file.offset + at, path)
-        except CorruptShardError:
-            if not self._files.far:
-                raise
-        self._opened.files.pop((field, shard), None)  # a copy that was cut since is brought anew
-        file = self._opened.file(field, shard)
-        read_into(file.fd, out, file.offset + at, path)
+    def _pread(self, field: str, shard: int, local: int, out: Array) -> None:
+        """Read rows of a shard, from this one on, into a C-contiguous array."""
+        at = local * self._fields[field].row_bytes
+        self._with_file(field, shard, lambda file, path: read_into(file.fd, out, file.offset + at, path))
 
     def _pread_part(self, field: str, shard: int, local: int, region: Slices, out: Array) -> None:
         """Read that part of a row of a shard, run by run."""
@@ -471,9 +463,25 @@ class Reader:
         runs = runs_of(spec.shape, spec.stored.itemsize, region)
         read = np.empty(runs.nbytes, np.uint8)
         values = np.ndarray(runs.shape, spec.stored, cast(Any, read), 0, runs.strides)
-        for place, offset in zip(np.ndindex(out.shape[: out.ndim - len(runs.shape)]), runs.offsets.tolist(), strict=False):
-            self._pread(field, shard, local, read, offset)
-            out[place] = values
+
+        def read_all(file: File, path: Path) -> None:
+            at = file.offset + local * spec.row_bytes
+            for place, offset in zip(np.ndindex(out.shape[: out.ndim - len(runs.shape)]), runs.offsets.tolist(), strict=False):
+                read_into(file.fd, read, at + offset, path)
+                out[place] = values
+
+        self._with_file(field, shard, read_all)
+
+    def _with_file(self, field: str, shard: int, read: Callable[[File, Path], None]) -> None:
+        """Read from the open file of a shard; of a copy that was cut since once more, brought anew."""
+        path, file = self.path(field, shard), self._opened.file(field, shard)
+        try:
+            return read(file, path)
+        except CorruptShardError:
+            if not self._files.far:
+                raise
+        self._opened.files.pop((field, shard), None)
+        read(self._opened.file(field, shard), path)
 
     def close(self) -> None:
         """Drop all maps and descriptors; views that are still held stay valid, and the Reader can be used on."""

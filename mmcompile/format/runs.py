@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ Slices = tuple[slice, ...]
 _GAP = 4096
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Runs:
     """Where in a row its part lies: at each of `offsets` (int64) a run of `nbytes` bytes.
 
@@ -32,16 +33,26 @@ class Runs:
 
 def runs_of(shape: tuple[int, ...], itemsize: int, region: Slices) -> Runs:
     """The runs of a part of a row of this shape."""
-    cuts = [range(n)[cut] for n, cut in zip(shape, region, strict=True)] if region else [range(n) for n in shape]
-    sizes = tuple(map(len, cuts))
-    strides = tuple(itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+    strides = _strides(shape, itemsize)
+    if not region:
+        return Runs(np.zeros(1, np.int64), itemsize * math.prod(shape), shape, strides)
+    begin, sizes = 0, []
+    for cut, n, stride in zip(region, shape, strides, strict=True):
+        start, stop, _ = cut.indices(n)
+        begin += start * stride
+        sizes.append(max(0, stop - start))
     if 0 in sizes:
-        return Runs(np.empty(0, np.int64), 0, sizes, strides)
+        return Runs(np.empty(0, np.int64), 0, tuple(sizes), strides)
     first, nbytes = len(sizes), itemsize
     while first and (sizes[first - 1] == 1 or strides[first - 1] - nbytes <= _GAP):
         first -= 1
         nbytes += (sizes[first] - 1) * strides[first]
-    offsets = np.array([sum(cut.start * stride for cut, stride in zip(cuts, strides, strict=True))], np.int64)
+    offsets = np.full(1, begin, np.int64)
     for size, stride in zip(sizes[:first], strides[:first], strict=True):
         offsets = (offsets[:, None] + np.arange(size) * stride).reshape(-1)
-    return Runs(offsets, nbytes, sizes[first:], strides[first:])
+    return Runs(offsets, nbytes, tuple(sizes[first:]), strides[first:])
+
+
+@lru_cache(64)
+def _strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    return tuple(itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,10 +10,14 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-__all__ = ["Patch", "apply"]
+from mmcompile.format.runs import Slices
+
+__all__ = ["Patch", "apply", "mirrored"]
 
 Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
+
+_ALL, _BACK = slice(None), slice(None, None, -1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,49 +34,42 @@ class Patch:
     def __len__(self) -> int:
         return len(self.start)
 
-    def __getitem__(self, part: slice | npt.NDArray[np.bool_]) -> Patch:
+    def __getitem__(self, part: slice | npt.NDArray[np.bool_] | Rows) -> Patch:
         return Patch(self.start[part], self.flip[part], self.size)
 
-    def source(self, i: int, shape: tuple[int, ...], region: tuple[slice, ...] = ()) -> tuple[slice, ...]:
-        """The part of array i that there is of its patch, a slice for each of the A axes; of the array's `region`, where that alone counts."""
-        cuts = []
-        for axis, (start, size, n) in enumerate(zip(self.start[i].tolist(), self.size, shape, strict=True)):
-            first = region[axis].start if region else 0
-            low = min(max(start, 0), n)
-            cuts.append(slice(first + low, first + max(low, min(start + size, n))))
-        return tuple(cuts)
+    def boxes(self, shape: tuple[int, ...], begins: tuple[int, ...]) -> Iterator[tuple[Slices, Slices | None, list[bool]]]:
+        """For each array, whose A axes are those of `shape`: the part of it that there is, its place in the patch (not mirrored yet), and `flip`.
 
-    def target(self, i: int, shape: tuple[int, ...]) -> tuple[slice, ...]:
-        """Where in what is made of array i that part goes, mirrored as it is."""
-        cuts = []
-        for start, size, n, flip in zip(self.start[i].tolist(), self.size, shape, self.flip[i].tolist(), strict=True):
-            low = min(max(-start, 0), size)
-            high = max(low, min(n - start, size))
-            if flip and low < high:
-                cuts.append(slice(size - 1 - low, size - 1 - high if high < size else None, -1))
-            else:
-                cuts.append(slice(low, high))
-        return tuple(cuts)
+        A part's axes begin at `begins`.  Its place is None where the part is all of the patch; around others it is 0.
+        """
+        beyond: list[bool] = np.any((self.start < 0) | (self.start + self.size > np.array(shape)), 1).tolist()
+        for start, flip, leaves in zip(self.start.tolist(), self.flip.tolist(), beyond, strict=True):
+            if not leaves:
+                yield tuple([slice(b + s, b + s + n) for b, s, n in zip(begins, start, self.size, strict=True)]), None, flip
+                continue
+            part, place = [], []
+            for b, s, size, n in zip(begins, start, self.size, shape, strict=True):
+                low = min(max(s, 0), n)
+                high = max(low, min(s + size, n))
+                part.append(slice(b + low, b + high))
+                place.append(slice(low - s, high - s))
+            yield tuple(part), tuple(place), flip
 
-    def leaves(self, shape: tuple[int, ...]) -> npt.NDArray[np.bool_]:
-        """Does the patch of each array of this shape lie partly beyond it?  bool (N,)."""
-        beyond = (self.start < 0) | (self.start + self.size > np.array(shape))
-        return np.asarray(beyond.any(1), np.bool_)
+
+def mirrored(out: Array, flip: list[bool]) -> Array:
+    """A view of an array whose last axes run backwards where `flip`."""
+    return out[(..., *[_BACK if turned else _ALL for turned in flip])] if any(flip) else out
 
 
 def apply(store: Tensor, at: Rows, patch: Patch, out: Tensor, which: Rows) -> None:
     """The patches of store[at], arrays with whatever axes before, into `out` (N, …, *size), on one device; of those that are `which`."""
     axes = len(patch.size)
-    lead = (slice(None),) * (store.ndim - 1 - axes)
-    shape = tuple(store.shape[-axes:])
-    leaves = patch.leaves(shape).tolist()
-    for i, row in zip(which.tolist(), at[which].tolist(), strict=True):
-        if leaves[i]:
-            out[i].zero_()
-        into, target = out[i], patch.target(i, shape)
-        box = store[row][(*lead, *patch.source(i, shape))]
-        mirrored = [axis - axes for axis, cut in enumerate(target) if cut.step is not None]
-        forward = tuple(
-            slice(cut.stop + 1 if cut.stop is not None else 0, cut.start + 1) if cut.step is not None else cut for cut in target
-        )  # torch has no steps below 0
-        into[(*lead, *forward)] = box.flip(mirrored) if mirrored else box
+    lead = (_ALL,) * (store.ndim - 1 - axes)
+    boxes = patch[which].boxes(tuple(store.shape[-axes:]), (0,) * axes)
+    for i, row, (part, place, flip) in zip(which.tolist(), at[which].tolist(), boxes, strict=True):
+        box, into = store[row][(*lead, *part)], out[i]
+        if place is not None:
+            into.zero_()
+            turned = [slice(n - cut.stop, n - cut.start) if back else cut for cut, n, back in zip(place, patch.size, flip, strict=True)]
+            into = into[(*lead, *turned)]
+        into.copy_(box.flip([k - axes for k in range(axes) if flip[k]]) if any(flip) else box)

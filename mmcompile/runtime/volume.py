@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mmcompile.format.fields import SPATIAL
+from mmcompile.format.runs import Slices
 from mmcompile.runtime.column import Column
-from mmcompile.runtime.patch import Patch
+from mmcompile.runtime.patch import Patch, mirrored
 from mmcompile.runtime.pixels import ImageColumn
 
 if TYPE_CHECKING:
@@ -29,35 +30,43 @@ class VolumeColumn(ImageColumn):
     def cold(self, rows: Rows, cut: Any, sample: int) -> bool:
         if cut is None:
             return super().cold(rows, cut, sample)
-        some = np.unique(np.arange(sample) * len(rows) // sample) if len(rows) else rows
-        return any(self._reader.cold(self.field, rows[i : i + 1], region=self._source(i, cut)) for i in some.tolist())
+        some = slice(0, None, max(1, -(-len(rows) // sample)))
+        return any(
+            self._reader.cold(self.field, row[None], region=part) for row, (part, _, _) in zip(rows[some], self._boxes(cut[some]), strict=True)
+        )
 
     def advise(self, rows: Rows, cut: Any) -> None:
         if cut is None:
             super().advise(rows, cut)
             return
-        for i in range(len(rows)):
-            self._reader.advise(self.field, rows[i : i + 1], self._source(i, cut))
+        for row, (part, _, _) in zip(rows, self._boxes(cut), strict=True):
+            self._reader.advise(self.field, row[None], part)
 
     def _gather(self, rows: Rows, cut: Any, out: npt.NDArray[Any]) -> None:
         if cut is None:
             super()._gather(rows, cut, out)
             return
-        leaves = cut.leaves(self.spatial).tolist()
+        if self._mapped and self.cold(rows, cut, 1):  # or the kernel would read whatever lies around each page
+            self.advise(rows, cut)
         found = self._reader.flat(self.field, rows)
-        for i, row in enumerate(rows.tolist()):
-            if leaves[i]:
-                out[i] = 0
-            into = out[i][(..., *cut.target(i, self.spatial))]
+        at = rows if found is None else found[1]
+        canvas: Any
+        for row, into, (part, place, flip) in zip(at.tolist(), out, self._boxes(cut), strict=True):
+            canvas = mirrored(into, flip)
+            if place is not None:
+                into[...] = 0
+                canvas = canvas[(..., *place)]
             if found is None:
-                self._reader.part(self.field, row, self._source(i, cut), into)
+                self._reader.part(self.field, row, part, canvas)
             else:
-                into[...] = found[0][found[1][i]][self._source(i, cut)]
+                canvas[...] = found[0][(row, *part)]
 
-    def _source(self, i: int, cut: Patch) -> tuple[slice, ...]:
-        """The part of a stored row that a patch is made of."""
+    def _boxes(self, cut: Patch) -> Iterator[tuple[Slices, Slices | None, list[bool]]]:
+        """As `Patch.boxes`, of rows as they lie on disk."""
         lead = tuple(slice(0, n) for n in self.shape[: -self.axes])
-        return (*lead, *cut.source(i, self.spatial, self._region[-self.axes :]))
+        begins = tuple(cut.start for cut in self._region[-self.axes :]) or (0,) * self.axes
+        for part, place, flip in cut.boxes(self.spatial, begins):
+            yield (*lead, *part), place, flip
 
 
 def check_together(where: str, augment: Augment, columns: Sequence[Column]) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from mmcompile import Augment, MMapShardDataset, ShardLoader
-from mmcompile.runtime.patch import Patch, apply
+from mmcompile.runtime.patch import Patch, apply, mirrored
 from tests.runtime.test_device import resident, same
 from tests.support import make_dataset
 
@@ -133,8 +133,10 @@ def test_a_patch_of_any_number_of_axes_is_what_indexing_gives(shape: list[int], 
     apply(torch.from_numpy(volumes), np.array([2, 0, 1]), patch, there, np.array([0, 1, 2]))
     for i, row in enumerate((2, 0, 1)):
         out = np.zeros((*lead, *size), np.uint8)
-        whole = tuple(slice(0, n) for n in lead)
-        out[(*whole, *patch.target(i, tuple(shape)))] = volumes[row][(*whole, *patch.source(i, tuple(shape)))]
+        whole = (slice(None),) * len(lead)
+        part, place, flip = next(patch[i : i + 1].boxes(tuple(shape), (0,) * axes))
+        canvas = mirrored(out, flip)
+        canvas[(...,) if place is None else (..., *place)] = volumes[row][(*whole, *part)]
         assert np.array_equal(out, expected(volumes[row], patch, i))
         assert np.array_equal(there[i], out)
     assert np.array_equal(patch[1:].start, start[1:])
