@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mmcompile.format.files import Files, LocalFiles
-from mmcompile.format.index import Index
+from mmcompile.format.index import Field, Index
 from mmcompile.format.reader import Reader
 from mmcompile.format.store import is_url, on_disk
 from mmcompile.format.variants import Variants
-from mmcompile.runtime.column import Column, PixelColumn, column_of
+from mmcompile.runtime.column import ClassColumn, Column, TextColumn
+from mmcompile.runtime.pixels import ImageColumn, MaskColumn, PixelColumn
 
 if TYPE_CHECKING:
     from mmcompile.runtime.joint import Joint
@@ -70,7 +71,7 @@ def columns_of(reader: Reader, fields: tuple[str, ...] | None, dtype: torch.dtyp
             raise ValueError(f"{reader.root}: no field {name!r}; it has {list(known)}")
     views = next((f.views for f in known.values() if f.views is not None), None)
     variants = reader if views is None else Variants(reader, views)
-    columns = [column_of(variants if known[name].views is not None else reader, known[name], dtype, crop) for name in names]
+    columns = [_column(variants if known[name].views is not None else reader, known[name], dtype, crop) for name in names]
     if crop is not None and not any(isinstance(column, PixelColumn) for column in columns):
         raise ValueError(f"{reader.root}: crop needs an image, the fields are {list(names)}")
     values = any(known[name].meaning != "class" for name in names)
@@ -98,3 +99,21 @@ def joint_of(index: Index, columns: list[Column], spatial: Spatial | None) -> Jo
     from mmcompile.runtime.joint import Joint  # for other datasets not loaded
 
     return Joint(fields, None if spatial is None else spatial.size)
+
+
+def _column(reader: Reader, field: Field, dtype: torch.dtype | str | None, crop: int | tuple[int, ...] | None) -> Column:
+    """The column of a field: what it means decides."""
+    if field.meaning == "volume":
+        from mmcompile.runtime.volume import VolumeColumn  # reading images alone does not load it
+
+        return VolumeColumn(reader, field, dtype, crop)
+    if field.meaning == "image":
+        return ImageColumn(reader, field, dtype, crop)
+    if field.meaning == "mask":
+        return MaskColumn(reader, field, crop)
+    if field.meaning == "class":
+        return ClassColumn(reader, field)
+    if field.meaning == "text":
+        return TextColumn(reader, field, None)
+    # a place in a picture has the precision that it is stored in, whatever its pixels are read as
+    return Column(reader, field, None if field.meaning in ("boxes", "keypoints") else dtype)

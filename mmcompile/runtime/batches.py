@@ -17,10 +17,11 @@ from torch.profiler import record_function
 from mmcompile.runtime.ahead import Stage
 from mmcompile.runtime.augment import Augment, Cut
 from mmcompile.runtime.buffers import Pool, can_pin, pinned
-from mmcompile.runtime.column import PixelColumn
+from mmcompile.runtime.column import Column
 from mmcompile.runtime.dataset import MMapShardDataset
 from mmcompile.runtime.device import Mover, Sent
 from mmcompile.runtime.patch import Patch
+from mmcompile.runtime.pixels import PixelColumn
 from mmcompile.runtime.seeding import drawn_rows
 from mmcompile.runtime.volume import VolumeColumn
 
@@ -90,7 +91,7 @@ class Maker:
     def __init__(self, dataset: MMapShardDataset, augment: Augment | None, device: torch.device | None, ahead: int, pin: bool) -> None:
         self.dataset, self.augment, self.device = dataset, augment, device
         self.columns = dataset._columns
-        #: What is cut, and to which (height, width) or (depth, height, width).
+        #: What is cut, and to which size.
         self.sizes = {} if augment is None else _sizes(dataset, augment)
         resident = dataset._resident
         if resident is not None and device is None:
@@ -118,14 +119,13 @@ class Maker:
             if self.there:
                 sent = self._send(job, rows, keyed, stage, times)
             else:
-                parts, cut, shown = [], self._cut(job, keyed), self._shown(job, keyed)
-                for column, memory in zip(self.columns, self.memory, strict=True):
+                parts: list[Tensor] = []
+                cuts, shown = self._cuts(job, keyed), self._shown(job, keyed)
+                for column, memory, cut in zip(self.columns, self.memory, cuts, strict=True):
                     stage.text = f"gathering {len(rows):,} rows of {column.name!r} for"
-                    size = self.sizes.get(column.name)
-                    out = column.empty(len(rows), memory, size=size)
-                    parts.append(column.batch(column.places(rows, shown), out, cut=None if size is None else cut, times=times))
-                if self.dataset._spatial is not None and not isinstance(cut, Patch):
-                    self.dataset._spatial.follow(parts, len(rows), cut)
+                    out = column.empty(len(rows), memory, size=self.sizes.get(column.name))
+                    parts.append(column.batch(column.places(rows, shown), out, cut=cut, times=times))
+                self._follow(parts, len(rows), cuts)
                 sent = Sent(parts)
         times.bytes = sum(part.nbytes for part in sent.parts)
         times.cold = job.cold or _disk_reads() > before + times.bytes // _SOME
@@ -151,8 +151,7 @@ class Maker:
         """Stored rows go to the device, where they are cut, if that takes more than a view, and become numbers."""
         resident = self.dataset._resident
         late = resident is not None or (self.augment is not None and self.augment.resized_crop is not None)
-        whole, shown = self._cut(job, keyed), self._shown(job, keyed)
-        cuts = [whole if column.name in self.sizes else None for column in self.columns]
+        cuts, shown = self._cuts(job, keyed), self._shown(job, keyed)
         raws: list[Tensor] = []
         split: dict[int, tuple[Rows, npt.NDArray[np.bool_]]] = {}
         for k, (column, memory, cut) in enumerate(zip(self.columns, self.memory, cuts, strict=True)):
@@ -170,14 +169,13 @@ class Maker:
         def finish(moved: list[Tensor]) -> list[Tensor]:
             done = []
             for k, (column, cut) in enumerate(zip(self.columns, cuts, strict=True)):
-                raw, patch = moved[k], cut if isinstance(cut, Patch) else None
+                raw = moved[k]
                 if resident is not None and k in split:
-                    raw = column.shaped(resident.join(column.field, *split[k], raw, patch))
+                    raw = column.shaped(resident.join(column.field, *split[k], raw, cut if isinstance(cut, Patch) else None))
                 if late and isinstance(cut, Cut) and isinstance(column, PixelColumn):
                     raw = column.cut(raw, cut)
                 done.append(column.numbers(raw))
-            if self.dataset._spatial is not None and not isinstance(whole, Patch):
-                self.dataset._spatial.follow(done, len(rows), whole)
+            self._follow(done, len(rows), cuts)
             return done
 
         assert self.mover is not None
@@ -189,36 +187,51 @@ class Maker:
         views = self.dataset._views
         return None if views is None else views.shown(job.seed, job.epoch, keyed)
 
-    def _cut(self, job: Job, keyed: Rows) -> Cut | Patch | None:
-        """What is cut from the pictures or volumes of these rows: the same from all that a sample has."""
-        if self.augment is None:
+    def _patch(self, column: Column, job: Job, keyed: Rows) -> Patch | None:
+        """What alone is read of volumes; None for all else."""
+        if self.augment is None or not isinstance(column, VolumeColumn):
             return None
-        shape = next(column.spatial for column in self.columns if isinstance(column, PixelColumn))
-        return (self.augment.patch if self._patches else self.augment.draw)(job.seed, job.epoch, keyed, *shape)
+        return self.augment.patch(job.seed, job.epoch, keyed, *column.spatial)
+
+    def _cuts(self, job: Job, keyed: Rows) -> list[Cut | Patch | None]:
+        """What is cut from each field: the same from all of one size."""
+        drawn: dict[tuple[int, ...], Cut | Patch | None] = {}
+        if self.augment is None:
+            return [None] * len(self.columns)
+        for column in self.columns:
+            if column.name in self.sizes and column.spatial not in drawn:
+                whole = isinstance(column, VolumeColumn)
+                drawn[column.spatial] = self._patch(column, job, keyed) if whole else self.augment.draw(job.seed, job.epoch, keyed, *column.spatial)
+        return [drawn[column.spatial] if column.name in self.sizes else None for column in self.columns]
+
+    def _follow(self, parts: list[Tensor], n: int, cuts: list[Cut | Patch | None]) -> None:
+        """Move what belongs to the pictures that were cut."""
+        if self.dataset._spatial is not None:
+            self.dataset._spatial.follow(parts, n, next((cut for cut in cuts if isinstance(cut, Cut)), None))
 
 
 def _sizes(dataset: MMapShardDataset, augment: Augment) -> dict[str, tuple[int, ...]]:
     """The fields that are cut, and their size then.  Raises ValueError where what belongs to a picture could not all follow."""
-    pictures = {column.name: column.spatial for column in dataset._columns if isinstance(column, PixelColumn)}
+    columns, spatial = dataset._columns, dataset._spatial
+    pictures = {column.name: column.spatial for column in columns if isinstance(column, PixelColumn)}
     if not pictures:
-        of_windows = any(isinstance(column.base, PixelColumn) for column in dataset._columns)
-        names = [column.name for column in dataset._columns]
-        said = "is for single images, not for windows of them" if of_windows else f"needs an image, the fields are {names}"
+        of_windows = any(isinstance(column.base, PixelColumn) for column in columns)
+        said = "is for single images, not for windows of them" if of_windows else f"needs an image, the fields are {[c.name for c in columns]}"
         raise ValueError(f"{dataset.root}: augment {said}")
-    spatial = dataset._spatial
-    main, shape = next((f"field {name!r}", size) for name, size in pictures.items())
+    check_together(str(dataset.root), augment, columns)
+    flat = {name: (shape[0], shape[1]) for name, shape in pictures.items() if len(shape) == 2}
+    main, size = next(((f"field {name!r}", shape) for name, shape in flat.items()), ("", (0, 0)))
     if spatial is not None:
         spatial.check("augment")
         if spatial.moves and spatial.size is not None:
-            main, shape = "the picture that boxes and keypoints belong to", spatial.size
-    for name, size in pictures.items():
-        if size != shape:
-            its, mains = (" x ".join(map(str, numbers)) for numbers in (size, shape))
+            main, size = "the picture that boxes and keypoints belong to", spatial.size
+    for name, shape in flat.items():
+        if shape != size:
             raise ValueError(
-                f"{dataset.root}: augment moves all pictures of a sample together, and field {name!r} is {its} ({_AXES[len(size)]}) "
-                f"where {main} is {mains}; build them with one geometry, or leave one out with fields="
+                f"{dataset.root}: augment moves all pictures of a sample together, and field {name!r} is {shape[0]} x {shape[1]} (height x width) "
+                f"where {main} is {size[0]} x {size[1]}; build them with one geometry, or leave one out with fields="
             )
-    return dict.fromkeys(pictures, augment.size(*shape))
+    return {name: augment.size(*shape) for name, shape in pictures.items()}
 
 
 def labelled(name: str) -> AbstractContextManager[Any]:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from mmcompile.errors import CorruptShardError
 from mmcompile.format.fields import PIXELS
-from mmcompile.format.index import Field, Index
+from mmcompile.format.index import Field
 from mmcompile.format.opened import keep
 from mmcompile.format.reader import Reader
 from mmcompile.runtime.numbers import FLOATS, Numbers, as_array, scratch
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mmcompile.runtime.cut import Cut
     from mmcompile.runtime.patch import Patch
 
-__all__ = ["ClassColumn", "Column", "ImageColumn", "MaskColumn", "PixelColumn", "TextColumn", "centre", "check_classes", "column_of", "field_setting"]
+__all__ = ["ClassColumn", "Column", "TextColumn", "check_classes"]
 
 Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
@@ -40,7 +40,6 @@ _HELD = 8192
 _CACHED = 1 << 19
 #: Rows from here on are computed from their map without being gathered first: what a call of numpy's costs is lost in them.
 _LARGE = 1 << 16
-_FIRST = np.zeros(1, np.int64)
 
 
 class Column:
@@ -200,7 +199,7 @@ class Column:
             self._gather(rows[piece], None if cut is None else cut[piece], part)
             yield piece, part
 
-    def cold(self, rows: Rows, cut: Cut | Patch | None, sample: int) -> bool:
+    def cold(self, rows: Rows, cut: Any, sample: int) -> bool:
         """Would reading what is cut from these rows wait for a disk?  Looks at `sample` of them."""
         return self._reader.cold(self.field, rows, sample, self._region)
 
@@ -240,100 +239,6 @@ class Column:
         return keep(self._held, shard, rows, min(_HELD, self._reader.most_shards))
 
 
-class PixelColumn(Column):
-    """An image or a mask, (…, H, W), or a volume: `shape` is that of a sample after the centre crop.
-
-    Raises ValueError for a crop that cannot be made.
-    """
-
-    #: The last axes of a sample, along which it is cut.
-    axes = 2
-    #: The class id beyond what is cut, of class ids; None for colours.
-    ids: int | None = None
-
-    def __init__(self, reader: Reader, field: Field, dtype: torch.dtype | str | None, crop: int | tuple[int, ...] | None) -> None:
-        super().__init__(reader, field, dtype)
-        if crop is not None:
-            cuts = centre(crop, self.spatial, field.name)
-            lead = self.shape[: -self.axes]
-            if cuts != tuple(slice(0, n) for n in self.spatial):
-                whole = tuple(slice(0, n) for n in lead)
-                self._region = (*cuts, *whole) if self._hwc else (*whole, *cuts)
-            self.shape = (*lead, *(cut.stop - cut.start for cut in cuts))
-
-    @property
-    def spatial(self) -> tuple[int, ...]:
-        """The lengths of the axes along which it is cut: (H, W) of an image."""
-        return self.shape[-self.axes :]
-
-    def cut(self, raw: Tensor, cut: Cut) -> Tensor:
-        """The cuts of stored values (N, …, H, W), on the device where they are."""
-        from mmcompile.runtime.cut import apply  # reading alone does not load it
-
-        return apply(raw, cut) if self.ids is None else apply(raw[:, None], cut, self.ids)[:, 0]
-
-    def _gather(self, rows: Rows, cut: Any, out: Array) -> None:
-        if cut is None:
-            super()._gather(rows, cut, out)
-            return
-        from mmcompile.runtime.cut import cut_rows  # reading alone does not load it
-
-        found = self._reader.flat(self.field, rows)
-        if found is not None:  # a crop is a view of the map, copied once
-            images, at = found
-            cut_rows(self._planes(images[(slice(None), *self._region)]), at, cut, self._planes(out), self.stored, self._hwc, self.ids)
-            return
-        *lead, height, width = self.shape
-        whole = (height, width, *lead) if self._hwc else (*lead, height, width)
-        image = scratch("whole", math.prod(whole) * self._kind.itemsize).view(self._kind).reshape(1, *whole)
-        for i in range(len(rows)):
-            self._reader.gather(self.field, rows[i : i + 1], out=image, region=self._region)
-            cut_rows(self._planes(image), _FIRST, cut[i : i + 1], self._planes(out[i : i + 1]), self.stored, self._hwc, self.ids)
-
-    def _planes(self, rows: Array) -> Array:
-        """Rows as images are: a mask has one channel."""
-        return rows if self.ids is None else rows[:, None]
-
-
-class ImageColumn(PixelColumn):
-    """An image, read as (C, H, W) samples and (N, C, H, W) batches."""
-
-    def __init__(self, reader: Reader, field: Field, dtype: torch.dtype | str | None, crop: int | tuple[int, ...] | None) -> None:
-        super().__init__(reader, field, dtype, crop)
-        preprocess = reader.index.settings.get("preprocess")
-        baked = isinstance(preprocess, dict) and preprocess.get("normalize") is not None
-        self.normalized = field.normalize is not None if not self._numbers.given else self.stored.is_floating_point and baked
-
-
-class MaskColumn(PixelColumn):
-    """Class ids, read as (H, W) samples and (N, H, W) batches of the dtype on disk."""
-
-    def __init__(self, reader: Reader, field: Field, crop: int | tuple[int, ...] | None) -> None:
-        super().__init__(reader, field, None, crop)
-        fill = field_setting(reader.index, field.name, "fill")
-        self.ids = fill if isinstance(fill, int) else 0
-
-
-class TextColumn(Column):
-    """Text, read as Python's strings; its batches are the bytes (N, L), of which `texts` makes strings."""
-
-    text = True
-
-    def sample(self, row: int, shard: int, local: int) -> str:
-        return self.samples(super().sample(row, shard, local)[None])[0] if self._mapped else self.own(row)
-
-    def own(self, row: int) -> str:
-        return self.samples(super().own(row)[None])[0]
-
-    def samples(self, batch: Tensor) -> list[str]:
-        # numpy's bytes end where nothing but 0 follows
-        lines: list[bytes] = as_array(batch.contiguous()).view(f"S{self.shape[0]}").reshape(-1).tolist()
-        try:
-            return [line.decode() for line in lines]
-        except UnicodeDecodeError:
-            raise CorruptShardError(f"{self._reader.root}: field {self.name!r} holds what is not UTF-8; run `mmcompile verify`") from None
-
-
 class ClassColumn(Column):
     """The number of a class, read as Python ints and int64 batches (N,)."""
 
@@ -357,30 +262,24 @@ class ClassColumn(Column):
         return labels
 
 
-def column_of(reader: Reader, field: Field, dtype: torch.dtype | str | None, crop: int | tuple[int, ...] | None) -> Column:
-    """The column of a field: what it means decides."""
-    if field.meaning == "volume":
-        from mmcompile.runtime.volume import VolumeColumn  # reading images alone does not load it
+class TextColumn(Column):
+    """Text, read as Python's strings; its batches are the bytes (N, L), of which `texts` makes strings."""
 
-        return VolumeColumn(reader, field, dtype, crop)
-    if field.meaning == "image":
-        return ImageColumn(reader, field, dtype, crop)
-    if field.meaning == "mask":
-        return MaskColumn(reader, field, crop)
-    if field.meaning == "class":
-        return ClassColumn(reader, field)
-    if field.meaning == "text":
-        return TextColumn(reader, field, None)
-    # a place in a picture has the precision that it is stored in, whatever its pixels are read as
-    return Column(reader, field, None if field.meaning in ("boxes", "keypoints") else dtype)
+    text = True
 
+    def sample(self, row: int, shard: int, local: int) -> str:
+        return self.samples(super().sample(row, shard, local)[None])[0] if self._mapped else self.own(row)
 
-def field_setting(index: Index, field: str, name: str) -> Any:
-    """What the settings of a build say of one field; None where they say nothing."""
-    found: Any = index.settings
-    for key in ("preprocess", "fields", field, name):
-        found = found.get(key) if isinstance(found, dict) else None
-    return found
+    def own(self, row: int) -> str:
+        return self.samples(super().own(row)[None])[0]
+
+    def samples(self, batch: Tensor) -> list[str]:
+        # numpy's bytes end where nothing but 0 follows
+        lines: list[bytes] = as_array(batch.contiguous()).view(f"S{self.shape[0]}").reshape(-1).tolist()
+        try:
+            return [line.decode() for line in lines]
+        except UnicodeDecodeError:
+            raise CorruptShardError(f"{self._reader.root}: field {self.name!r} holds what is not UTF-8; run `mmcompile verify`") from None
 
 
 def _fresh(nbytes: int) -> Tensor:
@@ -398,20 +297,6 @@ def _dtype(dtype: Any, field: Field, numbers: bool) -> torch.dtype | None:
     if dtype is not None and not known:
         raise ValueError(f"dtype {dtype}: field {field.name!r} is stored as {field.dtype} and can be given as one of {list(map(str, choices))}")
     return found
-
-
-def centre(crop: Any, shape: tuple[int, ...], name: str) -> tuple[slice, ...]:
-    """The part of each axis that a centre crop keeps, its offset rounded as torchvision's (half to even)."""
-    axes = "(height, width)" if len(shape) == 2 else "(depth, height, width)"
-    size = tuple(crop) if isinstance(crop, tuple | list) else (crop,) * len(shape)
-    if len(size) != len(shape) or not all(isinstance(n, int | np.integer) and not isinstance(n, bool) and n > 0 for n in size):
-        raise ValueError(f"crop must be a positive int or {axes}, not {crop!r}, for field {name!r}")
-    if any(part > n for part, n in zip(size, shape, strict=True)):
-        wanted, there = (" x ".join(map(str, numbers)) for numbers in (size, shape))
-        said = f"crop {wanted} {axes.replace(', ', ' x ')} is larger than field {name!r}, stored as {there}"
-        raise ValueError(f"{said}; ask for less, or build with a larger crop")
-    starts = [round((n - part) / 2) for n, part in zip(shape, map(int, size), strict=True)]
-    return tuple(slice(start, start + int(part)) for start, part in zip(starts, size, strict=True))
 
 
 def check_classes(root: object, found: Sequence[str] | None, wanted: Sequence[str]) -> None:

@@ -18,10 +18,11 @@ from torch.utils.data import default_collate
 from mmcompile.format.reader import Reader
 from mmcompile.runtime.arguments import columns_of, field_names, files_of, joint_of, spatial_of, split_range
 from mmcompile.runtime.buffers import Pool
-from mmcompile.runtime.column import ClassColumn, ImageColumn, check_classes
+from mmcompile.runtime.column import ClassColumn, check_classes
 from mmcompile.runtime.facts import Facts
 from mmcompile.runtime.gathered import gathered, in_worker, shared_memory
 from mmcompile.runtime.hooks import Hooks, warn_of_normalizing_twice, warn_of_one_epoch, with_valid
+from mmcompile.runtime.pixels import ImageColumn
 from mmcompile.runtime.seeding import SampleIndex, stream_keys
 from mmcompile.runtime.selection import Selection, divide, integer, integers, said_valid, stream_keys_of, whole
 from mmcompile.runtime.views import Views, warn_of_one_variant

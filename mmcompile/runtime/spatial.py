@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from mmcompile.format.index import Field, Index
-from mmcompile.runtime.column import Column, centre, field_setting
+from mmcompile.runtime.column import Column
 from mmcompile.runtime.cut import Cut
 from mmcompile.runtime.numbers import signed
+from mmcompile.runtime.pixels import centre, field_setting
 
 __all__ = ["Spatial"]
 
@@ -66,11 +67,9 @@ class Spatial:
             height, width = self.size = self._picture.sample_shape[-2], self._picture.sample_shape[-1]
             if crop is not None:
                 down, across = centre(crop, (height, width), self._picture.name)
-                self._crop = down, across
                 self.size = down.stop - down.start, across.stop - across.start
-                if self.size == (height, width):
-                    self._crop = None
-                else:
+                if self.size != (height, width):
+                    self._crop = down, across
                     self.check("crop")
                     for f in (known[name] for name in at if known[name].meaning == "mask"):
                         if f.sample_shape != (height, width):

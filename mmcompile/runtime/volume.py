@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcompile.format.runs import Slices
-from mmcompile.runtime.column import ImageColumn
+from mmcompile.runtime.column import Column
 from mmcompile.runtime.patch import Patch, mirrored
+from mmcompile.runtime.pixels import ImageColumn
 
 __all__ = ["VolumeColumn"]
 
