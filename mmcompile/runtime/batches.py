@@ -23,7 +23,7 @@ from mmcompile.runtime.device import Mover, Sent
 from mmcompile.runtime.patch import Patch
 from mmcompile.runtime.pixels import PixelColumn
 from mmcompile.runtime.seeding import drawn_rows
-from mmcompile.runtime.volume import VolumeColumn
+from mmcompile.runtime.volume import VolumeColumn, check_together
 
 __all__ = ["Job", "Made", "Maker", "Times", "labelled"]
 
@@ -37,8 +37,6 @@ _ALIKE = 8
 _SOME = 8
 #: Memory that waits, beside that of the batches ahead: of the one handed out, of the one that the loop lets go of only then, of a short last one.
 _SPARE = 3
-#: What the axes are called along which a picture or volume is cut.
-_AXES = {2: "height x width", 3: "depth x height x width"}
 
 
 @dataclass
@@ -98,8 +96,6 @@ class Maker:
             self.device = device = resident.device
         self._settings = dataset, augment, device, ahead, pin
         self._largest = max(self.columns, key=lambda column: column.row_bytes)
-        #: Is of what is cut nothing else read?
-        self._patches = any(isinstance(column, VolumeColumn) for column in self.columns if column.name in self.sizes)
         self._looks = self._warm = 0
         self.mover = Mover(device) if device is not None and (device.type != "cpu" or resident is not None) else None
         self.there = self.mover is not None and (resident is not None or not dataset._hooked)
@@ -139,11 +135,10 @@ class Maker:
                 continue
             rows, keyed = job.rows(self.dataset)
             shown, largest = self._shown(job, keyed), self._largest
-            patch = self._cut(job, keyed) if self._patches else None
-            if largest.cold(largest.places(rows, shown), patch if largest.name in self.sizes else None, _LOOKED_AT):
+            if largest.cold(largest.places(rows, shown), self._patch(largest, job, keyed), _LOOKED_AT):
                 job.cold, self._warm = True, 0
                 for column in self.columns:
-                    column.advise(column.places(rows, shown), patch if column.name in self.sizes else None)
+                    column.advise(column.places(rows, shown), self._patch(column, job, keyed))
             else:
                 self._warm += 1
 

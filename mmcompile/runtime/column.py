@@ -58,6 +58,7 @@ class Column:
         self._reader = reader
         #: The field that is read, and what its value is called in a sample.
         self.field = self.name = field.name
+        self.meaning = field.meaning
         #: Variants of each row, each of which is a row of `reader`; None where there is but the one.
         self.views = field.views
         if field.views is not None:
@@ -76,6 +77,11 @@ class Column:
         self.shape = field.sample_shape
         self._held: dict[int, Tensor] = reader.views()
         self._mapped = reader.engine == "mmap"
+
+    @property
+    def spatial(self) -> tuple[int, ...]:
+        """The last axes of a sample, along which it is cropped; none of what is no image or volume."""
+        return ()
 
     @property
     def row_bytes(self) -> int:
@@ -203,7 +209,7 @@ class Column:
         """Would reading what is cut from these rows wait for a disk?  Looks at `sample` of them."""
         return self._reader.cold(self.field, rows, sample, self._region)
 
-    def advise(self, rows: Rows, cut: Cut | Patch | None) -> None:
+    def advise(self, rows: Rows, cut: Any) -> None:
         """Tell the kernel that what is cut from these rows will be read soon."""
         self._reader.advise(self.field, self.needed(rows), self._region)
 

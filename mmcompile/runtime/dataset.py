@@ -77,7 +77,7 @@ class MMapShardDataset(Facts):
         numbers in float32 where the dataset was built with normalisation, else what lies on disk.  Values too, stored floats in the dtype that they
         have (normalised ones are computed in float64 where that is float64), but a float dtype says nothing of integers that are not normalised:
         counts, times, categories.
-    crop: an int or (height, width): the centre of each image, equal to torchvision's CenterCrop.
+    crop: an int or (height, width), of volumes (depth, height, width): the centre of each image, equal to torchvision's CenterCrop.
     copy: every sample in memory of its own.
     output: "tuple" or "dict" (field name -> value).
     engine: "mmap", "pread" (bad media and files cut by others are exceptions, not signals), or "auto": mmap on local file systems.

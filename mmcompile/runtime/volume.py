@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from mmcompile.format.fields import SPATIAL
 from mmcompile.format.runs import Slices
 from mmcompile.runtime.column import Column
 from mmcompile.runtime.patch import Patch, mirrored
 from mmcompile.runtime.pixels import ImageColumn
 
-__all__ = ["VolumeColumn"]
+if TYPE_CHECKING:
+    from mmcompile.runtime.augment import Augment
+
+__all__ = ["VolumeColumn", "check_together"]
 
 Rows = npt.NDArray[np.int64]
 
@@ -63,3 +67,19 @@ class VolumeColumn(ImageColumn):
         begins = tuple(cut.start for cut in self._region[-self.axes :]) or (0,) * self.axes
         for part, place, flip in cut.boxes(self.spatial, begins):
             yield (*lead, *part), place, flip
+
+
+def check_together(where: str, augment: Augment, columns: Sequence[Column]) -> None:
+    """Can all that moves with a volume move with it?  Raises ValueError."""
+    moved = {column.name: column.meaning for column in columns if column.meaning in SPATIAL}
+    if "volume" not in moved.values():
+        return
+    flat = [name for name, meaning in moved.items() if meaning in ("boxes", "keypoints")]
+    if flat:
+        raise ValueError(f"{where}: augment cannot move {flat} with a volume; leave them out with fields=")
+    shapes = {column.name: column.shape if column.meaning == "mask" else column.spatial for column in columns if column.name in moved}
+    if len(set(shapes.values())) > 1 and (augment.crop is not None or augment.resized_crop is not None):
+        said = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise ValueError(
+            f"{where}: augment cuts the same patch of all that belongs to a volume, and their shapes differ: {said}; choose with fields="
+        )
