@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from mmcompile import Augment, MMapShardDataset, ShardLoader, ShardSampler
+from mmcompile import Augment, Cache, MMapShardDataset, ShardLoader, ShardSampler
 from mmcompile.runtime.seeding import SampleIndex
 from mmcompile.runtime.views import Views
 from tests.runtime.test_device import resident, same
@@ -226,3 +226,12 @@ def test_more_shards_than_can_be_mapped_together_read_the_same(root: Path, monke
         ds = MMapShardDataset(root, copy=copy)
         assert check(ds[:], 0) == list(range(N))
         check([[9], *(value[None] for value in ds[9][1:])], 0)
+
+
+@pytest.mark.parametrize("engine", ["mmap", "pread"])
+def test_variants_come_through_a_cache(root: Path, tmp_path_factory: pytest.TempPathFactory, engine: str) -> None:
+    cache = Cache(str(tmp_path_factory.mktemp("cache")), max_bytes=1 << 20)
+    ds = MMapShardDataset(root, cache=cache, engine=engine)
+    assert check(ds[:], 0) == list(range(N))
+    check([[9], *(value[None] for value in ds[9][1:])], 0)
+    assert sorted(row for batch in ShardLoader(ds, 5, shuffle=True, seed=3) for row in check(batch, 0, 3)) == list(range(N))

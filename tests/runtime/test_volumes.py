@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from mmcompile import Augment, MMapShardDataset, ShardLoader
+from mmcompile import Augment, Cache, MMapShardDataset, ShardLoader
 from mmcompile.runtime.patch import Patch, apply, mirrored
 from tests.runtime.test_device import resident, same
 from tests.support import make_dataset
@@ -170,6 +170,17 @@ def test_a_volume_and_its_labels_get_the_same_patch(root: Path, engine: str, wor
     loader = ShardLoader(MMapShardDataset(root, engine=engine), 3, shuffle=True, seed=2, num_workers=workers, augment=augment)
     for epoch in range(2):
         assert sorted(row for batch in loader for row in check(batch, augment, epoch, 2)) == list(range(N))
+
+
+@pytest.mark.parametrize("engine", ["mmap", "pread"])
+def test_patches_come_through_a_cache_and_without_one_map_of_all(
+    root: Path, tmp_path_factory: pytest.TempPathFactory, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    augment = Augment(crop=8, padding=2, flip=(0.5, 0.5, 0.5))
+    monkeypatch.setattr("mmcompile.format.region._SHARDS", 0)
+    for cache in (None, Cache(str(tmp_path_factory.mktemp("cache")), max_bytes=1 << 20)):
+        loader = ShardLoader(MMapShardDataset(root, cache=cache, engine=engine), 3, shuffle=True, seed=2, augment=augment)
+        assert sorted(row for batch in loader for row in check(batch, augment, 0, 2)) == list(range(N))
 
 
 def test_patches_lie_within_the_centre_where_that_is_cut_first(root: Path) -> None:
