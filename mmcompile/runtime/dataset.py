@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import default_collate
 
 from mmcompile.format.reader import Reader
 from mmcompile.runtime.arguments import columns_of, field_names, files_of, joint_of, spatial_of, split_range
@@ -21,7 +20,7 @@ from mmcompile.runtime.buffers import Pool
 from mmcompile.runtime.column import ClassColumn, check_classes
 from mmcompile.runtime.facts import Facts
 from mmcompile.runtime.gathered import gathered, in_worker, shared_memory
-from mmcompile.runtime.hooks import Hooks, warn_of_normalizing_twice, warn_of_one_epoch, with_valid
+from mmcompile.runtime.hooks import Hooks, stacked, warn_of_normalizing_twice, warn_of_one_epoch, with_valid
 from mmcompile.runtime.pixels import ImageColumn
 from mmcompile.runtime.seeding import SampleIndex, stream_keys
 from mmcompile.runtime.selection import Selection, divide, integer, integers, said_valid, stream_keys_of, whole
@@ -217,7 +216,7 @@ class MMapShardDataset(Facts):
             return self._packed(self._gather(rows, self._shown(rows, keys), said_valid(keys)))
         if not len(rows):
             raise ValueError("an empty batch has no shape once there is a transform")
-        out = default_collate(self._called(self._unbind(self._gather(rows, self._shown(rows, keys))), rows, keys))
+        out = stacked(self._called(self._unbind(self._gather(rows, self._shown(rows, keys))), rows, keys))
         return tuple(out) if isinstance(out, list) else out
 
     def _shown(self, rows: Rows, keys: Any, warn: bool = False) -> Rows | None:

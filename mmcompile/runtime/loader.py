@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Subset, default_collate
+from torch.utils.data import Subset
 
 from mmcompile.runtime.ahead import Ahead
 from mmcompile.runtime.augment import Augment, RowRandom
@@ -20,7 +20,7 @@ from mmcompile.runtime.batches import Job, Made, Maker, Times, labelled
 from mmcompile.runtime.buffers import can_pin
 from mmcompile.runtime.dataset import MMapShardDataset
 from mmcompile.runtime.device import Mover, device_of
-from mmcompile.runtime.hooks import keyed_globals, with_valid
+from mmcompile.runtime.hooks import keyed_globals, stacked, with_valid
 from mmcompile.runtime.jobs import Given, ordered
 from mmcompile.runtime.sampler import Course, Pass, ShardSampler
 from mmcompile.runtime.seeding import stream_key
@@ -287,7 +287,7 @@ class _Iteration:
         if dataset._hooked:
             with labelled("transform"):
                 samples = dataset._samples(made.keyed, job.seed, job.epoch, parts)
-                batch = default_collate(samples if job.valid is None else list(map(with_valid, samples, job.valid.tolist())))
+                batch = stacked(samples if job.valid is None else list(map(with_valid, samples, job.valid.tolist())))
         else:
             packed = dataset._packed(parts if job.valid is None else [*parts, torch.from_numpy(job.valid)])
             batch = list(packed) if isinstance(packed, tuple) else packed
