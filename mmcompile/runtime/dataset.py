@@ -209,7 +209,7 @@ class MMapShardDataset(Facts):
             return self._called([values], np.array([row], np.int64), (key,))[0]
         if type(key) is SampleIndex and key.valid is not None:
             values.append(key.valid)
-        return self._packed(values)
+        return self._named(values)
 
     def _batch(self, rows: Rows, keys: Any) -> Any:
         if not self._hooked:
