@@ -55,7 +55,8 @@ class ShardLoader:
     seed: decides with the epoch about order and all random draws; the same on every rank.
     device: where batches are to be; their numbers are computed there.
     weights: one for each sample, or "balanced" (every class equally often): as many draws as there are samples, with replacement.
-    augment: an Augment: random crops and flips inside the gather.  batch_transform: called as `batch_transform(batch, rng)`, on the device; `rng`
+    augment: an Augment: random crops and flips inside the gather, of all that belongs to a picture together; ValueError here where a field in use
+        cannot follow.  batch_transform: called as `batch_transform(batch, rng)`, on the device; `rng`
         (a RowRandom) draws (N, …) numbers keyed by row.
     uneven: when the ranks cannot share the last step evenly: "wrap", "drop", or "mask", which adds a last element `valid`, bool (N,).
     rank, world_size: those of torch.distributed, or of torchrun's or Slurm's environment, when iteration begins, unless given.
