@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import default_collate
 
 from mmcompile.format.reader import Reader
 from mmcompile.runtime.arguments import columns_of, field_names, files_of, joint_of, spatial_of, split_range
@@ -21,7 +20,7 @@ from mmcompile.runtime.buffers import Pool
 from mmcompile.runtime.column import ClassColumn, check_classes
 from mmcompile.runtime.facts import Facts
 from mmcompile.runtime.gathered import gathered, in_worker, shared_memory
-from mmcompile.runtime.hooks import Hooks, warn_of_normalizing_twice, warn_of_one_epoch, with_valid
+from mmcompile.runtime.hooks import Hooks, stacked, warn_of_normalizing_twice, warn_of_one_epoch, with_valid
 from mmcompile.runtime.pixels import ImageColumn
 from mmcompile.runtime.seeding import SampleIndex, stream_keys
 from mmcompile.runtime.selection import Selection, divide, integer, integers, said_valid, stream_keys_of, whole
@@ -57,7 +56,8 @@ class MMapShardDataset(Facts):
 
     `ds[i]` is `(image, label)`, or the image alone where there are no labels: image (C, H, W), label a Python int.  Values, the rows of arrays and
     tables, are tensors of the field's shape and dtype, of no axis where they are single numbers.  `ds[2:5]`, `ds[[7, 1, 7]]`, or an array or tensor
-    of ints is a batch: (N, C, H, W), int64 (N,) and (N, *shape), one copy into memory of its own.
+    of ints is a batch: (N, C, H, W), int64 (N,) and (N, *shape), one copy into memory of its own.  A mask is (H, W), text a str (of a batch a
+    list of them), and boxes, keypoints and other lists have as many rows in every sample, of which their count says how many are filled.
 
     A sample of stored values is a view of a copy-on-write map: writing to it never changes the file, but is seen by later `ds[i]` of the same row
     in this process; `.clone()` it, or pass `copy=True`.  Batches, computed samples and what a transform gets are copies of what the file holds.
@@ -71,13 +71,17 @@ class MMapShardDataset(Facts):
     split: the name of a split, or "all" for all of them; needed where there are several.
     fields: names of the fields to read, in the order wanted (others are never touched); a single one comes bare, not in a tuple.
     transform: called with the image (a tensor of its own).  target_transform: called with the label.  transforms: called with all fields, in place
-        of the two.  One with a parameter named `generator` gets a torch.Generator there; it and the global generators of torch, numpy and random
-        are seeded by (seed, epoch, row) once for all hooks of a sample, in whatever process; the global ones are left as the user had them.
+        of the two: lists come cut to their count (or to their boxes, where `fields` leaves it out), and where a sample has masks, boxes or keypoints
+        and torchvision can be imported, they and images as its tv_tensors: Image, Mask, BoundingBoxes (XYXY), of keypoints (KeyPoints, visibility).
+        One with a parameter named `generator` gets a torch.Generator there; it and the global generators of torch, numpy and random are seeded by
+        (seed, epoch, row) once for all hooks of a sample, in whatever process; the global ones are left as the user had them.
     dtype: the dtype on disk for raw values, or a float dtype for the numbers: x / 255 (16 bit: x / 65535), normalised if built so.  By default the
         numbers in float32 where the dataset was built with normalisation, else what lies on disk.  Values too, stored floats in the dtype that they
         have (normalised ones are computed in float64 where that is float64), but a float dtype says nothing of integers that are not normalised:
-        counts, times, categories.
-    crop: an int or (height, width), of volumes (depth, height, width): the centre of each image, equal to torchvision's CenterCrop.
+        counts, times, categories, the ids in a second volume; and boxes, keypoints and masks have the dtype on disk.
+    crop: an int or (height, width), of volumes (depth, height, width): the centre of each image, equal to torchvision's CenterCrop, and of what belongs
+        to it.  Boxes are moved and clipped, those of which nothing is left (or less than the `min_visibility` of the build) go out of all lists of
+        their count; keypoints outside are not to be seen.  ValueError where a field in use cannot follow.
     copy: every sample in memory of its own.
     output: "tuple" or "dict" (field name -> value).
     engine: "mmap", "pread" (bad media and files cut by others are exceptions, not signals), or "auto": mmap on local file systems.
@@ -210,14 +214,14 @@ class MMapShardDataset(Facts):
             return self._called([values], np.array([row], np.int64), (key,))[0]
         if type(key) is SampleIndex and key.valid is not None:
             values.append(key.valid)
-        return self._packed(values)
+        return self._named(values)
 
     def _batch(self, rows: Rows, keys: Any) -> Any:
         if not self._hooked:
             return self._packed(self._gather(rows, self._shown(rows, keys), said_valid(keys)))
         if not len(rows):
             raise ValueError("an empty batch has no shape once there is a transform")
-        out = default_collate(self._called(self._unbind(self._gather(rows, self._shown(rows, keys))), rows, keys))
+        out = stacked(self._called(self._unbind(self._gather(rows, self._shown(rows, keys))), rows, keys))
         return tuple(out) if isinstance(out, list) else out
 
     def _shown(self, rows: Rows, keys: Any, warn: bool = False) -> Rows | None:

@@ -53,7 +53,7 @@ class Joint:
         if types is None:
             return values
         canvas = self._size if self._picture is None else tuple(values[self._picture].shape[-2:])
-        return [_wrapped(types, meaning, value, canvas) for meaning, value in zip(self._meanings, values, strict=False)]
+        return [_wrapped(types, meaning, value, canvas) for meaning, value in zip(self._meanings, values, strict=True)]
 
 
 def _filled(said: Tensor) -> int:
