@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mmcompile.compiler.outcome import BuildReport
     from mmcompile.compiler.preprocess import Normalize, Preprocess
     from mmcompile.compiler.rowstore import RowPreprocess
+    from mmcompile.compiler.sources.choose import Raw
     from mmcompile.format.verify import verify
     from mmcompile.runtime.augment import Augment
     from mmcompile.runtime.cache import Cache
@@ -55,6 +56,7 @@ __all__ = [
     "OptionError",
     "OutputExistsError",
     "Preprocess",
+    "Raw",
     "RemoteError",
     "ResumeError",
     "RowPreprocess",
@@ -75,6 +77,7 @@ _HOMES = {
     "MMapShardDataset": "mmcompile.runtime.dataset",
     "Normalize": "mmcompile.compiler.preprocess",
     "Preprocess": "mmcompile.compiler.preprocess",
+    "Raw": "mmcompile.compiler.sources.choose",
     "RowPreprocess": "mmcompile.compiler.rowstore",
     "ShardLoader": "mmcompile.runtime.loader",
     "ShardSampler": "mmcompile.runtime.sampler",

@@ -209,7 +209,11 @@ _HELP_GROUPS = {
 @option("--images", Typed(PLACE), "Folder that the paths in a list are relative to.  Default: that of the list, or one in it.", metavar="DIR")
 @option("--image-column", str, "Column of a list that names (or holds) the images.  Default: by its name and what is in it.", metavar="NAME")
 @option("--label-column", str, "Column that is the label.  Default: the one called label, class, target, category or alike.", metavar="NAME")
-@option("--columns", Typed(COLUMNS), "Columns that become fields, in a table also NAME=A+B side by side.  Default: those of numbers, and of times.")
+@option(
+    "--columns",
+    Typed(COLUMNS),
+    "Columns that become fields, in a table also NAME=A+B side by side; of datasets the fields kept.  Default: those of numbers, and of times; all.",
+)
 @option("--group-by", str, "Of a table: the column (or KEY of folders KEY=VALUE) that says which series a row is of.", metavar="COLUMN")
 @option("--order-by", str, "Of a table: the column that the rows of a group rise in; none: they stand as they are.", metavar="COLUMN|none")
 @option(

@@ -62,7 +62,6 @@ def build_lines(report: BuildReport) -> list[str]:
         rows.append(("", f"each with its reason in {escape(report.rejects_file)}"))
     rows += _counted("left out", report.left_out, sum(report.left_out.values()))
     rows += _counted("counted", report.counts, len(report.counts))
-    rows += [("changed" if i == 0 else "", escape(line)) for i, line in enumerate(report.changed)]
     rows += _repeats(None if report.repeats is None else report.repeats.to_json())
     rows += [("warning", escape(line)) for line in report.warnings]
     rows += _dry(report) if report.dry_run else [("took", _took(report))]
@@ -85,7 +84,6 @@ def _unpublished_lines(report: BuildReport, head: str) -> list[str]:
         head += f" in the {number(report.shards, 'shard')} of part {report.part}{standing}; nothing was published"
         rows = [("sealed", f"{number(report.sealed, 'shard')}: {report.decoded:,} decoded, {report.copied:,} copied")]
     rows += _counted("rejects", report.reject_reasons, report.rejects)
-    rows += [("changed" if i == 0 else "", escape(line)) for i, line in enumerate(report.changed)]
     rows += [("warning", escape(line)) for line in report.warnings]
     return [head, *table([*rows, *took])]
 
@@ -201,7 +199,8 @@ def verify_lines(report: Mapping[str, Any]) -> list[str]:
         if len(problems) > MOST_LINES:
             lines.append(f"  and {len(problems) - MOST_LINES:,} more: --json has all of them")
         if not report["repair"]:
-            lines.append("to mend it: delete these files (all of the dataset where they are its index or table) and run the same build again")
+            if any(problem["what"] != "index" for problem in problems):  # of an index its line says what to do
+                lines.append("to mend it: delete these files (all of the dataset where its table is one of them) and run the same build again")
         elif is_url(report["root"]):
             lines.append("to mend it from the sources, copy the dataset to a disk and run `mmcompile verify FOLDER --repair RAW` there")
         else:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import tarfile
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +50,43 @@ def bars(root: Path) -> list[Path]:
     return [root / "bars.csv"]
 
 
+def zipped(root: Path) -> list[Path]:
+    root.mkdir()
+    with zipfile.ZipFile(root / "a.zip", "w") as archive:
+        for i in range(4):
+            archive.writestr(f"{'ab'[i % 2]}/{i}.png", picture(i))
+    return [root / "a.zip"]
+
+
+def tarred(root: Path) -> list[Path]:
+    root.mkdir()
+    with tarfile.open(root / "a.tar", "w") as archive:
+        for i in range(4):
+            for name, data in ((f"{i}.png", picture(i)), (f"{i}.json", json.dumps({"label": i % 2, "w": i / 2, "z": 1}).encode())):
+                member = tarfile.TarInfo(name)
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
+    return [root / "a.tar"]
+
+
+def bare(root: Path) -> list[Path]:
+    root.mkdir()
+    (root / "bytes").write_bytes(bytes(range(240)))
+    return [root / "bytes"]
+
+
+def compiled(root: Path) -> list[Path]:
+    outs = [root / "out1", root / "out2"]
+    for seed, out in enumerate(outs):
+        call("build", make_raw(root / f"raw{seed}", 2, seed=50 * seed), out, "--crop", 8)
+    return outs
+
+
+def compiled_rows(root: Path) -> list[Path]:
+    call("build", *bars(root), root / "out", "--group-by", "s")
+    return [root / "out"]
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -54,6 +94,11 @@ def bars(root: Path) -> list[Path]:
         (several, ["--resize", "8x8", "--exclude", "*.jpg", "--normalize", "imagenet", "--layout", "hwc"]),
         (listed, ["--crop", 8, "--label-column", "kind", "--columns", "size", "--dtype", "float16", "--mean", "0,0,0.5", "--std", "1,1,0.25"]),
         (numbers, ["--dtype", "float32", "--as", "y=class"]),
+        (zipped, ["--crop", 8, "--exclude", "a/0.png"]),
+        (tarred, ["--crop", 8, "--columns", "w"]),
+        (bare, ["--source", "raw", "--shape", "6x4", "--array-dtype", "<i2", "--as", "x=value"]),
+        (compiled, ["--where", "row != 3", "--columns", "label", "--include", "*cat*", "--dtype", "float32", "--normalize", "imagenet"]),
+        (compiled_rows, ["--where", "group == 'A' and row < 20", "--columns", "x"]),
         (bars, ["--group-by", "s", "--order-by", "ts", "--split-by", "ts=10", "--normalize", "auto", "--shard-bytes", "64"]),
     ],
 )
@@ -77,3 +122,12 @@ def test_a_class_map_is_taken_from_the_dataset_itself(tmp_path: Path, monkeypatc
     (tmp_path / "build.json").write_text(json.dumps(config))
     call("build", raw, tmp_path / "again", "--config", tmp_path / "build.json")
     assert dataset(tmp_path / "again") == dataset(out)
+
+
+def test_splits_of_several_datasets_are_to_be_given_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inline(monkeypatch)
+    one, two = compiled(tmp_path)
+    call("build", one, two, tmp_path / "out", "--split", f"train={one}", "--split", f"val={two}")
+    done = CliRunner().invoke(cli.program, ["info", str(tmp_path / "out"), "--config"])
+    assert done.exit_code != 0
+    assert "made of several RAW with --split, which is to be given with them again" in str(done.exception or done.output) + done.stderr

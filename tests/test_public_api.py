@@ -29,6 +29,7 @@ PUBLIC = [
     "OptionError",
     "OutputExistsError",
     "Preprocess",
+    "Raw",
     "RemoteError",
     "ResumeError",
     "RowPreprocess",

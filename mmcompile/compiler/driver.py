@@ -34,9 +34,11 @@ from mmcompile.compiler.output import (
     clean_up,
     describe_published,
     free_bytes,
+    noted_bytes,
     open_output,
     publish_shards,
     refuse_removed,
+    told_changes,
     unless_removed,
 )
 from mmcompile.compiler.parts import plan_exists, refuse_other, remove_plan
@@ -48,9 +50,8 @@ from mmcompile.compiler.run import Counts, Runner, ShardWork
 from mmcompile.compiler.seals import Seal
 from mmcompile.compiler.shardcall import versions_here
 from mmcompile.compiler.sources import Scan, Source, roots_of
-from mmcompile.compiler.sources.choose import SourceOptions, open_source
+from mmcompile.compiler.sources.choose import given_source
 from mmcompile.compiler.sources.compiled import CompiledSource
-from mmcompile.compiler.sources.dataset import wrap
 from mmcompile.compiler.sources.rows import is_row_source
 from mmcompile.compiler.staging import Staging
 from mmcompile.compiler.statcache import StatCache
@@ -86,7 +87,8 @@ def build(
 ) -> BuildReport:
     """Compile `source` into the dataset `out`, and publish it.
 
-    `source` is a path or URL of anything that the command reads, or a list of some; a dataset with a length and items, or a dict of such by split;
+    `source` is a path or URL of anything that the command reads, or a list of some, or these with options of the command as `Raw("out1/",
+    where="width >= 256")`; a dataset with a length and items, or a dict of such by split;
     arrays (numpy's, tensors, of HDF5 or Zarr) alone or in a dict by name; an iterable of samples, which is read once; or a Source.  A sample is a
     tuple, a dict, or one picture (of Pillow), array, tensor or number; the first one declares names, dtypes and shapes of all.  Pictures are made as
     `preprocess` says, with the pixels that the same file in a folder has; arrays are stored as they are.  A dataset that pickles is read by all
@@ -105,13 +107,7 @@ def build(
         options = replace(options, workers=workers)
     progress = progress or (lambda _: None)
     out = on_disk(out)
-    places = [source] if isinstance(source, str | Path) else source
-    if isinstance(places, list | tuple) and places and all(isinstance(place, str | Path) for place in places):
-        source = open_source(
-            [os.fspath(place) for place in places], SourceOptions(compat=None if isinstance(preprocess, RowPreprocess | None) else preprocess.compat)
-        )
-    elif not hasattr(source, "scan"):
-        source, preprocess = wrap(source, preprocess)
+    source, preprocess = given_source(source, preprocess)
     if is_row_source(source):
         from mmcompile.compiler.rowbuild import RowBuild
 
@@ -319,8 +315,8 @@ class Build:
             refuse_other(self.out, self.wanted)
         if self.early is None or not self.early.holds:
             self.planned = Planned(self.out, self.job, self.wanted, self.listed, self.options, self.executor)
-        for line in self.planned.changed:
-            self.progress(Progress("plan", message=f"differs from what is in {self.out}: {line}"))
+        if self.planned.changed:
+            self.progress(Progress("plan", message=told_changes(self.out, self.planned.changed)))
         self.planned.find_whole(self.progress)
 
     def _stands(self) -> bool:
@@ -345,7 +341,7 @@ class Build:
         todo = self.planned.todo
         total = sum(len(t) for t in todo)
         self.planned.check_versions(self.progress)
-        check_room(self.out, total, self.wanted.row_bytes, self._free_bytes())
+        check_room(self.out, noted_bytes(total, self.wanted.row_bytes), f"{total:,} samples", self._free_bytes())
         write_atomic(self.out / ".build" / "settings.json", canonical(self.wanted.compared))
         if self.staging is not None:
             self.staging.keep()

@@ -106,11 +106,11 @@ def as_config(settings: Mapping[str, Any], out: str) -> dict[str, Any]:
     made = None if "mode" not in preprocess else Preprocess.from_settings(preprocess)
     config = _row_config(preprocess) if made is None else _image_config(made)
     source = dict(settings["source"])
-    kind = source.pop("kind")
+    kind, several = source.pop("kind"), source.pop("roots", None) is not None
     if kind == "dataset":
         if "generations" not in source:
             raise OptionError(f"{out}: was made by mmcompile.build of a dataset in Python, which no config can name: call that again")
-        del source["generations"]
+        several = len(source.pop("generations")) > 1
         if "rows" in source:
             raise OptionError("this dataset was made with --rows FILE; its settings hold the hash of the numbers, not the numbers", options=["rows"])
     if kind != "folder":
@@ -120,7 +120,6 @@ def as_config(settings: Mapping[str, Any], out: str) -> dict[str, Any]:
         source.pop("extensions", None)
     if source.pop("classes", None) is not None:
         config["classes-from"] = out
-    several = source.pop("roots", None) is not None
     if (splits := source.pop("splits", None)) and several:
         raise OptionError("this dataset was made of several RAW with --split, which is to be given with them again", options=["split"])
     if splits:

@@ -41,10 +41,13 @@ __all__ = [
     "is_inside",
     "lists_of",
     "make_scratch",
+    "noted_bytes",
     "open_output",
     "publish_shards",
     "refuse_removed",
+    "singles_stand",
     "table_of",
+    "told_changes",
     "unless_removed",
 ]
 
@@ -52,6 +55,8 @@ __all__ = [
 _NOTED = 256
 #: Characters of a setting that are shown where it differs.
 _LINE = 60
+#: Settings that a line names of those that differ.
+_CHANGES = 6
 #: A file that a commit had not yet given its name when it was killed.
 _TEMPORARY = r"\..{1,100}\.[0-9a-f]{16}\.tmp"
 #: What OUT and its folders hold, with such leftovers.
@@ -227,15 +232,20 @@ def _disk(out: Path) -> os.statvfs_result | None:
         return None
 
 
-def check_room(out: Path, items: int, row_bytes: int, free: int | None) -> None:
-    """Raises BuildError where `free` bytes are fewer than so many rows, and what is noted of each, take."""
-    need = items * (row_bytes + _NOTED)
-    if free is not None and need > free:
+def noted_bytes(items: int, row_bytes: int) -> int:
+    """Bytes of so many rows that have sources, and of what is noted of each."""
+    return items * (row_bytes + _NOTED)
+
+
+def check_room(out: Path, need: int, items: str, room: int | None, *, whole: bool = False) -> None:
+    """Raises BuildError where the `need` bytes of `items` are more than the `room` that is free; `whole`: that the disk has in all, full or not."""
+    if room is not None and need > room:
+        found, remedy = ("its disk has {:,} in all", "check that there are so many") if whole else ("{:,} are free", "free some space")
         raise BuildError(
-            f"{out}: {need:,} bytes are needed for {items:,} samples, {free:,} are free; nothing was decoded: free some space, "
-            "or choose a smaller size or --dtype uint8",
+            f"{out}: {need:,} bytes are needed for {items}, {found.format(room)}; nothing was written: {remedy}, or choose a smaller size or a "
+            "narrower --dtype",
             needed=need,
-            free=free,
+            **{"disk" if whole else "free": room},
         )
 
 
@@ -256,16 +266,26 @@ def unless_removed(out: Path, still_held: Callable[[], bool]) -> Iterator[None]:
         raise
 
 
-def describe_changes(before: dict[str, Any] | None, now: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """Each setting that differs, as "name: before -> now"."""
-    if before is None:
-        return
-    for name in sorted(set(before) | set(now)):
+def describe_changes(before: dict[str, Any] | None, now: dict[str, Any]) -> Iterator[str]:
+    """Each setting that differs, as "name: before -> now"; between sources of two kinds those that both have."""
+    if before is not None:
+        kinds = [found.get("kind") if isinstance(found := settings.get("source"), dict) else None for settings in (before, now)]
+        yield from _changes(before, now, "", None not in kinds and kinds[0] != kinds[1])
+
+
+def _changes(before: dict[str, Any], now: dict[str, Any], prefix: str, common: bool) -> Iterator[str]:
+    for name in sorted(set(before) & set(now) if common else set(before) | set(now)):
         old, new = before.get(name), now.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
-            yield from describe_changes(old, new, f"{prefix}{name}." if name != "preprocess" else prefix)
+            yield from _changes(old, new, f"{prefix}{name}." if name != "preprocess" else prefix, common)
         elif canonical(old) != canonical(new):
             yield f"{prefix}{name}: {_shown(old)} -> {_shown(new)}"
+
+
+def told_changes(out: Path, changes: Sequence[str]) -> str:
+    """These changes in a line, a few of them and how many more there are."""
+    more = f" and {len(changes) - _CHANGES:,} more" if len(changes) > _CHANGES else ""
+    return f"differs from what is in {out}: {'; '.join(changes[:_CHANGES])}{more}"
 
 
 def _shown(value: Any) -> str:
@@ -402,6 +422,11 @@ def describe_published(out: Path, index: Index, generation: str, parts: list[Par
     total = sum(os.path.getsize(path) for path in named)
     rejects_path = None if index.rejects_file is None else str(shards / file_name("rejects", index.rejects_file, ".jsonl"))
     return Published(generation, len(parts), total, dict(flags), rejects_path, index.splits)
+
+
+def singles_stand(out: Path, index: Index) -> bool:
+    """Are the files there that a generation has once?"""
+    return all((out / "shards" / file).exists() for _, file in single_files(index))
 
 
 def clean_up(out: Path, before: Iterable[Sealed], now: Iterable[Sealed]) -> set[str] | None:

@@ -20,7 +20,7 @@ from mmcompile.compiler.geometry import looked_at, refuse_other
 from mmcompile.compiler.marks import Fingerprints, marks_of, versions_of
 from mmcompile.compiler.options import BuildOptions
 from mmcompile.compiler.outcome import Progress
-from mmcompile.compiler.output import describe_changes
+from mmcompile.compiler.output import describe_changes, singles_stand
 from mmcompile.compiler.plan import ShardTask, faults_within, fingerprint, key_hashes, make_tasks, rows_per_shard
 from mmcompile.compiler.preprocess import PIXEL_REVISION, Preprocess
 from mmcompile.compiler.previous import Previous, Whole
@@ -219,7 +219,7 @@ class Planned:
     def unchanged(self) -> bool:
         """Would publishing make the current generation again, byte for byte, and is nothing left over of another run?"""
         before, wanted, scan = self.previous.index, self._wanted, self._listed.scan
-        if before is None or self.todo or self.previous.seals or before.pixel_revision != wanted.revision:
+        if before is None or self.todo or self.previous.seals or before.pixel_revision != wanted.revision or not singles_stand(self._out, before):
             return False
         fields = tuple(replace(f, normalize=None) if f.name in wanted.auto else f for f in before.fields)
         if fields != wanted.fields or canonical(self.previous.settings) != canonical(wanted.compared):

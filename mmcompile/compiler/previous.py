@@ -5,6 +5,7 @@ What is held in memory grows with shards and rejects, not with images: provenanc
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -33,7 +34,7 @@ from mmcompile.format.npy import file_bytes, file_name, header, open_array
 from mmcompile.format.rejects import load_rejects
 from mmcompile.format.samples import flag_counts, hash_pair, pair_hash, sums_of
 
-__all__ = ["Previous", "Stale", "Whole", "array_hash", "joined"]
+__all__ = ["Previous", "Stale", "Whole", "array_hash", "joined", "replaced"]
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,9 @@ class Previous:
     def _add_generation(self, index: Index) -> None:
         made = made_as(index)
         marks = self._judge(made)[0]
-        lines = {as_bytes(line.key): line.to_json() for line in load_rejects(self.root, index)}
+        lines = {}
+        with contextlib.suppress(FormatError):  # without the list its images are decoded again
+            lines = {as_bytes(line.key): line.to_json() for line in load_rejects(self.root, index)}
         right = {key: line for key, line in lines.items() if self.marks.rejects(marks, line) or self._at_fault(key, line)}
         self._remember({key: line for key, line in right.items() if line["stage"] != "value"})
         shards: dict[str, list[OldShard]] = {}
@@ -204,15 +207,8 @@ class Previous:
 
         `samples`, `labelled`: how many RAW has, and whether they have labels.
         """
-        before = self.index
-        if before is not None:
-            had = any(f.meaning == "class" for f in before.fields)
-            if samples * 2 < before.samples or labelled != had:
-                kind = {True: "with labels", False: "without labels"}
-                yield (
-                    f"this replaces {before.samples:,} samples {kind[had]} by {samples:,} {kind[labelled]}; until `mmcompile prune` "
-                    f"the old ones are read with MMapShardDataset(out, generation='{self.generation}')"
-                )
+        if self.index is not None and self.generation is not None:
+            yield from replaced(self.index, self.generation, samples, labelled=labelled, keyed=True)
         if damaged := self.damaged:
             yield f"{damaged:,} sealed shard{'s' if damaged > 1 else ''} of an unfinished build had been damaged, and had to be made again"
 
@@ -297,6 +293,19 @@ class Previous:
             return all(digest_file(folder / file_name(name, digest)) == digest for name, digest in here.items())
         except (FormatError, FileNotFoundError, KeyError):
             return False
+
+
+def replaced(before: Index, generation: str, samples: int, *, labelled: bool, keyed: bool) -> Iterator[str]:
+    """A line where a dataset is replaced by so many samples that are of another kind, or far fewer, or have no labels where it has some, or some."""
+    had = any(f.meaning == "class" for f in before.fields)
+    if samples * 2 < before.samples or labelled != had or keyed != before.keyed:
+        kind = {True: "with labels", False: "without labels"}
+        called = {True: " images", False: " rows of arrays or tables"}
+        was, becomes = (called[before.keyed], called[keyed]) if keyed != before.keyed else (" samples", "")
+        yield (
+            f"this replaces {before.samples:,}{was} {kind[had]} by {samples:,}{becomes} {kind[labelled]}; until `mmcompile prune` the old ones are "
+            f"read with MMapShardDataset(out, generation='{generation}')"
+        )
 
 
 def _shards_of(root: Path, index: Index) -> Iterator[tuple[dict[str, str], int]]:

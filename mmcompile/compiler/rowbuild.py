@@ -27,6 +27,7 @@ from mmcompile.compiler.output import (
     Part,
     Published,
     check_output,
+    check_room,
     clean_up,
     describe_changes,
     describe_published,
@@ -37,12 +38,15 @@ from mmcompile.compiler.output import (
     open_output,
     publish_shards,
     refuse_removed,
+    singles_stand,
+    told_changes,
     unless_removed,
 )
 from mmcompile.compiler.parts import remove_plan
 from mmcompile.compiler.plan import row_cuts, rows_per_shard
 from mmcompile.compiler.planning import with_lists
 from mmcompile.compiler.preprocess import PIXEL_REVISION, Preprocess
+from mmcompile.compiler.previous import replaced
 from mmcompile.compiler.rowrun import Here, RowRunner, start_readers
 from mmcompile.compiler.rowstore import RowPreprocess, StoredField, stored_fields
 from mmcompile.compiler.rowtask import RowJob, RowSeal, blocks_of, read_row_seal
@@ -50,7 +54,7 @@ from mmcompile.compiler.seals import UNREADABLE, read_sealed, write_sealed
 from mmcompile.compiler.sources import roots_of
 from mmcompile.compiler.sources.compiledrows import CompiledRows
 from mmcompile.compiler.sources.rows import RowSource
-from mmcompile.errors import BuildError, FormatError, OptionError, SourceError
+from mmcompile.errors import FormatError, OptionError, SourceError
 from mmcompile.format.canonical import canonical, name_to_json
 from mmcompile.format.catalog import digest_file, list_folder
 from mmcompile.format.commit import write_atomic
@@ -125,6 +129,7 @@ class RowBuild:
         """Say what would be built; write nothing."""
         check_output(self.out, [root for root in roots_of(self.source) if root])
         self._plan()
+        self._tell_changes()
         write = sum(self._task_bytes(t) for t in self.todo)
         there = {name for seal in self.whole.values() for name in seal.names()}
         return replace(
@@ -156,7 +161,8 @@ class RowBuild:
         self.lists: dict[str, bytes] = {}
         self.indexed = tuple(with_lists(f.stored, self.lists) for f in self.fields)
         self.settings = {"preprocess": self.asked.settings(), "source": self.source.identity(), "shard_bytes": self.options.shard_bytes}
-        self._check_size()
+        need = scan.rows * sum(f.stored.row_bytes for f in self.fields)  # a length is whatever a stranger's file or class says
+        check_room(self.out, need, f"{scan.rows:,} rows", disk_bytes(self.out), whole=True)
         self.tasks = list(self._tasks())
         self._check_index()
         self._look()
@@ -242,13 +248,15 @@ class RowBuild:
 
     def _stands(self) -> bool:
         """Is there nothing to do?  Decided without a byte written."""
-        return not self.todo and not self.seals and self.index is not None and self.mark == [self.generation, self._mark()]
+        if self.todo or self.seals or self.index is None or self.mark != [self.generation, self._mark()]:
+            return False
+        return singles_stand(self.out, self.index)
 
     def _run(self, scratch: Path) -> None:
         todo = self.todo
-        for line in self.changed:
-            self.progress(Progress("plan", message=f"differs from what is in {self.out}: {line}"))
-        self._check_disk()
+        self._tell_changes()
+        need = sum(self._task_bytes(t) for t in todo)
+        check_room(self.out, need, f"{self._rows_to_read():,} rows", free_bytes(self.out))
         write_atomic(self.out / ".build" / "settings.json", canonical(self._compared))
         self.made: dict[int, RowSeal] = {}
         if not todo:
@@ -267,6 +275,10 @@ class RowBuild:
         finally:
             executor.kill()
 
+    def _tell_changes(self) -> None:
+        if self.changed:
+            self.progress(Progress("plan", message=told_changes(self.out, self.changed)))
+
     def _task_bytes(self, task: RowTask) -> int:
         return sum(file_bytes(dtype, shape) for _, dtype, shape in self._files_of(task.stop - task.start))
 
@@ -277,27 +289,6 @@ class RowBuild:
 
     def _rows_to_read(self) -> int:
         return sum(t.stop - t.start for t in self.todo)
-
-    def _check_size(self) -> None:
-        """Refuse what this disk cannot hold before a shard of it is planned: a length is whatever a stranger's file or class says."""
-        need, disk = self.scan.rows * sum(f.stored.row_bytes for f in self.fields), disk_bytes(self.out)
-        if disk is not None and need > disk:
-            raise BuildError(
-                f"{self.out}: {need:,} bytes are needed for {self.scan.rows:,} rows, its disk is of {disk:,}; nothing was read: check that "
-                "there are so many rows, or choose a narrower --dtype",
-                needed=need,
-                disk=disk,
-            )
-
-    def _check_disk(self) -> None:
-        need, free = sum(self._task_bytes(t) for t in self.todo), free_bytes(self.out)
-        if free is not None and need > free:
-            raise BuildError(
-                f"{self.out}: {need:,} bytes are needed for {self._rows_to_read():,} rows, {free:,} are free; nothing was written: free some space, "
-                "or choose a narrower --dtype",
-                needed=need,
-                free=free,
-            )
 
     def _publish(self, lock: Lock, scratch: Path) -> BuildReport:
         self.progress(Progress("publish"))
@@ -365,9 +356,14 @@ class RowBuild:
             unit="row",
             workers=self.workers,
             counts=self.scan.counts,
-            warnings=(*self.scan.warnings, *self.warnings),
+            warnings=(*self.scan.warnings, *self._replaced(), *self.warnings),
             changed=self.changed,
         )
+
+    def _replaced(self) -> Iterator[str]:
+        if self.index is not None:
+            labelled = any(f.meaning == "class" for f in self.indexed)
+            yield from replaced(self.index, self.generation, self.scan.rows, labelled=labelled, keyed=False)
 
 
 def _part(seal: RowSeal) -> Part:

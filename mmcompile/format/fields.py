@@ -14,6 +14,7 @@ from mmcompile.format.canonical import name_to_json
 __all__ = [
     "CHANNEL_LIMIT",
     "DTYPES",
+    "INDEX_LIMIT",
     "LIST_LIMIT",
     "MEANINGS",
     "PIXELS",
@@ -31,6 +32,8 @@ __all__ = [
 
 #: A list longer than this lies in a file of its own.
 LIST_LIMIT = 256
+#: index.json and generation files are at most this long, on write and on read.
+INDEX_LIMIT = 1 << 20
 
 #: dtype in the index -> dtype in the file.  bfloat16 has no numpy type: its bits lie there as uint16.
 DTYPES: dict[str, np.dtype[Any]] = {

@@ -6,6 +6,7 @@ files of strangers.  Everything behind it may rely on the types and bounds here.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -19,8 +20,22 @@ import numpy.typing as npt
 from mmcompile.errors import CorruptShardError, FormatError, GenerationError, NotADatasetError, VersionError
 from mmcompile.format.canonical import HASH, Check, canonical, name_to_json, parse, read_limited
 from mmcompile.format.commit import write_atomic
-from mmcompile.format.fields import CHANNEL_LIMIT, DTYPES, LIST_LIMIT, MEANINGS, RESERVED, SPATIAL, UNITS, Field, Names, Split, row_dtype
+from mmcompile.format.fields import (
+    CHANNEL_LIMIT,
+    DTYPES,
+    INDEX_LIMIT,
+    LIST_LIMIT,
+    MEANINGS,
+    RESERVED,
+    SPATIAL,
+    UNITS,
+    Field,
+    Names,
+    Split,
+    row_dtype,
+)
 from mmcompile.format.npy import file_name, hash_bytes
+from mmcompile.format.remains import not_a_dataset, put_back
 
 __all__ = [
     "BLOB_LIMIT",
@@ -37,7 +52,7 @@ __all__ = [
     "load_groups",
     "load_index",
     "load_names",
-    "not_a_dataset",
+    "mending",
     "publish",
     "read_blob",
     "read_generation",
@@ -45,8 +60,6 @@ __all__ = [
 ]
 
 VERSION = 1
-#: index.json and generation files are at most this long, on write and on read.
-INDEX_LIMIT = 1 << 20
 #: Read limit of the files that hold what would not fit the index: class names, rejects.
 BLOB_LIMIT = 256 << 20
 _FIELD_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}\Z")
@@ -363,10 +376,7 @@ def load_index(root: Path, generation: str | None = None) -> tuple[Index, str]:
     found = hash_bytes(data)
     if generation is None or generation == found:
         if os.path.isdir(root / "generations") and not os.path.exists(root / "generations" / f"{found}.json"):
-            raise FormatError(
-                f"{path}: changed after it was published (no generations/{found}.json); run `mmcompile verify {root} --repair RAW`",
-                path=str(path),
-            )
+            raise FormatError(f"{path}: changed after it was published (no generations/{found}.json); {mending(root, data)}", path=str(path))
         return Index.from_bytes(data, path), found
     if not HASH.match(generation):
         raise GenerationError(f"{root}: generation {generation!r:.50} is not 32 hex digits; see `mmcompile info {root}`", path=str(root))
@@ -381,6 +391,14 @@ def load_index(root: Path, generation: str | None = None) -> tuple[Index, str]:
         ) from None
 
 
+def mending(root: Path, data: bytes) -> str:
+    """What to do about an index.json with these bytes that no generation has."""
+    with contextlib.suppress(FormatError):
+        if Index.from_bytes(data, root / "index.json").to_bytes() == data:  # perhaps it is the file in generations/ that is lost
+            return f"run `mmcompile verify {root} --repair RAW`"
+    return put_back(root)
+
+
 def read_generation(root: Path, name: str) -> Index:
     """The index of a generation by its own file, held against its name.  Raises FileNotFoundError, VersionError or FormatError."""
     path = root / "generations" / f"{name}.json"
@@ -388,17 +406,6 @@ def read_generation(root: Path, name: str) -> Index:
     if hash_bytes(data) != name:
         raise FormatError(f"{path}: its content does not match its name; run `mmcompile verify {root} --repair RAW`", path=str(path))
     return Index.from_bytes(data, path)
-
-
-def not_a_dataset(root: Path) -> str:
-    """What to say of a folder without index.json."""
-    if not os.path.exists(root):
-        return f"{root}: no such folder; build one with `mmcompile build RAW {root}`"
-    if not os.path.isdir(root):
-        return f"{root}: not a folder; expected the OUT of `mmcompile build RAW OUT`"
-    if os.path.isdir(root / ".build"):
-        return f"{root}: its build is not finished (no index.json); run `mmcompile build RAW {root}` again, it goes on where it stopped"
-    return f"{root}: not a dataset (no index.json); build one with `mmcompile build RAW OUT`"
 
 
 def read_blob(root: Path, kind: str, digest: str, suffix: str) -> tuple[Path, bytes]:

@@ -23,10 +23,11 @@ from mmcompile.format.canonical import as_text, read_limited
 from mmcompile.format.catalog import Generation, digest_of, kept_files, list_folder, load_table, named_files, open_regular, single_files
 from mmcompile.format.damage import damaged_blocks, damaged_rows, key_stops, sources_of
 from mmcompile.format.findings import ROWS_LISTED, Problem, VerifyReport, from_a_folder
-from mmcompile.format.index import BLOB_LIMIT, INDEX_LIMIT, Index, Names, load_classes, load_groups, load_names, not_a_dataset
+from mmcompile.format.index import BLOB_LIMIT, INDEX_LIMIT, Index, Names, load_classes, load_groups, load_names, mending
 from mmcompile.format.mirror import Mirror, mirrored
 from mmcompile.format.npy import file_bytes, file_name, hash_bytes, hash_file, header, open_array
 from mmcompile.format.rejects import load_rejects
+from mmcompile.format.remains import not_a_dataset, put_back
 from mmcompile.format.samples import block_rows, pair_hash, sample_dtype
 from mmcompile.format.store import is_url, on_disk
 
@@ -76,7 +77,7 @@ def _verify(root: Path, workers: int, progress: Callable[[int, int], None] | Non
         generation=run.current,
         generations=tuple(run.indexes),
         samples=run.indexes[run.current].samples if run.current in run.indexes else 0,
-        repair=from_a_folder(run.indexes[run.current]) if run.current in run.indexes else True,
+        repair=all(from_a_folder(index) for index in list(run.indexes.values())[:1]),
         files=run.files,
         bytes=run.bytes,
         seconds=time.monotonic() - began,
@@ -136,7 +137,7 @@ class _Run:
         except (FileNotFoundError, NotADirectoryError):
             if not kept:
                 raise NotADatasetError(not_a_dataset(self.root), path=str(self.root)) from None
-            self._problem("index.json", "missing", "index.json: missing", "index")
+            self._problem("index.json", "missing", f"index.json: missing; {put_back(self.root)}", "index")
         except FormatError as error:
             self._problem("index.json", "unreadable", str(error), "index")
         found = hash_bytes(data) if data is not None else None
@@ -146,7 +147,8 @@ class _Run:
         if data is not None and found is not None:
             self.files, self.bytes = 1, len(data)
             if kept and found not in kept:
-                self._problem("index.json", "changed", f"index.json: its bytes hash to {found}, which is no generation of generations/", "index")
+                said = f"index.json: its bytes hash to {found}, which is no generation of generations/; {mending(self.root, data)}"
+                self._problem("index.json", "changed", said, "index")
                 found = None
             elif os.path.isdir(self.root / "generations") and not kept:
                 self._problem(f"generations/{found}.json", "missing", f"generations/{found}.json: missing", "generation", (found,))

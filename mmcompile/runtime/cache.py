@@ -21,8 +21,9 @@ from typing import Any
 
 from mmcompile.errors import FormatError, GenerationError, NotADatasetError, RemoteError
 from mmcompile.format.canonical import HASH, read_limited
-from mmcompile.format.index import INDEX_LIMIT, Index, not_a_dataset
+from mmcompile.format.index import INDEX_LIMIT, Index
 from mmcompile.format.npy import hash_bytes
+from mmcompile.format.remains import not_a_dataset
 from mmcompile.format.store import Store, is_url
 from mmcompile.runtime.copies import Copies, Origin
 

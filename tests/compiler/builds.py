@@ -1,11 +1,10 @@
-"""What the tests of a build stand on: small raw folders, an executor without processes, and the bytes of a dataset."""
+"""What the tests of a build stand on: small raw folders, builds in this process, and the bytes of a dataset."""
 
 from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterable
-from concurrent.futures import Executor, Future
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from PIL import Image
 from mmcompile.compiler import decode, driver
 from mmcompile.compiler.driver import BuildOptions, BuildReport, build
 from mmcompile.compiler.preprocess import Preprocess, store
+from mmcompile.compiler.rowrun import Here
 from mmcompile.compiler.sources.folder import FolderSource
 from mmcompile.format.npy import file_name
 from mmcompile.format.reader import Reader
@@ -24,19 +24,6 @@ from mmcompile.format.reader import Reader
 SMALL = Preprocess(crop=8)
 ROW_BYTES = 8 * 8 * 3 + 8
 BROKEN = b"\x89PNG\r\n\x1a\n and nothing behind it"
-
-
-class Inline(Executor):
-    """Runs every call at once, in this process."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        future.set_running_or_notify_cancel()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except Exception as error:
-            future.set_exception(error)
-        return future
 
 
 def picture(seed: int, format: str = "PNG", size: tuple[int, int] = (10, 12), mode: str = "RGB") -> bytes:
@@ -82,7 +69,8 @@ def run(raw: Any, out: str | Path, preprocess: Preprocess | None = SMALL, *, row
 
 
 def inline(monkeypatch: Any) -> None:
-    monkeypatch.setattr(driver, "make_executor", lambda workers: Inline())
+    """Images are decoded in this process."""
+    monkeypatch.setattr(driver, "make_executor", lambda workers: Here())
 
 
 def dataset(out: Path) -> dict[str, bytes]:

@@ -5,13 +5,20 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from mmcompile import MMapShardDataset, Preprocess, Raw
+from mmcompile.compiler.driver import build
+from mmcompile.compiler.rowrun import Here
 from mmcompile.compiler.sources import choose
 from mmcompile.compiler.sources.choose import KINDS, Kind, SourceOptions, open_source
 from mmcompile.compiler.sources.folder import FolderSource
 from mmcompile.errors import OptionError
+from tests.compiler.builds import dataset, inline, make_raw, run
 
 
 def test_each_kind_takes_options_that_there_are() -> None:
@@ -59,3 +66,83 @@ def test_a_folder_is_listed_as_torchvision_lists_it_where_that_is_asked_for(tmp_
     assert isinstance(plain, FolderSource)
     assert not plain.hidden
     assert plain.extensions is None
+
+
+def test_options_of_raw_are_given_in_python_as_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inline(monkeypatch)
+    raw, other = make_raw(tmp_path / "raw", 3), make_raw(tmp_path / "other", 2, seed=50)
+    report = run(Raw([raw, str(other)], split=[f"train={raw}", f"val={other}"], exclude="*.jpg"), tmp_path / "out")
+    assert report.splits == {"train": 4, "val": 2}
+    splits = (f"train={raw}", f"val={other}")
+    run(open_source([str(raw), str(other)], SourceOptions(split=splits, exclude=("*.jpg",))), tmp_path / "same")
+    assert dataset(tmp_path / "out") == dataset(tmp_path / "same")
+    run(Raw(tmp_path / "out", where="split == 'val'", classes_from=tmp_path / "out"), tmp_path / "some")
+    assert len(MMapShardDataset(tmp_path / "some")) == 2
+    run(Raw(tmp_path / "out", rows=np.array([5, 0])), tmp_path / "picked")
+    (tmp_path / "rows").write_text("0\n5\n")
+    run(Raw(tmp_path / "out", rows=tmp_path / "rows"), tmp_path / "listed")
+    assert dataset(tmp_path / "picked") == dataset(tmp_path / "listed")
+
+
+def test_what_compat_takes_of_raw_is_that_of_the_preprocess(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inline(monkeypatch)
+    raw = make_raw(tmp_path / "raw", 1)
+    (raw / "cat" / ".0.png").write_bytes((raw / "cat" / "0.png").read_bytes())
+    assert run(Raw(raw, exclude="dog/*"), tmp_path / "out", Preprocess(crop=8, compat="torchvision")).samples == 2
+    with pytest.raises(OptionError, match="Raw: compat 'torchvision' is that of the Preprocess: give it there"):
+        build(Raw(raw, compat="torchvision"), tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"where": 3}, "where must be a text, not 3"),
+        ({"hidden": "yes"}, "hidden must be True or False, not 'yes'"),
+        ({"split": {"train": "a"}}, "split must be a list of texts"),
+        ({"columns": [1]}, r"columns must be a list of texts, not \[1\]"),
+        ({"rows": b"ab"}, "rows must be a file, or numbers of rows, not b'ab'"),
+        ({"rows": ""}, "rows must be a file, or numbers of rows, not ''"),
+        ({"classes_from": ""}, "classes_from must be a path, not ''"),
+        ({"rows": [0.5]}, r"rows must be a file, or numbers of rows, not \[0.5\]"),
+        ({"as_": 1}, "as_ must be a list of texts, not 1"),
+    ],
+)
+def test_an_option_of_the_wrong_type_is_refused_by_name(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        Raw("raw", **options)
+
+
+def test_none_is_an_option_that_was_not_given() -> None:
+    assert SourceOptions(**{f.name: None for f in dataclasses.fields(SourceOptions)}) == SourceOptions()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("places", [[], "", [3], {"x": "y"}])
+def test_raw_is_paths(tmp_path: Path, places: Any) -> None:
+    with pytest.raises(OptionError, match="Raw: expected a path or URL, or a list of some, not "):
+        build(Raw(places), tmp_path / "out")
+
+
+def test_rows_given_as_numbers_are_held_against_the_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inline(monkeypatch)
+    run(make_raw(tmp_path / "raw", 2), tmp_path / "out")
+    for rows, message in (([4], "entry 1: there is no row 4; expected 0 to 3"), ([1, -1], "entry 2: there is no row -1"), ([1, 1], "are both row 1")):
+        with pytest.raises(OptionError, match=f"--rows: .*{message}"):
+            build(Raw(tmp_path / "out", rows=rows), tmp_path / "none")
+    with pytest.raises(OptionError, match="--rows: expected numbers of rows, found 1,000,000"):
+        build(Raw(tmp_path / "out", rows=[10**30]), tmp_path / "none")
+
+
+def test_a_path_as_bytes_is_no_dataset(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"expected a path as str or Path, not bytes \(b'raw'\)"):
+        build(b"raw", tmp_path / "out")
+
+
+def test_a_dataset_that_says_shape_and_dtype_of_its_samples_is_read_item_by_item(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inline(monkeypatch)
+    run(make_raw(tmp_path / "raw", 2), tmp_path / "out")
+    monkeypatch.setattr("mmcompile.compiler.rowbuild.start_readers", lambda source, scratch, workers: (Here(), source, ""))
+    opened = MMapShardDataset(tmp_path / "out", transform=lambda image: image.flip(-1))
+    build(opened, tmp_path / "flipped")
+    flipped = MMapShardDataset(tmp_path / "flipped")
+    assert [int(flipped[i][1]) for i in range(4)] == [0, 0, 1, 1]
+    assert all(torch.equal(flipped[i][0], opened[i][0]) for i in range(4))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -271,7 +274,7 @@ def test_rows_are_selected_by_what_is_known_of_them(tmp_path: Path) -> None:
     assert all(key.startswith(b"0/cat/") for key in keys(tmp_path / "rows"))
     with pytest.raises(SourceError, match="none of the 24 rows is taken"):
         merge(tmp_path / "none", out_a, out_b, where="width > 5000")
-    with pytest.raises(OptionError, match="there is no 'widht' here; known are class, dataset"):
+    with pytest.raises(OptionError, match=r"there is no 'widht' here \(did you mean width\?\); known are class, dataset"):
         merge(tmp_path / "none", out_a, out_b, where="widht > 5000")
     merge(tmp_path / "globs", out_a, out_b, include=("0/*",), exclude=("0/dog/*",))
     assert {key[:6] for key in keys(tmp_path / "globs")} == {b"0/cat/"}
@@ -413,10 +416,73 @@ def test_datasets_of_other_fields_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "flat", {f"{i}.png": picture(i) for i in range(4)})
     run(tmp_path / "a", tmp_path / "out_a")
     run(tmp_path / "flat", tmp_path / "out_b")
-    with pytest.raises(OptionError, match=r"differ in what stands beside the images \(label: class int64; nothing\)"):
+    with pytest.raises(OptionError, match=r"differ in what stands beside the images: label in the first alone; .*the images alone with --columns ,"):
         source(tmp_path / "out_a", tmp_path / "out_b")
     merge(tmp_path / "again", tmp_path / "out_b")
     assert shards(tmp_path / "again") == shards(tmp_path / "out_b")
+
+
+def test_the_fields_beside_the_images_are_chosen(tmp_path: Path) -> None:
+    for name, header in (("a", "score"), ("b", "weight,score")):
+        raw = write(tmp_path / name, {f"{i}.png": picture(i) for i in range(4)})
+        rows = [f"{i}.png,{'xy'[i % 2]}," + ",".join(str(i + k) for k in range(len(header.split(",")))) for i in range(4)]
+        (raw / "list.csv").write_text("\n".join([f"file,label,{header}", *rows]))
+        run(source(raw / "list.csv"), tmp_path / f"out_{name}")
+    outs = tmp_path / "out_a", tmp_path / "out_b"
+    with pytest.raises(OptionError, match=r"differ in .*: weight in the second alone; .*: keep what all have with --columns label,score"):
+        source(*outs)
+    merge(tmp_path / "merged", *outs, columns=("label", "score"))
+    reader = Reader(tmp_path / "merged")
+    assert [f.name for f in reader.index.fields] == ["image", "label", "score"]
+    rows = np.arange(8)
+    assert reader.gather("score", rows).tolist() == [0, 1, 2, 3, 1, 2, 3, 4]
+    assert reader.gather("label", rows).tolist() == [0, 1, 0, 1, 0, 1, 0, 1]
+    assert verify(tmp_path / "merged").ok
+    config = as_config(reader.index.settings, str(tmp_path / "merged"))
+    assert config["columns"] == "label,score"
+    merge(tmp_path / "some", *outs, columns=("score",), where="class == 'y' and label == 1 and score < 4")
+    assert Reader(tmp_path / "some").gather("score", np.arange(3)).tolist() == [1, 3, 2]
+    with pytest.raises(OptionError, match="there is no 'weight' here"):
+        merge(tmp_path / "none", *outs, columns=("score",), where="weight > 1")
+    merge(tmp_path / "bare", *outs, columns=())
+    assert [f.name for f in Reader(tmp_path / "bare").index.fields] == ["image"]
+    assert Reader(tmp_path / "bare").index.classes is None
+    assert images(tmp_path / "bare").tobytes() == np.concatenate([images(out) for out in outs]).tobytes()
+    with pytest.raises(OptionError, match=r"--columns lable: .*out_a has no such column; did you mean label\?"):
+        source(*outs, columns=("lable",))
+
+
+@pytest.mark.parametrize("damage", ["lost", "empty", "cut", "hand"])
+def test_a_dataset_without_its_index_is_recognised_and_its_index_is_put_back(tmp_path: Path, damage: str) -> None:
+    run(make_raw(tmp_path / "raw", 2), tmp_path / "out")
+    out = tmp_path / "out"
+    index_path, data = out / "index.json", (out / "index.json").read_bytes()
+    generation = Reader(out).generation
+    if damage == "lost":
+        index_path.unlink()
+    else:
+        index_path.write_bytes({"empty": b"", "cut": data[:300], "hand": data.replace(b'"samples":4', b'"samples": 4')}[damage])
+    command = f"cp {out}/generations/{generation}.json {index_path}"
+    with pytest.raises(FormatError, match=re.escape(f"`{command}`, then run `mmcompile verify {out}`")):
+        source(out)
+    with pytest.raises(FormatError, match=re.escape(command)):
+        Reader(out)
+    report = verify(out)
+    assert [problem.path for problem in report.problems] == ["index.json"]
+    assert command in report.problems[0].message
+    subprocess.run(shlex.split(command), check=True)
+    assert verify(out).ok
+    assert isinstance(source(out), CompiledSource)
+
+
+def test_what_is_left_of_a_dataset_is_no_folder_of_arrays(tmp_path: Path) -> None:
+    run(make_raw(tmp_path / "raw", 2), tmp_path / "out")
+    (tmp_path / "out" / "index.json").unlink()
+    shutil.rmtree(tmp_path / "out" / "generations")
+    with pytest.raises(FormatError, match=r"its index.json is missing; no generation is left whole .*: build again with `mmcompile build RAW"):
+        source(tmp_path / "out")
+    with pytest.raises(SourceError, match="expected arrays of one dtype and shape"):
+        source(tmp_path / "out", source="npy-folder").scan()
 
 
 @pytest.mark.parametrize("kind", ["image", "samples", "keys", "label"])

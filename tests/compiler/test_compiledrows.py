@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 
 from mmcompile.compiler import rowbuild
 from mmcompile.compiler.driver import BuildReport, build
-from mmcompile.compiler.options import BuildOptions
+from mmcompile.compiler.options import BuildOptions, as_config
 from mmcompile.compiler.preprocess import Normalize
 from mmcompile.compiler.rowrun import Here
 from mmcompile.compiler.rowstore import RowPreprocess
@@ -205,8 +207,64 @@ def test_datasets_that_do_not_go_together_are_refused(tmp_path: Path, two: tuple
     with pytest.raises(OptionError, match=rf"{tmp_path / 'images'} holds images, each with a key, and {two[0]} rows without keys"):
         source(two[0], tmp_path / "images")
     build(Table(0, columns=3), tmp_path / "other", options=options())
-    with pytest.raises(OptionError, match=rf"{two[0]} and {tmp_path / 'other'} differ in their fields \(bars: value float32 \[64\]"):
+    with pytest.raises(OptionError, match=rf"{two[0]} and {tmp_path / 'other'} differ in .*: columns of bars is .*--columns venue,ts"):
         source(two[0], tmp_path / "other")
+
+
+def test_the_fields_to_keep_are_chosen_and_stand_in_that_order(tmp_path: Path, two: tuple[Path, Path]) -> None:
+    build(Table(0, columns=3), tmp_path / "other", options=options())
+    merge(tmp_path / "some", two[0], tmp_path / "other", columns=("ts", "venue"))
+    assert [f.name for f in Reader(tmp_path / "some").index.fields] == ["ts", "venue"]
+    one, other = Table(0).data["ts"].tolist(), Table(0, columns=3).data["ts"].tolist()
+    assert column(tmp_path / "some", "ts").tolist() == [*one[:20], *other[:20], *one[20:], *other[20:]]
+    assert as_config(Reader(tmp_path / "some").index.settings, "")["columns"] == "ts,venue"
+    merge(tmp_path / "picked", two[0], columns=("ts",), where="venue == 'y'")
+    assert column(tmp_path / "picked", "ts").tolist() == Table(0).data["ts"][Table(0).data["venue"] == 1].tolist()
+    with pytest.raises(OptionError, match=r"--columns bar: .*out_a has no such column; did you mean bars\? \(it has bars, venue, ts\)"):
+        source(two[0], columns=("bar",))
+    with pytest.raises(OptionError, match="--columns: no field is left"):
+        source(two[0], columns=())
+    with pytest.raises(OptionError, match="--columns: ts stands in it twice"):
+        source(two[0], columns=("ts", "venue", "ts"))
+
+
+def test_class_numbers_get_the_names_of_a_map_that_is_given_or_are_refused(tmp_path: Path) -> None:
+    rows = [{"x": float(i), "label": label} for i, label in enumerate([0, 2, 1, -1])]
+    build(rows, tmp_path / "bare", options=options())
+    assert Reader(tmp_path / "bare").index.classes is None
+    (tmp_path / "named").write_text("c\nb\na\n")
+    merge(tmp_path / "named_out", tmp_path / "bare", classes_from=str(tmp_path / "named"))
+    reader = Reader(tmp_path / "named_out")
+    assert (reader.index.classes, column(tmp_path / "named_out", "label").tolist()) == (("c", "b", "a"), [0, 2, 1, -1])
+    with pytest.raises(OptionError, match=r"one has names of classes, and the other numbers alone; name these with --classes-from"):
+        source(tmp_path / "bare", tmp_path / "named_out")
+    (tmp_path / "order").write_text("a\nb\nc\n")
+    merge(tmp_path / "both", tmp_path / "bare", tmp_path / "named_out", classes_from=str(tmp_path / "order"))
+    assert column(tmp_path / "both", "label").tolist() == [0, 2, 1, -1, 2, 0, 1, -1]
+    (tmp_path / "short").write_text("a\nb\n")
+    with pytest.raises(OptionError, match=r"bare has the class number 2, which none of the 2 names has"):
+        merge(tmp_path / "none", tmp_path / "bare", classes_from=str(tmp_path / "short"))
+    with pytest.raises(OptionError, match=r"named_out has rows of class c, which is not in it: add it there, or leave them out with --where"):
+        merge(tmp_path / "none", tmp_path / "named_out", classes_from=str(tmp_path / "short"))
+
+
+@pytest.mark.parametrize("kind", ["groups", "classes", "table", "hashes", "venue"])
+def test_a_file_that_was_deleted_is_made_again_by_the_same_build(tmp_path: Path, kind: str) -> None:
+    out = tmp_path / "out"
+    table = Table(0, names=tuple(f"v{i}" for i in range(300)))
+    table.scan = functools.partial(stamped, table.scan)  # type: ignore[method-assign]
+    build(table, out, options=options())
+    before = {path.name: path.read_bytes() for path in (out / "shards").iterdir()}
+    next(path for path in (out / "shards").iterdir() if path.name.startswith(f"{kind}-")).unlink()
+    assert not verify(out).ok
+    build(table, out, options=options())
+    assert verify(out).ok
+    assert {path.name: path.read_bytes() for path in (out / "shards").iterdir()} == before
+
+
+def stamped(scan: Any, progress: Any = None) -> RowScan:
+    found: RowScan = scan(progress)
+    return replace(found, stamps=("a", "b", "c", "d"))
 
 
 def test_the_source_pickles_and_reads_on(two: tuple[Path, Path]) -> None:

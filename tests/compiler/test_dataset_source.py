@@ -281,7 +281,7 @@ def test_an_item_that_calls_exit_is_an_error_with_its_row(tmp_path: Path, worker
 
 
 def test_a_length_that_no_disk_can_hold_is_refused_before_shards_are_planned(tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match=r"bytes are needed for 4,611,686,018,427,387,904 rows, its disk is of "):
+    with pytest.raises(BuildError, match=r"bytes are needed for 4,611,686,018,427,387,904 rows, its disk has "):
         mmcompile.build(Pictures(length=1 << 62), tmp_path / "out", preprocess=Preprocess(resize=9, crop=8), workers=1)
     with pytest.raises(SourceError, match=r"9,223,372,036,854,775,808 rows, as the lengths of the datasets say"):
         mmcompile.build({"train": Pictures(length=1 << 62), "val": Pictures(length=1 << 62)}, tmp_path / "out", workers=1)

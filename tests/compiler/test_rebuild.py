@@ -650,3 +650,18 @@ def test_checksum_of_unchanged_files_writes_nothing(raw: Path, out: Path) -> Non
     before = snapshot(out)
     assert run(raw, out, options={"checksum": True}).kept == 12
     assert snapshot(out) == before
+
+
+@pytest.mark.parametrize("kind", ["rejects", "classes", "image", "label", "samples", "keys"])
+def test_a_file_that_was_deleted_is_made_again_by_the_same_build(tmp_path: Path, kind: str) -> None:
+    raw, out = write(tmp_path / "raw", {f"c{i:03}/0.png": picture(i) for i in range(260)} | {"c000/bad.png": BROKEN}), tmp_path / "out"
+    run(raw, out, rows=100, max_rejects=1)
+    before = dataset(out)
+    path = next(path for path in (out / "shards").iterdir() if path.name.startswith(f"{kind}-"))
+    path.unlink()
+    assert run(raw, out, rows=100, max_rejects=1).rejects == 1
+    assert dataset(out) == before
+    if kind == "rejects":  # what has to be read is also made again where it is damaged
+        path.write_bytes(b"{}\n")
+        assert run(raw, out, rows=100, max_rejects=1).rejects == 1
+        assert dataset(out) == before

@@ -517,7 +517,8 @@ def test_a_dataset_of_several_folders_is_left_alone_and_says_so(parted: Path, tm
 def test_what_cannot_be_read_names_the_command_that_mends_it(world: Path, one: Path, kind: str, how: Callable[[Path], object]) -> None:
     before = describe(one)
     how(files(one, kind)[0])
-    for call in (lambda: describe(one), lambda: make(world / "raw", one)):
+    calls = [lambda: describe(one), lambda: make(world / "raw", one)]
+    for call in calls if kind == "table" else calls[:1]:  # a build makes rejects anew
         with pytest.raises(FormatError, match=rf"{kind}-.*; run `mmcompile verify( {one} --repair RAW`|`, then `--repair RAW`)"):
             call()
     assert repair(one, world / "raw", workers=1).repaired == (f"shards/{files(one, kind)[0].name}",)

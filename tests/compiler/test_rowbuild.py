@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmcompile.compiler.driver import BuildOptions, BuildReport, build
+from mmcompile.compiler.output import describe_changes, told_changes
 from mmcompile.compiler.plan import row_cuts
 from mmcompile.compiler.preprocess import Normalize, Preprocess
 from mmcompile.compiler.rowstore import RowPreprocess
@@ -28,6 +29,7 @@ from mmcompile.errors import BuildError, OptionError, OutputExistsError, SourceE
 from mmcompile.format.index import Field, Names, Split, load_groups
 from mmcompile.format.reader import Reader
 from mmcompile.format.samples import pair_hash
+from tests.compiler import builds
 from tests.compiler.builds import dataset
 
 ROW_BYTES = 3 * 8 + 8
@@ -272,6 +274,30 @@ def test_a_full_disk_is_told_before_anything_is_written(tmp_path: Path, monkeypa
     with pytest.raises(BuildError, match="are free"):
         run(rows(), tmp_path / "out")
     assert not list((tmp_path / "out" / "shards").iterdir())
+
+
+def test_what_replaces_a_dataset_of_another_kind_says_so_and_names_what_both_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    builds.inline(monkeypatch)
+    builds.run(builds.make_raw(tmp_path / "raw", 2), tmp_path / "out")
+    told: list[str] = []
+    report = run(rows(), tmp_path / "out", progress=lambda progress: told.append(progress.message))
+    assert any(line.startswith("this replaces 4 images with labels by 100 rows of arrays or tables without labels") for line in report.warnings)
+    (line,) = filter(None, told)
+    assert line.startswith(f"differs from what is in {tmp_path / 'out'}: ")
+    assert "source.kind: folder -> " in line
+    assert ": None ->" not in line.replace("dtype: ", "")
+    assert report.changed
+    back = builds.run(tmp_path / "raw", tmp_path / "out")
+    assert any(line.startswith("this replaces 100 rows of arrays or tables without labels by 4 images with labels") for line in back.warnings)
+    assert (back.decoded, back.kept) == (0, 4)
+
+
+def test_a_line_of_changes_names_some_and_how_many_more_there_are() -> None:
+    before, now = {"source": {"kind": "x"}, **{f"n{i}": 0 for i in range(8)}}, {"source": {"kind": "x"}, **{f"n{i}": 1 for i in range(8)}}
+    line = told_changes(Path("out"), list(describe_changes(before, now)))
+    assert line == "differs from what is in out: n0: 0 -> 1; n1: 0 -> 1; n2: 0 -> 1; n3: 0 -> 1; n4: 0 -> 1; n5: 0 -> 1 and 2 more"
+    assert list(describe_changes({"source": {"kind": "x", "a": 1}, "b": 2}, {"source": {"kind": "x"}})) == ["b: 2 -> None", "source.a: 1 -> None"]
+    assert list(describe_changes({"source": {"kind": "x", "a": 1}, "b": 2}, {"source": {"kind": "y"}})) == ["source.kind: x -> y"]
 
 
 # ---------------------------------------------------------------- casts

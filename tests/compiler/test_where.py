@@ -66,7 +66,7 @@ def test_a_condition_takes_the_rows_that_meet_it(text: str) -> None:
 WRONG = {
     "": (1, "not understood"),
     "width": (1, "this is a number, not a condition"),
-    "clas == 'cat'": (1, "there is no 'clas' here; known are age, class, flags, height, key, sick, width"),
+    "clas == 'cat'": (1, "there is no 'clas' here (did you mean class?); known are age, class, flags, height, key, sick, width"),
     "'é' == class and widht > 3": (18, "there is no 'widht'"),
     "width == 'a'": (1, "a number cannot be compared with a text: put texts in quotes"),
     "flags == 3": (1, "write 'truncated-accepted' in flags"),

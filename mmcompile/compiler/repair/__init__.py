@@ -25,8 +25,9 @@ from mmcompile.compiler.sources.folder import FolderSource
 from mmcompile.errors import BuildError, FormatError, NotADatasetError, OptionError, OutputExistsError
 from mmcompile.format.canonical import name_to_json
 from mmcompile.format.findings import Problem, VerifyReport, from_a_folder
-from mmcompile.format.index import load_index, not_a_dataset
+from mmcompile.format.index import Index, load_index, read_generation
 from mmcompile.format.lock import Lock
+from mmcompile.format.remains import newest_whole, not_a_dataset
 from mmcompile.format.store import is_url
 from mmcompile.format.verify import verify
 
@@ -86,16 +87,16 @@ def repair(
     began = time.monotonic()
     if not (folder / "index.json").exists() and not (folder / "generations").is_dir():
         raise NotADatasetError(not_a_dataset(folder), path=str(folder))
-    with contextlib.suppress(FormatError):  # a damaged index is mended first
-        index = load_index(folder)[0]
-        if not from_a_folder(index):
-            made = index.settings.get("source")
-            copied = isinstance(made, dict) and made.get("kind") == "dataset"
-            said = "its rows are copied from datasets" if copied else "its rows are of arrays or tables" if not index.keyed else ""
-            raise OptionError(
-                f"{folder}: {said or 'it was not built from one folder of images'}, so it is not repaired file by file: delete the files that "
-                "`mmcompile verify` names (all of the dataset where these are its index or table), and run the same build again: it makes them anew"
-            )
+    index = _newest(folder)
+    if index is not None and not from_a_folder(index):
+        made = index.settings.get("source")
+        copied = isinstance(made, dict) and made.get("kind") == "dataset"
+        said = "its rows are copied from datasets" if copied else "its rows are of arrays or tables" if not index.keyed else ""
+        raise OptionError(
+            f"{folder}: {said or 'it was not built from one folder of images'}, so it is not repaired file by file: delete the files that "
+            "`mmcompile verify` names (all of the dataset where its table is one of them; of an index it says what to do), and run the same build "
+            "again: it makes them anew"
+        )
     FolderSource(os.fspath(source)).location()
     if is_inside(folder, source):
         raise OutputExistsError(f"{folder}: inside RAW ({source}), which is never written", path=str(folder))
@@ -115,6 +116,15 @@ def repair(
         raise
     missing = tuple(dataset.missing[path] for path in sorted(dataset.missing))
     return RepairReport(str(root), time.monotonic() - began, found, tuple(dataset.repaired), missing, dataset.decoded)
+
+
+def _newest(root: Path) -> Index | None:
+    """The current index or, where that is damaged, which is mended first, the newest of the others; None where there is none."""
+    with contextlib.suppress(FormatError):
+        return load_index(root)[0]
+    with contextlib.suppress(FormatError):
+        return None if (name := newest_whole(root)) is None else read_generation(root, name)
+    return None
 
 
 def _mend(root: Path, raw: Path, workshop: Workshop, scratch: Path, tell: Callable[[Progress], None]) -> tuple[tuple[Problem, ...], Damaged]:

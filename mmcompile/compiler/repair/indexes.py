@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mmcompile.compiler.output import noted_bytes
 from mmcompile.compiler.repair.aside import Recipe, shard_work
 from mmcompile.compiler.repair.files import mend_classes
 from mmcompile.compiler.repair.relic import Placing, Relic, array_bytes, find_relics, guess_tables, table_of
@@ -151,7 +152,7 @@ def _from_raw(d: Damaged, name: str, recipe: Recipe, relics: list[Relic]) -> Non
                 labels = np.array([n for n, key in zip(scan.labels[part], scan.keys[part], strict=True) if key not in rejected], "<i8")
             works.append(shard_work(task.number, f"task-{task.number}", keys, labels))
     items = sum(len(work.keys) for work in works)
-    d.need_room(items * (index.row_bytes + 256))
+    d.need_room(noted_bytes(items, index.row_bytes))
     made: list[tuple[str, Path]] = []
 
     def on_made(work: ShardWork, seal: Seal, folder: Path) -> None:

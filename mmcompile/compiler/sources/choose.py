@@ -7,10 +7,15 @@ all of RAW is taken; an option that it does not take is refused, never ignored.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
 
 from mmcompile.compiler.formats import TORCHVISION_EXTENSIONS
+from mmcompile.compiler.preprocess import Preprocess
+from mmcompile.compiler.rowstore import RowPreprocess
 from mmcompile.compiler.sources import Source
 from mmcompile.compiler.sources.remote import folder_source
 from mmcompile.compiler.sources.rows import RowSource
@@ -18,18 +23,18 @@ from mmcompile.compiler.sources.splits import Layout, parse_splits
 from mmcompile.errors import OptionError
 from mmcompile.format.store import is_url, on_disk
 
-__all__ = ["KINDS", "Kind", "SourceOptions", "open_source"]
+__all__ = ["KINDS", "Kind", "Raw", "SourceOptions", "given_source", "open_source"]
+
+#: Options that hold several texts, and those that hold a path, in Python also a Path.
+_SEVERAL = ("include", "exclude", "split", "as_", "columns")
+_PLACES = ("classes_from", "images", "rows")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SourceOptions:
     """What is taken from RAW, and as what; called as on the command line.  Each kind of source takes some of these, and the others are refused.
 
-    `source`: the name of a kind, None: what RAW is decides.  `include`, `exclude`, `hidden`: which files (see FolderSource).  `compat`:
-    "torchvision" for exactly the files that its ImageFolder takes.  `split`: NAME=FOLDER for each folder that is a split.  `classes_from`: a dataset
-    or file that says the names and numbers of the classes.  `as_`, `shape`, `array_dtype`: what arrays mean, and what files without a header hold
-    (see `array_source`).  `images`, `image_column`, `label_column`, `columns`: see ManifestSource.  `columns`, `label_column`, `group_by`,
-    `order_by`, `split_by`: of tables (see TableWishes).  `where`, `rows`: which rows of datasets, by a condition and by a file of their numbers.
+    The fields are explained at `Raw`.  `compat`: "torchvision" for exactly the files that its ImageFolder takes.
     """
 
     source: str | None = None
@@ -50,7 +55,12 @@ class SourceOptions:
     label_column: str | None = None
     columns: tuple[str, ...] | None = None
     where: str | None = None
-    rows: str | None = None
+    rows: str | tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for spec in fields(SourceOptions):
+            value = getattr(self, spec.name)
+            object.__setattr__(self, spec.name, spec.default if value is None else _checked(spec.name, value))
 
     @property
     def extensions(self) -> frozenset[str] | None:
@@ -64,7 +74,65 @@ class SourceOptions:
 
     def given(self) -> tuple[str, ...]:
         """The options that are not as they are without a word, apart from `source`, in order."""
-        return tuple(f.name for f in fields(self) if f.name != "source" and getattr(self, f.name) != f.default)
+        return tuple(f.name for f in fields(SourceOptions) if f.name != "source" and getattr(self, f.name) != f.default)
+
+
+@dataclass(frozen=True)
+class Raw(SourceOptions):
+    """RAW for `build`, where more is to be said of it than where it is: `build(Raw("out1/", where="width >= 256"), "out2/")`.
+
+    `places`: a path or URL, or several of them.  The other fields are options of `mmcompile build`, and do what these do; the kind of RAW decides
+    which it takes, and the others are an OptionError.  A field of several texts takes a list, or one text.
+
+    What it is, and which files count: `source`, the name of a kind ("folder", "manifest", "coco", "tar", "zip", "npy", "npz", "npy-folder", "idx",
+    "raw", "table", "dataset"), None: that is told from RAW.  `include` and `exclude`: patterns of keys, as "cats/*.png".  `hidden`: also names that
+    begin with a dot.  `compat`: is that of the Preprocess, and need not be given.
+
+    Splits and classes: `split`, each "NAME=FOLDER" (of several `places` one of them).  `classes_from`: a dataset, or a file of names, that says which
+    number each class has.
+
+    Arrays: `as_`, each "NAME=image", "NAME=class" or "NAME=value".  `shape` (as "28x28") and `array_dtype`: of a file without a header.
+
+    Lists of images, and samples in archives: `images`, the folder of the images.  `image_column`, `label_column`: names.  `columns`: those that
+    become fields, () for none.
+
+    Tables: `columns`, `label_column`; `group_by`, `order_by`: names; `split_by`, as "ts=2023-01-01,2024-01-01".
+
+    Datasets: `where`, a condition on rows.  `rows`: numbers of rows, or a file of them.  `columns`: the fields beside the images that are kept.
+    """
+
+    places: str | Path | Sequence[str | Path]
+
+    def listed(self) -> list[str]:
+        """The paths and URLs.  Raises OptionError where they are none."""
+        places = [self.places] if isinstance(self.places, str | Path) else self.places
+        if not isinstance(places, list | tuple) or not places or not all(isinstance(place, str | Path) and str(place) for place in places):
+            raise OptionError(
+                f"Raw: expected a path or URL, or a list of some, not {self.places!r:.80}; a dataset in Python is given to build itself"
+            )
+        return [os.fspath(place) for place in places]
+
+
+def _checked(name: str, value: Any) -> Any:
+    """The value of an option, in the one form that sources know.  Raises OptionError where it is none."""
+    if name == "hidden" and isinstance(value, bool):
+        return value
+    if name in _PLACES and isinstance(value, str | Path):
+        if os.fspath(value):
+            return os.fspath(value)
+    elif name in _SEVERAL:
+        texts = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list | tuple) else (None,)
+        if all(isinstance(text, str) for text in texts):
+            return texts
+    elif name == "rows" and isinstance(value, Iterable) and not isinstance(value, bytes):
+        numbers = list(value)
+        if all(hasattr(number, "__index__") and not isinstance(number, bool) for number in numbers):
+            return tuple(number.__index__() for number in numbers)
+    elif name not in ("hidden", *_PLACES) and isinstance(value, str):
+        return value
+    expected = dict.fromkeys(_PLACES, "a path") | {"hidden": "True or False", "rows": "a file, or numbers of rows"}
+    expected |= dict.fromkeys(_SEVERAL, "a list of texts")
+    raise OptionError(f"{name} must be {expected.get(name, 'a text')}, not {value!r:.80}", options=[name.strip("_").replace("_", "-")])
 
 
 @dataclass(frozen=True)
@@ -225,7 +293,7 @@ _COLUMNS = frozenset({"images", "image_column", "label_column", "columns"})
 
 #: In the order in which they are asked; the last takes what is left, and its scan says what is wrong with it.
 KINDS: tuple[Kind, ...] = (
-    Kind("dataset", _is_dataset, _dataset, (_FILES - {"hidden"}) | {"where", "rows"}),
+    Kind("dataset", _is_dataset, _dataset, (_FILES - {"hidden"}) | {"where", "rows", "columns"}),
     Kind("manifest", _is_manifest, _manifest, frozenset({"include", "exclude", "compat", "split", "classes_from"}) | _COLUMNS),
     Kind("coco", _is_coco, _coco, frozenset({"include", "exclude", "compat", "images"})),
     *(Kind(form, _is_arrays(form), _arrays(form), frozenset({"as_"})) for form in ("npy", "npz", "idx", "npy-folder")),
@@ -250,6 +318,24 @@ def open_source(raw: Sequence[str], options: SourceOptions) -> Source | RowSourc
     if refused := [name for name in options.given() if name not in kind.takes]:
         raise _refusal(kind, refused, options.source is not None)
     return kind.make(raw, options)
+
+
+def given_source(source: Any, preprocess: Preprocess | RowPreprocess | None) -> tuple[Any, Preprocess | RowPreprocess | None]:
+    """(the source, how its samples are made) of what `build` was given: paths, a Raw, a dataset in Python, or a source.  Raises as `open_source`."""
+    if isinstance(source, str | Path) or (isinstance(source, list | tuple) and source and all(isinstance(place, str | Path) for place in source)):
+        source = Raw(source)
+    if isinstance(source, Raw):
+        compat = None if isinstance(preprocess, RowPreprocess | None) else preprocess.compat
+        if source.compat not in (None, compat):
+            raise OptionError(f"Raw: compat {source.compat!r} is that of the Preprocess: give it there", options=["compat"])
+        return open_source(source.listed(), replace(source, compat=compat)), preprocess
+    if hasattr(source, "scan"):
+        return source, preprocess
+    if isinstance(source, bytes):
+        raise OptionError(f"expected a path as str or Path, not bytes ({source!r:.80})")
+    from mmcompile.compiler.sources.dataset import wrap
+
+    return wrap(source, preprocess)
 
 
 def _refusal(kind: Kind, refused: list[str], asked: bool) -> OptionError:

@@ -22,7 +22,17 @@ from mmcompile.compiler.sources.classmap import read_classes
 from mmcompile.compiler.sources.compiledrows import CompiledRows
 from mmcompile.compiler.sources.keys import Keys, place_of
 from mmcompile.compiler.sources.names import show
-from mmcompile.compiler.sources.provenance import Renumbered, ShardRows, columns_of, joined_fields, joined_splits, shards_of, split_of
+from mmcompile.compiler.sources.provenance import (
+    Renumbered,
+    ShardRows,
+    columns_of,
+    joined_fields,
+    joined_splits,
+    kept_identity,
+    plain_columns,
+    shards_of,
+    split_of,
+)
 from mmcompile.compiler.sources.selected import Selection
 from mmcompile.compiler.sources.splits import Layout, parse_splits
 from mmcompile.errors import FormatError, OptionError, SourceError
@@ -30,6 +40,7 @@ from mmcompile.format.canonical import as_text, read_limited
 from mmcompile.format.catalog import load_table
 from mmcompile.format.fields import pixel_fields, value_fields
 from mmcompile.format.index import INDEX_LIMIT, Split, load_index
+from mmcompile.format.remains import is_left_of_one
 from mmcompile.format.samples import row_hashes
 from mmcompile.format.store import is_url
 
@@ -46,9 +57,11 @@ def holds_dataset(place: str) -> bool:
     if is_url(place):
         return False
     try:
-        return b'"format":"mmcompile"' in read_limited(Path(place) / "index.json", INDEX_LIMIT)
+        if b'"format":"mmcompile"' in read_limited(Path(place) / "index.json", INDEX_LIMIT):
+            return True
     except (OSError, FormatError):
-        return False
+        pass
+    return is_left_of_one(Path(place))
 
 
 def _open(raw: Sequence[str]) -> list[Opened]:
@@ -87,7 +100,7 @@ def dataset_source(raw: Sequence[str], options: SourceOptions) -> CompiledSource
     total = sum(dataset.index.samples for dataset in datasets)
     selection = Selection(total, options.rows, options.where, options.include, options.exclude)
     kind = CompiledSource if datasets[0].index.keyed else CompiledRows
-    return kind(datasets, Layout(splits, classes), selection)
+    return kind(datasets, Layout(splits, classes), selection, options.columns)
 
 
 class CompiledSource:
@@ -95,18 +108,18 @@ class CompiledSource:
 
     Splits of one name are one, and stand as splits of folders do.  Classes are one map: that of all, or where they differ all names sorted as text.
     Within a split rows stand class by class where they do so in all datasets, dataset by dataset, and as in these.  `layout` says of which split
-    whole datasets are, and the class map; `selection` which rows are taken.
+    whole datasets are, and the class map; `selection` which rows are taken; `columns` which fields beside the images are kept, None: all.
     """
 
-    def __init__(self, datasets: list[Opened], layout: Layout, selection: Selection) -> None:
-        self._datasets, self._layout, self._selection = datasets, layout, selection
+    def __init__(self, datasets: list[Opened], layout: Layout, selection: Selection, columns: tuple[str, ...] | None = None) -> None:
+        self._datasets, self._layout, self._selection, self._columns = datasets, layout, selection, columns
         self._places = tuple((d.root, d.generation) for d in datasets)
         self._settings: Preprocess | None = None
         for dataset in datasets:
             pixels = pixel_fields(dataset.index.fields)
             if not pixels or pixels != dataset.index.fields[: len(pixels)]:
                 raise OptionError(f"{dataset.name}: it has no images, and cannot be copied from", options=["raw"])
-        self._fields, self._classes = joined_fields(datasets, layout.classes, 1)
+        self._fields, self._classes = joined_fields(datasets, layout.classes, len(pixel_fields(datasets[0].index.fields)), columns)
         self._splits = joined_splits(datasets, layout)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -135,7 +148,13 @@ class CompiledSource:
     def identity(self) -> dict[str, object]:
         """The generations, and what is taken of them."""
         generations = [generation for _, generation in self._places]
-        return {"kind": "dataset", "generations": generations, **self._selection.identity(), **self._layout.identity()}
+        return {
+            "kind": "dataset",
+            "generations": generations,
+            **self._selection.identity(),
+            **self._layout.identity(),
+            **kept_identity(self._columns),
+        }
 
     def settle(self, asked: Preprocess | None, given: Collection[str] | None = None) -> Preprocess:
         """Decide the settings of the new dataset, see `settled`.  Raises OptionError."""
@@ -196,25 +215,17 @@ class CompiledSource:
                 in_order &= bool(((walk[0][1:] > walk[0][:-1]) | (walk[1][1:] >= walk[1][:-1])).all())
                 last = walk[0][-1:], walk[1][-1:]
             known = columns_of(rows, before, np.array(self._splits, object)[numbers[parts]], self._fields)
+            plain_columns(known, renumbered.dropped, rows.own, renumbered.classes)
             local = self._selection.take(before + start, before + start + len(rows), known, rows)
             if len(refused := usable.refused(rows.samples[local])):
                 self._refuse(dataset, rows, int(local[refused[0]]))
-            self._refuse_classes(dataset, rows, local)
+            for spec in self._fields:
+                if spec.meaning == "class" and rows.own_classes is not None:
+                    renumbered.refuse_lost(rows.own_classes[local], rows.values[spec.name][local])
             taken.add(rows, local, numbers[parts[local]])
             if progress is not None:
                 progress(taken.count)
         return in_order
-
-    def _refuse_classes(self, dataset: Opened, rows: ShardRows, local: npt.NDArray[np.int64]) -> None:
-        for spec in self._fields:
-            if spec.meaning == "class" and rows.own_classes is not None and rows.class_names is not None:
-                gone = rows.own_classes[local][rows.values[spec.name][local] < -1]
-                if len(gone):
-                    name = show(rows.class_names[int(gone[0])])
-                    raise OptionError(
-                        f"--classes-from: {dataset.name} has rows of class {name}, which is not in it: add it there, or leave them out with --where",
-                        options=["classes-from"],
-                    )
 
     def _refuse(self, dataset: Opened, rows: ShardRows, row: int) -> None:
         settings, mode = self._settings or dataset.made, rows.samples["mode"][row].decode("ascii", "replace")

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from mmcompile.compiler.recast import Opened
 from mmcompile.compiler.rowstore import RowPreprocess
-from mmcompile.compiler.sources.provenance import Renumbered, joined_fields, joined_splits, plain_columns, split_of
+from mmcompile.compiler.sources.provenance import Renumbered, joined_fields, joined_splits, kept_identity, plain_columns, split_of
 from mmcompile.compiler.sources.rows import RowScan
 from mmcompile.compiler.sources.selected import Selection
 from mmcompile.compiler.sources.splits import Layout
@@ -59,16 +59,16 @@ class _Run:
 class CompiledRows:
     """Rows of datasets without keys, split by split, dataset by dataset, as they stand there; groups keep their names.
 
-    Splits of one name are one; names of classes and categories are as of CompiledSource.
+    Splits of one name are one; names of classes and categories are as of CompiledSource.  `columns`: the fields that are kept, None: all.
     """
 
-    def __init__(self, datasets: list[Opened], layout: Layout, selection: Selection) -> None:
+    def __init__(self, datasets: list[Opened], layout: Layout, selection: Selection, columns: tuple[str, ...] | None = None) -> None:
         if selection.has_patterns:
             raise OptionError(
                 f"--include and --exclude: rows of {datasets[0].name} have no keys; use --where or --rows", options=["include", "exclude"]
             )
-        self._datasets, self._layout, self._selection = datasets, layout, selection
-        self._fields, self._classes = joined_fields(datasets, layout.classes, 0)
+        self._datasets, self._layout, self._selection, self._kept = datasets, layout, selection, columns
+        self._fields, self._classes = joined_fields(datasets, layout.classes, 0, columns)
         self._splits = joined_splits(datasets, layout)
         self._runs: list[_Run] = []
         self._opened: dict[int, tuple[Generation, Renumbered]] = {}
@@ -90,7 +90,7 @@ class CompiledRows:
     def identity(self) -> dict[str, object]:
         """The generations, and what is taken of them."""
         generations = [dataset.generation for dataset in self._datasets]
-        return {"kind": "dataset", "generations": generations, **self._selection.identity(), **self._layout.identity()}
+        return {"kind": "dataset", "generations": generations, **self._selection.identity(), **self._layout.identity(), **kept_identity(self._kept)}
 
     def settle_rows(self, asked: RowPreprocess) -> bool:
         """Are rows stored as they are?  Raises OptionError where something else is asked for of rows that are no longer as their source had them."""
@@ -178,7 +178,7 @@ class CompiledRows:
         self, number: int, shard: int, start: int, before: int, split: str, names: tuple[str, ...], starts: Array
     ) -> dict[str, Callable[[], Column]]:
         """What conditions may ask of the rows of a shard."""
-        generation, _ = self._open(number)
+        generation, renumbered = self._open(number)
         rows = np.arange(start, start + int(generation.table["rows"][shard]))
 
         def group() -> Array:
@@ -191,7 +191,9 @@ class CompiledRows:
             "row": lambda: before + rows,
             "dataset": lambda: np.full(len(rows), number),
         }
-        return plain_columns(out, self._fields, functools.partial(self._column, number, shard), self._classes)
+        read = functools.partial(self._column, number, shard)
+        plain_columns(out, self._fields, read, self._classes)
+        return plain_columns(out, renumbered.dropped, read, renumbered.classes)
 
     def _column(self, number: int, shard: int, spec: Field) -> Array:
         """A field of numbers of a shard, its file held against its hash."""
@@ -236,7 +238,10 @@ class CompiledRows:
                 raise SourceError(str(error)) from error
             local = rows[part] - int(generation.starts[shard]) - first
             for spec in self._fields:
-                out[spec.name][part] = renumbered.of(spec, found[spec.name][local], Path(dataset.root))
+                own = found[spec.name][local]
+                out[spec.name][part] = new = renumbered.of(spec, own, Path(dataset.root))
+                if spec.meaning == "class":
+                    renumbered.refuse_lost(own, new)
 
     def _blocks(self, number: int, shard: int, first: int, last: int) -> dict[str, Array]:
         """Rows [first, last) of a shard, whole blocks, held against their hashes."""

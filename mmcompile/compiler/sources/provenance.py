@@ -5,8 +5,10 @@ Each file is held against its hash before it is believed.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,16 +18,28 @@ import numpy.typing as npt
 
 from mmcompile.compiler.recast import Opened
 from mmcompile.compiler.reuse import OldShard
+from mmcompile.compiler.sources.columns import find_column
 from mmcompile.compiler.sources.keys import Keys
+from mmcompile.compiler.sources.manifest import typed_columns
 from mmcompile.compiler.sources.names import show
 from mmcompile.compiler.sources.splits import Layout, rank
 from mmcompile.compiler.sources.where import Column, Flags
 from mmcompile.errors import CorruptShardError, OptionError
-from mmcompile.format.canonical import as_text
+from mmcompile.format.canonical import as_text, name_to_json
 from mmcompile.format.index import Field, Names, load_classes, load_names, row_dtype
 from mmcompile.format.samples import check_stops, pair_hash
 
-__all__ = ["Renumbered", "ShardRows", "columns_of", "joined_fields", "joined_splits", "plain_columns", "shards_of", "split_of"]
+__all__ = [
+    "Renumbered",
+    "ShardRows",
+    "columns_of",
+    "joined_fields",
+    "joined_splits",
+    "kept_identity",
+    "plain_columns",
+    "shards_of",
+    "split_of",
+]
 
 Array = npt.NDArray[Any]
 
@@ -43,19 +57,21 @@ def shards_of(dataset: Opened, table: Array) -> list[OldShard]:
     return [OldShard(folder, dataset.index.fields, {kind: pair_hash(row[kind]) for kind in kinds}, int(row["rows"]), frozenset()) for row in table]
 
 
-def joined_fields(datasets: list[Opened], classes: tuple[str, ...] | None, start: int) -> tuple[tuple[Field, ...], tuple[str, ...] | None]:
+def joined_fields(
+    datasets: list[Opened], classes: tuple[str, ...] | None, start: int, columns: tuple[str, ...] | None
+) -> tuple[tuple[Field, ...], tuple[str, ...] | None]:
     """(fields from number `start` on, class names) of all these datasets together; the names in fields are listed.
 
-    Names of classes, and of categories, that differ are joined and sorted as text; `classes`: the class map, where it is fixed.  Raises OptionError
-    where fields differ, FormatError.
+    `columns`: those that are kept, and their order, None: all.  Names of classes, and of categories, that differ are joined and sorted as text;
+    `classes`: the class map, where it is fixed.  Raises OptionError where fields differ, FormatError.
     """
-    first, found = datasets[0], [tuple(_listed(dataset, spec) for spec in dataset.index.fields[start:]) for dataset in datasets]
+    first, found = datasets[0], [tuple(_listed(dataset, spec) for spec in _kept(dataset, start, columns)) for dataset in datasets]
     for other, specs in zip(datasets, found, strict=True):
-        if [_bare(spec) for spec in specs] != [_bare(spec) for spec in found[0]]:
-            what = "what stands beside the images" if start else "their fields"
+        if (how := _difference(found[0], specs)) is not None:
             raise OptionError(
-                f"{first.name} and {other.name} differ in {what} ({_shown(found[0])}; {_shown(specs)}): only datasets of the same fields become one",
-                options=["raw"],
+                f"{first.name} and {other.name} differ in what stands {'beside the images' if start else 'in their rows'}: {how}; only the same "
+                f"fields become one{_remedy(found, start)}",
+                options=["columns"],
             )
     fields = list(found[0])
     for at, spec in enumerate(fields):
@@ -64,16 +80,18 @@ def joined_fields(datasets: list[Opened], classes: tuple[str, ...] | None, start
             if len(names) - 1 > np.iinfo(spec.stored).max:
                 raise OptionError(f"{first.name}: field {spec.name} has {len(names):,} categories in all, more than {spec.dtype} can number")
             fields[at] = replace(spec, categories=Names(names))
-    of_each = [load_classes(Path(dataset.root), dataset.index) for dataset in datasets]
+    labelled = columns is None or any(spec.meaning == "class" for spec in fields)
+    of_each = [load_classes(Path(dataset.root), dataset.index) if labelled else None for dataset in datasets]
+    if classes is not None:
+        if not any(spec.meaning == "class" for spec in fields):
+            raise OptionError(f"--classes-from: {first.name} has no classes; leave it out", options=["classes-from"])
+        return tuple(fields), classes
     bare = next((at for at, names in enumerate(of_each) if (names is None) != (of_each[0] is None)), None)
     if bare is not None:
         raise OptionError(
-            f"{first.name} and {datasets[bare].name}: one has names of classes, and the other none; give --classes-from", options=["raw"]
+            f"{first.name} and {datasets[bare].name}: one has names of classes, and the other numbers alone; name these with --classes-from",
+            options=["classes-from"],
         )
-    if classes is not None:
-        if of_each[0] is None:
-            raise OptionError(f"--classes-from: {first.name} has no classes; leave it out", options=["classes-from"])
-        return tuple(fields), classes
     return tuple(fields), None if of_each[0] is None else _union([names or () for names in of_each])
 
 
@@ -90,12 +108,50 @@ def _listed(dataset: Opened, spec: Field) -> Field:
     return replace(spec, columns=listed(spec.columns), categories=listed(spec.categories))
 
 
-def _bare(spec: Field) -> Field:
-    return replace(spec, categories=None if spec.categories is None else Names())
+def kept_identity(columns: tuple[str, ...] | None) -> dict[str, object]:
+    """Which fields were asked for, as canonical JSON values."""
+    return {} if columns is None else {"columns": name_to_json(typed_columns(columns))}
 
 
-def _shown(fields: tuple[Field, ...]) -> str:
-    return ", ".join(f"{f.name}: {f.meaning} {f.dtype} {list(f.shape) or ''}".rstrip() for f in fields[:8]) or "nothing"
+def _kept(dataset: Opened, start: int, columns: tuple[str, ...] | None) -> list[Field]:
+    """The fields of a dataset from number `start` on, or those of them that are named.  Raises OptionError."""
+    fields = {spec.name: spec for spec in dataset.index.fields[start:]}
+    if columns is None:
+        return list(fields.values())
+    images = [spec.name for spec in dataset.index.fields[:start]]
+    names = [find_column(name, [*fields], "columns", dataset.name) for name in columns if name not in images]  # images stay in any case
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise OptionError(f"--columns: {show(twice)} stands in it twice", options=["columns"])
+    if not names and not start:
+        raise OptionError("--columns: no field is left", options=["columns"])
+    return [fields[name] for name in names]
+
+
+def _bare(spec: Field) -> dict[str, Any]:
+    """What has to be the same in fields that become one; categories are joined."""
+    return {**replace(spec, categories=None).to_json(), "has categories": spec.categories is not None}
+
+
+def _difference(one: tuple[Field, ...], other: tuple[Field, ...]) -> str | None:
+    """How the fields of two datasets differ, in words; None where they do not."""
+    mine, theirs = ({spec.name: _bare(spec) for spec in specs} for specs in (one, other))
+    alone = {"first": [n for n in mine if n not in theirs], "second": [n for n in theirs if n not in mine]}
+    if any(alone.values()):
+        return ", ".join(f"{', '.join(names):.200} in the {which} alone" for which, names in alone.items() if names)
+    for name, facts in mine.items():
+        for fact in sorted({*facts, *theirs[name]}):
+            values = facts.get(fact), theirs[name].get(fact)
+            if values[0] != values[1]:
+                return f"{fact} of {name} is {values[0]!s:.80} and {values[1]!s:.80}"
+    return None if [*mine] == [*theirs] else "they stand in another order"
+
+
+def _remedy(found: list[tuple[Field, ...]], start: int) -> str:
+    """What keeps the fields that all have."""
+    common = [spec.name for spec in found[0] if all(any(_bare(spec) == _bare(other) for other in specs) for specs in found)]
+    if common:
+        return f": keep what all have with --columns {shlex.quote(','.join(common))}, or build one of them anew"
+    return ": keep the images alone with --columns ,, or build one of them anew" if start else ": build one of them anew"
 
 
 class Renumbered:
@@ -105,12 +161,20 @@ class Renumbered:
         self._dataset, self._fields = dataset, fields
         self._maps: dict[str, tuple[tuple[str, ...], Array]] = {}
         own = self.classes = load_classes(Path(dataset.root), dataset.index)
-        for spec, old in zip(fields, dataset.index.fields[-len(fields) :] if fields else (), strict=True):
-            if spec.meaning == "class" and own is not None and classes is not None:
-                self._maps[spec.name] = own, _numbers(own, classes)
+        olds = {spec.name: spec for spec in dataset.index.fields}
+        for spec, old in ((spec, olds[spec.name]) for spec in fields):
+            if spec.meaning == "class" and classes is not None:
+                names = classes if own is None else own  # numbers without names are those of the map that was given
+                self._maps[spec.name] = names, _numbers(names, classes)
             elif spec.categories is not None and old.categories is not None:
                 names = load_names(Path(dataset.root), old.categories)
                 self._maps[spec.name] = names, _numbers(names, spec.categories.listed)
+
+    @functools.cached_property
+    def dropped(self) -> tuple[Field, ...]:
+        """The fields of the dataset, apart from pictures, that are not among those kept: conditions may ask for them; their names are listed."""
+        kept = {spec.name for spec in self._fields}
+        return tuple(_listed(self._dataset, spec) for spec in self._dataset.index.fields if spec.name not in kept and spec.meaning != "image")
 
     def read(self, shard: OldShard) -> tuple[npt.NDArray[np.void], npt.NDArray[np.int64] | None]:
         """(values (N,), the class numbers that the dataset itself has (N,), or None) of a shard.
@@ -132,9 +196,24 @@ class Renumbered:
             return found
         (names, numbers), own = self._maps[spec.name], found.astype(np.int64)
         if len(own) and not -1 <= int(own.min()) <= int(own.max()) < len(names):
+            if spec.meaning == "class" and self.classes is None:
+                number = int(own.max()) if int(own.max()) >= len(names) else int(own.min())
+                raise OptionError(
+                    f"--classes-from: {self._dataset.name} has the class number {number:,}, which none of the {len(names):,} names has",
+                    options=["classes-from"],
+                )
             raise CorruptShardError(f"{path}: field {spec.name} has a number that is none of its {len(names):,} names", path=str(path))
         new: Array = numbers[own + 1].astype(spec.stored)
         return new
+
+    def refuse_lost(self, own: Array, new: Array) -> None:
+        """Raises OptionError where one of these class numbers became none, as the map that was given lacks its name."""
+        if self.classes is not None and len(gone := own[new < -1]):
+            raise OptionError(
+                f"--classes-from: {self._dataset.name} has rows of class {show(self.classes[int(gone[0])])}, which is not in it: add it there, or "
+                "leave them out with --where",
+                options=["classes-from"],
+            )
 
 
 def _numbers(old: tuple[str, ...], new: tuple[str, ...]) -> Array:
@@ -150,20 +229,31 @@ class ShardRows:
     """
 
     def __init__(self, number: int, shard: OldShard, first: int, renumbered: Renumbered, prefix: bytes) -> None:
-        self.number, self.first, self._prefix = number, first, prefix
-        try:
+        self.number, self.first, self._prefix, self._shard = number, first, prefix, shard
+        with self._there():
             self.samples = shard.samples()
             stops = self.samples["key_stop"]
             check_stops(stops, np.uint64(0), shard.path("samples"))
             self._keys = Keys(shard.read("keys", np.dtype("u1"), (int(stops[-1]),)), stops.astype(np.int64))
             self.values, self.own_classes = renumbered.read(shard)
             self.class_names = renumbered.classes
+
+    @contextlib.contextmanager
+    def _there(self) -> Iterator[None]:
+        """A file that is missing is damage."""
+        try:
+            yield
         except FileNotFoundError as error:
-            root = Path(shard.folder).parent
+            root = Path(self._shard.folder).parent
             raise CorruptShardError(
                 f"{error.filename or error}: missing; run `mmcompile verify {root} --repair RAW`, or where it was pruned build again",
-                path=shard.folder,
+                path=self._shard.folder,
             ) from None
+
+    def own(self, spec: Field) -> Array:
+        """A field as the dataset has it."""
+        with self._there():
+            return self._shard.read(spec.name, spec.stored, (self._shard.rows, *spec.shape))
 
     def __len__(self) -> int:
         return len(self.samples)

@@ -34,7 +34,9 @@ def is_picture(value: Any) -> bool:
 def is_array(value: Any) -> bool:
     """Is this something whose slices are arrays: numpy's, a tensor, an array of HDF5 or Zarr?"""
     shape = getattr(value, "shape", None)
-    return isinstance(shape, tuple) and len(shape) > 0 and hasattr(value, "dtype") and hasattr(value, "__getitem__")
+    if not isinstance(shape, tuple) or not shape:
+        return False
+    return all(hasattr(value, name) for name in ("dtype", "ndim", "__getitem__"))  # a dataset may say shape and dtype of its samples
 
 
 def named_parts(sample: Any, names: Sequence[str] | None) -> dict[str, Any]:

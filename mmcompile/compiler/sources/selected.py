@@ -27,15 +27,17 @@ _LINE = 1 << 10
 
 
 class Selection:
-    """Which of `count` rows are taken: all of `rows` (a file of their numbers) that meet `where`, and whose keys `include` and `exclude` let pass.
+    """Which of `count` rows are taken: those in `rows` (numbers, or a file of some) that meet `where`, with keys that `include`, `exclude` let pass.
 
     Raises OptionError, naming the line or the place where something is wrong.
     """
 
-    def __init__(self, count: int, rows: str | None, where: str | None, include: tuple[str, ...] = (), exclude: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, count: int, rows: str | tuple[int, ...] | None, where: str | None, include: tuple[str, ...] = (), exclude: tuple[str, ...] = ()
+    ) -> None:
         self.where = None if where is None else Where(where)
         self._include, self._exclude = Patterns(include), Patterns(exclude)
-        self._rows = None if rows is None else _read_rows(Path(rows), count)
+        self._rows = None if rows is None else _numbers_of(rows, count)
         self._patterns = {"include": include, "exclude": exclude}
 
     def __bool__(self) -> bool:
@@ -80,14 +82,10 @@ class Selection:
         return (not self._include or self._include.match(text)) and not self._exclude.match(text)
 
 
-def _read_rows(path: Path, count: int) -> npt.NDArray[np.int64]:
+def _numbers_of(given: str | tuple[int, ...], count: int) -> npt.NDArray[np.int64]:
     """Numbers of rows in [0, count), in rising order: of a text file one a line, of a .npy file those in its array (N,)."""
-    try:
-        if not S_ISREG(path.stat().st_mode):  # to open a pipe would wait for a writer
-            raise _wrong(path, "no regular file")
-        found, entry = (_of_array(path), "entry") if path.suffix == ".npy" else (_of_lines(path), "line")
-    except OSError as error:
-        raise _wrong(path, f"cannot be read ({error.strerror or error})") from None
+    path = None if isinstance(given, tuple) else Path(given)
+    found, entry = (_of_numbers(given), "entry") if isinstance(given, tuple) else _read(Path(given))
     order = np.argsort(found, kind="stable")
     rows = found[order]
     if len(rows) and (rows[0] < 0 or rows[-1] >= count):
@@ -100,6 +98,23 @@ def _read_rows(path: Path, count: int) -> npt.NDArray[np.int64]:
         first, second = order[twice[0]], order[twice[0] + 1]
         raise _wrong(path, f"{entry} {first + 1:,} and {entry} {second + 1:,} are both row {int(rows[twice[0]]):,}; a row can be taken once")
     return rows
+
+
+def _of_numbers(given: tuple[int, ...]) -> npt.NDArray[np.int64]:
+    try:
+        return np.array(given, np.int64)
+    except OverflowError:
+        raise _wrong(None, f"expected numbers of rows, found {max(given, key=abs):,}") from None
+
+
+def _read(path: Path) -> tuple[npt.NDArray[np.int64], str]:
+    """(the numbers in a file, what holds one there)."""
+    try:
+        if not S_ISREG(path.stat().st_mode):  # to open a pipe would wait for a writer
+            raise _wrong(path, "no regular file")
+        return (_of_array(path), "entry") if path.suffix == ".npy" else (_of_lines(path), "line")
+    except OSError as error:
+        raise _wrong(path, f"cannot be read ({error.strerror or error})") from None
 
 
 def _of_lines(path: Path) -> npt.NDArray[np.int64]:
@@ -128,5 +143,5 @@ def _of_array(path: Path) -> npt.NDArray[np.int64]:
     return found.astype(np.int64)
 
 
-def _wrong(path: Path, why: str) -> OptionError:
-    return OptionError(f"--rows {show(str(path))}: {why}", options=["rows"])
+def _wrong(path: Path | None, why: str) -> OptionError:
+    return OptionError(f"--rows{'' if path is None else ' ' + show(str(path))}: {why}", options=["rows"])

@@ -7,6 +7,7 @@ these, comparisons, `in`, `like` (patterns as of a shell), `and`, `or`, `not`, b
 from __future__ import annotations
 
 import ast
+import difflib
 import fnmatch
 import operator
 import re
@@ -82,7 +83,9 @@ class Where:
 
         def column(name: str, at: int) -> Column:
             if name not in columns:
-                self._fail(at, f"there is no {name!r:.60} here; known are {', '.join(sorted(columns))}")
+                close = difflib.get_close_matches(name, sorted(columns), 1)
+                hint = f" (did you mean {close[0]}?)" if close else ""
+                self._fail(at, f"there is no {name!r:.60} here{hint}; known are {', '.join(sorted(columns))}")
             if name not in made:
                 made[name] = columns[name]()
             return made[name]
