@@ -233,7 +233,7 @@ class MMapShardDataset(Facts):
             warn_of_one_variant()
         return shown
 
-    def _gather(self, rows: Rows, shown: Rows | None, valid: list[bool] | None = None) -> list[torch.Tensor]:
+    def _gather(self, rows: Rows, shown: Rows | None = None, valid: list[bool] | None = None) -> list[torch.Tensor]:
         """A tensor for each column, one copy into recycled memory, or in a worker process into shared memory."""
         shared = in_worker() and not self._hooked
         parts = [] if self._resident is None else self._resident.parts(self._columns, rows, shown)
