@@ -190,6 +190,12 @@ class TestTorchvision:
         assert type(images) is type(masks) is torch.Tensor
         assert set(masks.unique().tolist()) <= set(range(K + 1))
 
+    def test_the_canvas_is_that_of_what_an_augmentation_cut(self, root: Path) -> None:
+        ds = MMapShardDataset(root, fields=NAMES[:4], transforms=lambda *values: (values[2].canvas_size, len(values[2]), len(values[3])))
+        for sizes, boxes, labels in ShardLoader(ds, N, augment=Augment(resized_crop=(20, 30))):
+            assert [set(side.tolist()) for side in sizes] == [{20}, {30}]
+            assert torch.equal(boxes, labels)
+
     def test_boxes_without_pixels_have_the_canvas_of_the_picture(self, root: Path) -> None:
         ds = MMapShardDataset(root, fields=("boxes", "labels"), transforms=as_they_are)
         assert ds[3][0].canvas_size == (H, W)

@@ -15,7 +15,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, default_collate
 
-from mmcompile import Augment, CorruptShardError, MMapShardDataset, ShardLoader, ShardSampler
+from mmcompile import Augment, CorruptShardError, MMapShardDataset, Preprocess, ShardLoader, ShardSampler
+from mmcompile.compiler.spatial import Form, Mover
+from mmcompile.format.fields import Field, row_dtype
 from mmcompile.runtime.augment import Cut
 from mmcompile.runtime.spatial import _move_boxes, _move_points, _places
 from tests.runtime.test_device import resident
@@ -25,6 +27,8 @@ Array = npt.NDArray[Any]
 N, H, W, K = 40, 48, 64, 6
 NAMES = ("image", "mask", "boxes", "labels", "keypoints", "boxes_count", "caption")
 SCENES = draw_scenes(N, H, W, K)
+#: What boxes, labels and keypoints are.
+LISTED = ("boxes", "value", "keypoints")
 AUGMENTS = {
     "crop": Augment(crop=30, hflip=0.5),
     "padded": Augment(crop=(40, 72), padding=9, hflip=0.5),
@@ -340,3 +344,32 @@ def test_a_point_moves_with_its_pixel_and_a_box_with_its_edges() -> None:
     points = torch.tensor([[[20.0, 10, 2], [23, 17, 1], [24, 17, 2], [0, 0, 0], [19, 3, 0]]])
     _move_points(points, where)
     assert points[0].tolist() == [[16, 0, 2], [4, 14, 1], [0, 14, 0], [0, 0, 0], [20, -14, 0]]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4])
+@pytest.mark.parametrize("resize", [None, (96, 128), (30, 37)])
+def test_a_centre_crop_is_what_a_build_with_that_crop_stores(tmp_path: Path, resize: tuple[int, int] | None, share: float) -> None:
+    lists = ("boxes", "labels", "keypoints")
+    fields = tuple(Field(n, SCENES[n].dtype.name, SCENES[n].shape[1:], m, count="boxes_count") for n, m in zip(lists, LISTED, strict=True))
+    fields = (*fields, Field("boxes_count", "int64", (), "value"))
+    scan = np.zeros(N, row_dtype(fields))
+    for name in (*lists, "boxes_count"):
+        scan[name] = SCENES[name]
+    sources = np.zeros(N, [("width", "<u4"), ("height", "<u4"), ("orientation", "u1")])
+    sources["width"], sources["height"], sources["orientation"] = W, H, np.arange(N) % 4 + 1
+
+    def built(**geometry: Any) -> Any:
+        forms = (("boxes", Form(min_visibility=share)), ("keypoints", Form()))
+        return Mover(Preprocess(resize=resize, **geometry), fields, forms).moved(scan, sources)
+
+    size = resize or (H, W)
+    crop = (size[0] * 2 // 3, size[1] // 2)
+    whole, wanted = built(**({} if resize else {"crop": size})), built(crop=crop)
+    settings = {"preprocess": {"fields": {"boxes": {"min_visibility": share}}}}
+    scenes = {"image": np.zeros((N, 1, *size), np.uint8), **{f.name: whole[f.name].copy() for f in fields}}
+    make_scenes(tmp_path, scenes, settings=settings)
+    ds = MMapShardDataset(tmp_path, crop=crop, output="dict")
+    found = ds[:]
+    assert 0 < int(found["boxes_count"].sum()) < int(SCENES["boxes_count"].sum())
+    for f in fields:
+        assert np.allclose(found[f.name], wanted[f.name], rtol=0, atol=1e-4 if resize else 0), f.name
