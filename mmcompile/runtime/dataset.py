@@ -79,9 +79,9 @@ class MMapShardDataset(Facts):
         numbers in float32 where the dataset was built with normalisation, else what lies on disk.  Values too, stored floats in the dtype that they
         have (normalised ones are computed in float64 where that is float64), but a float dtype says nothing of integers that are not normalised:
         counts, times, categories, the ids in a second volume; and boxes, keypoints and masks have the dtype on disk.
-    crop: an int or (height, width), of volumes (depth, height, width): the centre of each image, equal to torchvision's CenterCrop, and of what belongs
-        to it.  Boxes are moved and clipped, those of which nothing is left (or less than the `min_visibility` of the build) go out of all lists of
-        their count; keypoints outside are not to be seen.  ValueError where a field in use cannot follow.
+    crop: an int or (height, width), of volumes (depth, height, width): the centre of each image, equal to torchvision's CenterCrop, and of what
+        belongs to it.  Boxes are moved and clipped, those of which nothing is left (or less than the `min_visibility` of the build) go out of all
+        lists of their count; keypoints outside are not to be seen.  ValueError where a field in use cannot follow.
     copy: every sample in memory of its own.
     output: "tuple" or "dict" (field name -> value).
     engine: "mmap", "pread" (bad media and files cut by others are exceptions, not signals), or "auto": mmap on local file systems.
