@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from mmcompile import Augment, Cache, MMapShardDataset, ShardLoader
+from mmcompile.format.npy import libc, map_file
 from mmcompile.runtime.patch import Patch, apply, mirrored
 from tests.runtime.test_device import resident, same
 from tests.support import make_dataset
@@ -251,6 +253,46 @@ def test_of_a_patch_alone_the_bytes_are_read(tmp_path: Path, monkeypatch: pytest
     sizes.clear()
     assert ds[1].shape == (30, 90, 80)
     assert sum(sizes) == 30 * 90 * 80
+
+
+@pytest.mark.parametrize("engine", ["mmap", "pread"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_of_cold_volumes_only_the_pages_of_patches_are_read(tmp_path: Path, engine: str, workers: int) -> None:
+    stored = np.random.default_rng(0).integers(0, 200, (6, 32, 256, 256), dtype=np.uint8)  # planes of 16 pages, 16 lines each
+    make_dataset(tmp_path, shards=(6,), values={"scan": stored}, facts={"scan": {"meaning": "volume"}})
+    path = next((tmp_path / "shards").glob("scan-*"))
+    with open(path, "rb+") as file:
+        os.fdatasync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if resident_pages(path).any():
+        pytest.skip("this file system keeps its files in memory")
+    augment = Augment(crop=(4, 48, 64))
+    loader = ShardLoader(MMapShardDataset(tmp_path, engine=engine), 2, num_workers=workers, augment=augment)
+    for epoch in range(2):
+        for k, batch in enumerate(loader):
+            rows = np.arange(2 * k, 2 * k + 2)
+            patch = augment.patch(0, epoch, rows, 32, 256, 256)
+            assert all(np.array_equal(batch[i], expected(stored[row], patch, i)) for i, row in enumerate(rows))
+    wanted = np.zeros(len(resident_pages(path)), np.bool_)
+    for epoch in range(2):
+        for row, (plane, line, _) in enumerate(augment.patch(0, epoch, np.arange(6), 32, 256, 256).start.tolist()):
+            for z in range(plane, plane + 4):
+                first = 1 + 512 * row + 16 * z  # behind the header's page
+                wanted[first + line // 16 : first + (line + 47) // 16 + 1] = True
+    found = resident_pages(path)
+    assert found[wanted].all()
+    found[:64] = False  # with the header the kernel reads what lies behind it
+    assert not found[~wanted].any()
+    assert wanted.mean() < 0.1
+
+
+def resident_pages(path: Path) -> Any:
+    """Which pages of a file lie in memory."""
+    with open(path, "rb") as file:
+        whole = map_file(file.fileno(), path.stat().st_size, writable=False)
+    pages = np.zeros(-(-len(whole) // 4096), np.uint8)
+    assert libc().mincore(whole.ctypes.data, len(whole), pages.ctypes.data) == 0
+    return (pages & 1).astype(np.bool_)
 
 
 def test_what_cannot_be_done_is_refused(root: Path, tmp_path: Path) -> None:
