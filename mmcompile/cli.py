@@ -159,7 +159,7 @@ _HELP_GROUPS = {
     "group-by order-by split-by where rows as shape array-dtype",
     "Size": "pad keep-size filter resampler jpeg-scaling",
     "Pixels": "mode mean std scale orientation alpha depth16 range icc frames truncated max-pixels max-aspect compat transform transform-version "
-    "transform-shape",
+    "transform-shape field",
     "Rows and shards": "layout order shard-bytes",
     "How it runs": "decode-timeout checksum redecode no-lock json help",
     "On many machines": "engine address plan-only part",
@@ -196,6 +196,13 @@ _HELP_GROUPS = {
 @option("--transform", str, "A step of your own on each array, between geometry and cast.", metavar="MODULE:FUNCTION")
 @option("--transform-version", str, "Of that step: change it when the step changes.", metavar="TEXT")
 @option("--transform-shape", Typed(TRIPLE), "What that step makes: height x width x channels.  Default: the shape that it gets.")
+@option(
+    "--field",
+    str,
+    "Of one field: what it is, and what differs from the others, as in mask:kind=mask.  May repeat.",
+    multiple=True,
+    metavar="NAME:KEY=VALUE,...",
+)
 @option("--order", str, "Rows as the source has them, or mixed: reading in sequence is then random.", metavar="source|shuffled[:SEED]")
 @option("--source", str, "What RAW is, where that cannot be told: folder, manifest (a list of images), table, tar, raw, … (README).", metavar="KIND")
 @option("--include", str, "Take only these, as in 'cats/*.png' (* matches / too).  May repeat.", multiple=True, metavar="GLOB")
@@ -208,7 +215,12 @@ _HELP_GROUPS = {
 @option("--array-dtype", str, "Of the numbers in such a file, as float32 or >i2.", metavar="DTYPE")
 @option("--images", Typed(PLACE), "Folder that the paths in a list are relative to.  Default: that of the list, or one in it.", metavar="DIR")
 @option("--image-column", str, "Column of a list that names (or holds) the images.  Default: by its name and what is in it.", metavar="NAME")
-@option("--label-column", str, "Column that is the label.  Default: the one called label, class, target, category or alike.", metavar="NAME")
+@option(
+    "--label-column",
+    str,
+    "Column that is the label; none: no column is.  Default: the one called label, class, target, category or alike.",
+    metavar="NAME|none",
+)
 @option(
     "--columns",
     Typed(COLUMNS),
@@ -256,15 +268,18 @@ def build(ctx: click.Context, /, raw: tuple[str, ...], out: str, dry_run: bool, 
     """
     from mmcompile.compiler.driver import BuildOptions
     from mmcompile.compiler.driver import build as run
+    from mmcompile.compiler.fieldoptions import fields_of, parse_fields
     from mmcompile.compiler.sources.choose import SourceOptions, open_source
     from mmcompile.compiler.sources.rows import is_row_source
 
+    given["fields"] = parse_fields(given.pop("field"))
     wishes = ["source", "include", "hidden", "split", "classes_from", "shape", "array_dtype", "images", "image_column", "label_column", "columns"]
     wishes += ["group_by", "order_by", "split_by", "where", "rows"]
     chosen = SourceOptions(
         exclude=(*ctx.meta.get("mmcompile.exclude", ()), *given.pop("exclude")),
         compat=given["compat"],
         as_=given.pop("as"),
+        fields=fields_of(given["fields"]),
         **{name: given.pop(name) for name in wishes},
     )
     source = open_source(raw, chosen)

@@ -16,12 +16,13 @@
         └── EngineError                   (RuntimeError) workers could not be started or were lost
 
 Each is also a child of the builtin that a caller would catch.  An error is one message (file, expected, found, remedy) plus keyword-only
-attributes, so it survives pickling between processes.
+attributes, so it survives pickling between processes.  Messages name options as the command does; a note says what they are called in Python.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, TypeVar
 
 __all__ = [
     "BuildError",
@@ -41,6 +42,20 @@ __all__ = [
 ]
 
 
+#: An option of the command in a message.
+_FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]*)")
+#: What these are called in Python.
+_SPELLED: dict[str, list[str]] = {}
+_Kind = TypeVar("_Kind", bound=type)
+
+
+def spelled(kind: _Kind) -> _Kind:
+    """A decorator of a dataclass whose fields are options of the command: errors that name one of these say so."""
+    for field in kind.__dataclass_fields__:  # type: ignore[attr-defined]
+        _SPELLED.setdefault(field.removesuffix("_s").replace("_", "-"), []).append(f"{kind.__name__}({field}=)")
+    return kind
+
+
 class MMCompileError(Exception):
     """Anything this package reports: `str(error)` is one line for a person, `error.details` the same facts for a program."""
 
@@ -49,6 +64,10 @@ class MMCompileError(Exception):
     def __init__(self, message: str, **details: Any) -> None:
         super().__init__(message)
         self.details = details
+        if flags := [flag for flag in dict.fromkeys(_FLAG.findall(message)) if flag in _SPELLED]:
+            self.add_note(
+                "; ".join(f"--{flag} in Python: {' or '.join(_SPELLED[flag])}" for flag in flags)
+            )  # in a traceback; the command prints none
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""

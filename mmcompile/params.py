@@ -51,6 +51,10 @@ def from_config(ctx: click.Context, _: click.Parameter, path: str | None) -> Non
     values: dict[str, Any] = {}
     for key, value in read_config(path, set(options)).items():
         declared = options[key]
+        if key == "field" and isinstance(value, dict) and all(isinstance(own, dict) for own in value.values()):
+            from mmcompile.compiler.fieldoptions import field_text
+
+            value = [field_text(name, own) for name, own in value.items()]
         types, expected = _config_types(declared)
         typed = as_typed(value, types, joint=declared.type.form.joint if isinstance(declared.type, Typed) else "", many=declared.multiple)
         if typed is None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from mmcompile.compiler.outcome import BuildReport, Progress
 from mmcompile.format.store import is_url
-from mmcompile.text import duration, escape, moment, name, number, quote, size, typed
+from mmcompile.text import counted, duration, escape, moment, name, number, quote, size, typed
 
 __all__ = ["build_lines", "info_lines", "progress_line", "prune_lines", "repair_lines", "verify_lines"]
 
@@ -161,7 +161,7 @@ def _counted(label: str, reasons: Mapping[str, int], total: int) -> list[Pair]:
     if not total:
         return []
     ordered = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
-    shown = [f"{count:,} {escape(reason)}" for reason, count in ordered[:MOST_LINES]]
+    shown = [counted(count, escape(reason)) for reason, count in ordered[:MOST_LINES]]
     if len(ordered) > MOST_LINES:
         shown.append(f"{sum(count for _, count in ordered[MOST_LINES:]):,} for other reasons")
     if label == "rejects" and len(ordered) != 1:

@@ -18,6 +18,7 @@ from mmcompile.format.canonical import as_bytes, as_text, name_from_json, name_t
 
 __all__ = [
     "add_options",
+    "counted",
     "duration",
     "escape",
     "examples",
@@ -184,6 +185,14 @@ def duration(seconds: float) -> str:
 def number(count: int, noun: str) -> str:
     """ "1 sample", "2,000 samples", "2 classes" """
     return f"{count:,} {noun}" + ("" if count == 1 else "es" if noun.endswith("s") else "s")
+
+
+def counted(count: int, what: str) -> str:
+    """A count of what is called by a plural, or by no noun: "2 rows of a.csv", "1 row of a.csv", "1 hidden"."""
+    first, blank, rest = what.partition(" ")
+    if count == 1 and first.isalpha() and first.endswith("s") and not first.endswith("ss"):
+        first = first.removesuffix("es" if first.endswith("sses") else "s")
+    return f"{count:,} {first}{blank}{rest}"
 
 
 def name(value: Any) -> str:

@@ -783,3 +783,20 @@ def test_a_build_says_what_a_sample_holds() -> None:
     assert any(line.split() == ["fields", "image,", "label,", "score"] for line in summary.build_lines(report))
     rows = replace(FULL, fields=("x", "ts"), columns={"x": ("open", "close")}, unit="row", classes=None)
     assert any(line.split() == ["fields", "x", "(open,", "close),", "ts"] for line in summary.build_lines(rows))
+
+
+@pytest.mark.parametrize(
+    ("count", "what", "line"),
+    [
+        (1, "folders", "1 folder"),
+        (1, "classes in column a", "1 class in column a"),
+        (1, "links to folders", "1 link to folders"),
+        (1, "extension .cls", "1 extension .cls"),
+        (1, "excluded", "1 excluded"),
+        (1, "class", "1 class"),
+        (0, "folders", "0 folders"),
+        (2000, "rows of a.csv", "2,000 rows of a.csv"),
+    ],
+)
+def test_counts_agree_with_their_nouns(count: int, what: str, line: str) -> None:
+    assert text.counted(count, what) == line

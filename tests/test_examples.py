@@ -53,9 +53,25 @@ def test_replay_shows_what_the_loader_gave(dataset: Path) -> None:
     assert "77" in said
 
 
+#: Runs a script and says which threads of a process group are alive behind it: one that is when the interpreter ends may abort the process.
+THREADS_LEFT = """
+import runpy, sys
+from pathlib import Path
+
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+names = [comm.read_text().strip() for comm in Path("/proc/self/task").glob("*/comm")]
+print("left behind:", [name for name in names if "gloo" in name], flush=True)
+"""
+
+
 def test_two_processes_train_stop_and_go_on(dataset: Path, tmp_path: Path) -> None:
+    (tmp_path / "watched.py").write_text(THREADS_LEFT)
     script = ROOT / "scripts" / "examples" / "distributed.py"
-    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", script, dataset, "--epochs", 1, "--batch-size", 10)
-    run(*launch, "--checkpoint", tmp_path / "state.pt", "--stop-after", 3)
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", tmp_path / "watched.py", script)
+    words = (*launch, dataset, "--epochs", 1, "--batch-size", 10, "--checkpoint", tmp_path / "state.pt")
+    assert run(*words, "--stop-after", 3).count("left behind: []") == 2
     assert (tmp_path / "state.pt").exists()
-    assert run(*launch, "--checkpoint", tmp_path / "state.pt")
+    said = run(*words)
+    assert "going on in epoch 1 at sample 60 of 180 with 2 processes" in said
+    assert said.count("left behind: []") == 2

@@ -23,7 +23,7 @@ from mmcompile.compiler import decode, forecast, geometry, transform
 from mmcompile.compiler.broker import BrokerExecutor, connect
 from mmcompile.compiler.cluster import Cluster
 from mmcompile.compiler.engines import LocalExecutor, make_executor
-from mmcompile.compiler.options import BuildOptions, allowed_rejects, typed
+from mmcompile.compiler.options import BuildOptions, allowed_rejects, tells_of_keywords, typed
 from mmcompile.compiler.outcome import BuildReport, Progress, sizes_of
 from mmcompile.compiler.output import (
     Contents,
@@ -53,6 +53,7 @@ from mmcompile.compiler.sources import Scan, Source, roots_of
 from mmcompile.compiler.sources.choose import given_source
 from mmcompile.compiler.sources.compiled import CompiledSource
 from mmcompile.compiler.sources.rows import is_row_source
+from mmcompile.compiler.sources.splits import check_splits
 from mmcompile.compiler.staging import Staging
 from mmcompile.compiler.statcache import StatCache
 from mmcompile.compiler.task import Job, warm_up
@@ -74,6 +75,7 @@ __all__ = ["BuildOptions", "BuildReport", "build"]
 _SAVE_S, _SAVE_SHARE = 30.0, 100
 
 
+@tells_of_keywords
 def build(
     source: Any,
     out: str | Path,
@@ -102,6 +104,10 @@ def build(
     be read or settled (both with everything else sealed, nothing published); OutputExistsError; EngineError; BuildError when another run is
     at work, or the disk is full.
     """
+    for name, value, kinds in (("preprocess", preprocess, (Preprocess, RowPreprocess)), ("options", options, (BuildOptions,))):
+        if value is not None and not isinstance(value, kinds):
+            expected = " or ".join(f"a mmcompile.{kind.__name__}" for kind in kinds)
+            raise OptionError(f"{name} must be {expected}, not {value!r:.80}", options=[name])
     options = options or BuildOptions()
     if workers is not None:
         options = replace(options, workers=workers)
@@ -113,7 +119,7 @@ def build(
 
         return _outcome(RowBuild(source, out, preprocess, options, progress), dry_run)
     if isinstance(preprocess, RowPreprocess):
-        raise OptionError("a RowPreprocess is for rows of arrays: give a Preprocess for images")
+        raise OptionError("a RowPreprocess is for arrays, tables and datasets in Python, and this source has files of images: give a Preprocess")
     preprocess = source.settle(preprocess) if isinstance(source, CompiledSource) else preprocess or Preprocess()
     given = cast(Source, source)
     if is_url(out):
@@ -281,6 +287,7 @@ class Build:
         self.progress(Progress("scan"))
         at_ns = time.time_ns()
         self.scan = self.source.scan(lambda n: self.progress(Progress("scan", n)))
+        check_splits(self.scan.splits, self.source.root)
         if self.options.seed is not None:
             self.scan = shuffled(self.scan, self.options.seed)
         if not self.scan.keys:

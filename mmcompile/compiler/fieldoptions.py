@@ -5,14 +5,14 @@ Pure: words and values in, a frozen record out.  What is not given is as the sam
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from mmcompile.errors import OptionError
 from mmcompile.format.fields import DTYPES
 
-__all__ = ["KINDS", "FieldOptions", "fields_of", "parse_field"]
+__all__ = ["KINDS", "FieldOptions", "field_text", "fields_of", "parse_field", "parse_fields"]
 
 #: What a field may be; "multilabel" is a value with a 0 or 1 for each class.
 KINDS = ("image", "mask", "volume", "boxes", "keypoints", "class", "value", "multilabel", "text")
@@ -138,6 +138,29 @@ def parse_field(text: str) -> tuple[str, dict[str, Any]]:
             raise OptionError(f"--field {text}: {key} twice", options=["field"])
         out[key] = _value(text, key, word)
     return name, out
+
+
+def parse_fields(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The settings of all fields that were typed; those of one field add up.  Raises OptionError for a setting that is given twice."""
+    out: dict[str, dict[str, Any]] = {}
+    for text in texts:
+        name, given = parse_field(text)
+        known = out.setdefault(name, {})
+        if twice := sorted(known.keys() & given.keys()):
+            raise OptionError(f"--field {text}: {twice[0]} of {name} twice", options=["field"])
+        known |= given
+    return out
+
+
+def field_text(name: str, given: Mapping[str, Any]) -> str:
+    """Settings of a field, as JSON has them, in the form in which one types them."""
+
+    def word(key: str, value: Any) -> str:
+        if isinstance(value, bool):
+            return str(value).lower()
+        return (":" if key == "range" else "x").join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+    return f"{name}:" + ",".join(f"{key}={word(key, value)}" for key, value in given.items())
 
 
 def _value(text: str, key: str, word: str) -> Any:

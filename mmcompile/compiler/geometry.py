@@ -51,7 +51,8 @@ def decide(preprocess: Preprocess, found: Sequence[tuple[int, int, str]]) -> tup
         if len(sizes) == 1:
             height, width = sizes.pop()
             preprocess = preprocess.with_size(height, width)
-            said.append(f"{height}x{width} kept: all {len(found):,} images looked at have this size (height x width)")
+            which = "the one image" if len(found) == 1 else f"all {len(found):,} images"
+            said.append(f"{height}x{width} kept: the size (height x width) of {which} looked at")
         else:
             preprocess = replace(preprocess, resize=_SIDE, crop=_SIDE)
             if sizes:

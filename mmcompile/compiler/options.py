@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, fields
 from fractions import Fraction
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from mmcompile.compiler.plan import SHARD_BYTES
 from mmcompile.compiler.preprocess import Normalize, Preprocess
-from mmcompile.errors import OptionError
+from mmcompile.compiler.rowstore import RowPreprocess
+from mmcompile.errors import OptionError, spelled
 from mmcompile.format.canonical import name_from_json
 
-__all__ = ["ENGINES", "BuildOptions", "allowed_rejects", "as_config", "typed"]
+__all__ = ["ENGINES", "BuildOptions", "allowed_rejects", "as_config", "tells_of_keywords", "typed"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 #: Engines by name; any other is given as an Executor.
 ENGINES = ("local", "dask", "ray")
 _ORDER = re.compile(r"source|shuffled(:[0-9]{1,18})?")
 
 
+@spelled
 @dataclass(frozen=True)
 class BuildOptions:
     """How to run a build.  Nothing here changes a byte of the dataset but `shard_bytes`, which moves the cuts, and `order`.
@@ -48,8 +55,8 @@ class BuildOptions:
     order: str = "source"
 
     def __post_init__(self) -> None:
-        if self.workers is not None and self.workers < 1:
-            raise OptionError(f"workers must be at least 1, not {self.workers}")
+        if self.workers is not None and (not isinstance(self.workers, int) or self.workers < 1):
+            raise OptionError(f"workers must be a number, at least 1, not {self.workers!r}")
         if not isinstance(self.engine, Executor) and self.engine not in ENGINES:
             raise OptionError(f"engine must be {', '.join(map(repr, ENGINES))} or an Executor, not {self.engine!r}")
         if self.address is not None and self.engine not in ("dask", "ray"):
@@ -67,6 +74,30 @@ class BuildOptions:
     def seed(self) -> int | None:
         """The seed of a shuffled order; None for the order of the source."""
         return None if self.order == "source" else int(self.order.partition(":")[2] or 0)
+
+
+def tells_of_keywords(function: Callable[P, R]) -> Callable[P, R]:
+    """`function`, which says of an option that it does not take as a keyword where that is given instead.  Raises TypeError."""
+    taken = set(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def called(*arguments: P.args, **given: P.kwargs) -> R:
+        for name, value in given.items():
+            if name in taken:
+                continue
+            shown = f"{name}={value!r:.60}"
+            homes = [kind.__name__ for kind in (Preprocess, RowPreprocess) if name in kind.__dataclass_fields__]
+            if homes:
+                whole = " or ".join(f"preprocess=mmcompile.{home}({shown})" for home in homes)
+                said = f"give it as {whole}{' (of arrays and tables)' if len(homes) > 1 else ''}"
+            elif name in BuildOptions.__dataclass_fields__:
+                said = f"give it as options=mmcompile.BuildOptions({shown})"
+            else:
+                said = f"there are {', '.join(sorted(taken))}; what is made of samples stands in preprocess=, how it runs in options="
+            raise TypeError(f"{function.__name__}() takes no {name}=: {said}")
+        return function(*arguments, **given)
+
+    return called
 
 
 def allowed_rejects(max_rejects: int | str, items: int) -> int:
@@ -138,8 +169,13 @@ def _image_config(made: Preprocess) -> dict[str, Any]:
     config: dict[str, Any] = {}
     for spec in fields(Preprocess):
         value = getattr(made, spec.name)
-        if spec.name != "kept_mode" and value != spec.default:
+        if spec.name not in ("kept_mode", "fields", "kind", "fill") and value != spec.default:
             config[spec.name.replace("_", "-")] = list(value) if isinstance(value, tuple) else value
+    own = made.settings().get("fields", {})
+    if made.kind != "image":
+        own = {**own, "image": {"kind": made.kind}}
+    if own:
+        config["field"] = own
     if isinstance(made.normalize, Normalize):
         del config["normalize"]
         config |= {"mean": list(made.normalize.mean), "std": list(made.normalize.std)}

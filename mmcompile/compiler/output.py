@@ -305,7 +305,7 @@ def publish_shards(out: Path, scratch: Path, contents: Contents) -> Published:
         chosen = _normalizing(contents, statistics, spec)
         if spec.name in contents.auto and (chosen is None or min(chosen["std"]) <= 0):
             raise BuildError(
-                f"{out}: --normalize auto needs channels that vary; a standard deviation of {spec.name} is 0 or unknown{_which(spec, chosen)}: "
+                f"{out}: --normalize auto needs channels that vary; a standard deviation of {spec.name} is 0 or unknown{_which(chosen)}: "
                 "give --mean and --std"
             )
     files = {name: save_blob(shards, kind, [data], scratch, suffix) for name, (kind, suffix, data) in lists_of(contents).items()}
@@ -373,12 +373,11 @@ def _normalized(spec: Field, statistics: dict[str, Any] | None) -> Field:
     return spec if statistics is None else replace(spec, normalize=(tuple(statistics["mean"]), tuple(statistics["std"])))
 
 
-def _which(spec: Field, statistics: dict[str, Any] | None) -> str:
-    """Where one number of several does not vary: the first such."""
+def _which(statistics: dict[str, Any] | None) -> str:
+    """Which channel of several does not vary: the first such."""
     if statistics is None or len(statistics["std"]) < 2:
         return ""
-    at = next(i for i, std in enumerate(statistics["std"]) if std <= 0)
-    return f" ({spec.columns.listed[at]!r})" if spec.columns is not None and spec.columns.listed else f" (number {at})"
+    return f" (channel {next(i for i, std in enumerate(statistics['std']) if std <= 0)})"
 
 
 def _statistics(contents: Contents, parts: list[Part]) -> dict[str, dict[str, Any]]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from mmcompile.compiler.cast import PIXEL_REVISION, channel_sums, store
 from mmcompile.compiler.fieldoptions import FieldOptions, fields_of
-from mmcompile.errors import OptionError
+from mmcompile.errors import OptionError, spelled
 from mmcompile.format.fields import PIXELS, Field
 
 __all__ = ["CHANNELS", "IMAGENET", "PIXEL_REVISION", "Normalize", "Preprocess", "channel_sums", "store"]
@@ -78,6 +78,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
+@spelled
 @dataclass(frozen=True)
 class Normalize:
     """`(value - mean) / std` for each channel, in float32 (float64 for float64 rows); `value` is what `scale` says.  `std` is positive."""
@@ -103,6 +104,7 @@ class Normalize:
 IMAGENET = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
+@spelled
 @dataclass(frozen=True, kw_only=True)
 class Preprocess:
     """The static part of an input pipeline; names and values are those of `mmcompile build`.

@@ -47,6 +47,7 @@ from mmcompile.compiler.plan import row_cuts, rows_per_shard
 from mmcompile.compiler.planning import with_lists
 from mmcompile.compiler.preprocess import PIXEL_REVISION, Preprocess
 from mmcompile.compiler.previous import replaced
+from mmcompile.compiler.rowgaps import refuse_undefined
 from mmcompile.compiler.rowrun import Here, RowRunner, start_readers
 from mmcompile.compiler.rowstore import RowPreprocess, StoredField, stored_fields
 from mmcompile.compiler.rowtask import RowJob, RowSeal, blocks_of, read_row_seal
@@ -54,13 +55,15 @@ from mmcompile.compiler.seals import UNREADABLE, read_sealed, write_sealed
 from mmcompile.compiler.sources import roots_of
 from mmcompile.compiler.sources.compiledrows import CompiledRows
 from mmcompile.compiler.sources.rows import RowSource
+from mmcompile.compiler.sources.splits import check_splits
 from mmcompile.errors import FormatError, OptionError, SourceError
 from mmcompile.format.canonical import canonical, name_to_json
-from mmcompile.format.catalog import digest_file, list_folder
+from mmcompile.format.catalog import digest_file, list_folder, load_table
 from mmcompile.format.commit import write_atomic
 from mmcompile.format.index import Index, load_index
 from mmcompile.format.lock import Lock
 from mmcompile.format.npy import file_bytes, file_name, hash_bytes, open_array
+from mmcompile.format.rowrepeats import QUICK_BYTES, repeated_rows
 from mmcompile.format.samples import block_rows
 from mmcompile.format.store import is_url
 
@@ -152,6 +155,7 @@ class RowBuild:
         """List the rows, cut shards, and see which of them stand."""
         self.progress(Progress("scan"))
         scan = self.scan = self.source.scan(lambda n: self.progress(Progress("scan", n)))
+        check_splits(scan.splits, self.source.root)
         if not scan.rows:
             raise SourceError(f"{self.source.root or 'the dataset'}: there are no rows", path=self.source.root)
         stored = isinstance(self.source, CompiledRows) and self.source.settle_rows(self.asked)
@@ -293,6 +297,7 @@ class RowBuild:
     def _publish(self, lock: Lock, scratch: Path) -> BuildReport:
         self.progress(Progress("publish"))
         seals = [self.whole.get(t.number) or self.made[t.number] for t in self.tasks]
+        refuse_undefined(self.out, self.source, self.fields, self.scan.ranges, seals)
         refuse_removed(self.out, lock.still_held)
         done = publish_shards(self.out, scratch, self._contents([_part(seal) for seal in seals]))
         clean_up(self.out, self.seals.values(), self.made.values())
@@ -300,7 +305,7 @@ class RowBuild:
         with contextlib.suppress(OSError):  # a cache: without it all rows are read again
             document = {"mark": [done.generation, self._mark()], "seals": [seal.to_json() for seal in seals]}
             write_sealed(self.out / ".build" / "rows", document)
-        return self._finished(done, seals)
+        return self._finished(done, seals, None)
 
     def _contents(self, parts: list[Part]) -> Contents:
         scan, auto = self.scan, tuple(f.stored.name for f in self.fields if f.auto)
@@ -325,9 +330,14 @@ class RowBuild:
         """The report of a build that found its dataset published already."""
         assert self.index is not None
         seals = [self.whole[t.number] for t in self.tasks]
-        return self._finished(describe_published(self.out, self.index, self.generation, [_part(seal) for seal in seals]), seals)
+        return self._finished(describe_published(self.out, self.index, self.generation, [_part(seal) for seal in seals]), seals, QUICK_BYTES)
 
-    def _finished(self, done: Published, seals: list[RowSeal]) -> BuildReport:
+    def _finished(self, done: Published, seals: list[RowSeal], most_bytes: int | None) -> BuildReport:
+        """The report; of more than `most_bytes` of rows those that hold the same are not looked for."""
+        repeats = None
+        with contextlib.suppress(FormatError):  # what is published is not less so where it cannot be read just now
+            index, name = load_index(self.out, done.generation)
+            repeats = repeated_rows(self.out, load_table(self.out, index, name), most_bytes)
         lost: Counter[str] = Counter()
         for seal in seals:
             lost.update(seal.counts)
@@ -341,6 +351,7 @@ class RowBuild:
             decoded=self._rows_to_read(),
             kept=self.scan.rows - self._rows_to_read(),
             counts={**self.scan.counts, **lost},
+            repeats=repeats,
             seconds=time.monotonic() - self.began,
         )
 

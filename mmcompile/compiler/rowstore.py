@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from mmcompile.compiler.cast import bfloat16, channel_sums, store
 from mmcompile.compiler.preprocess import IMAGENET, Normalize, Preprocess
-from mmcompile.errors import DecodeError, OptionError, SourceError
+from mmcompile.errors import DecodeError, OptionError, SourceError, spelled
 from mmcompile.format.index import DTYPES, Field
 from mmcompile.format.samples import exact_total
 
-__all__ = ["RowPreprocess", "StoredField", "all_finite", "merge_sums", "stored_fields"]
+__all__ = ["RowPreprocess", "StoredField", "all_finite", "merge_sums", "stored_fields", "wide"]
 
 Array = npt.NDArray[Any]
 
@@ -39,6 +39,7 @@ _MOST_SUM = 1e280
 _FOLD = 512
 
 
+@spelled
 @dataclass(frozen=True, kw_only=True)
 class RowPreprocess:
     """What is done to the images among rows, or where there are none to all values that are no times, categories or classes; None keeps them.
@@ -94,17 +95,17 @@ class StoredField:
     def make(self, values: Array, first: int, counts: Counter[str], *, finite: bool = False) -> Array:
         """The stored rows (N, *shape) of the source's rows (N, *shape), of which the first is row `first` of all; losses are added to `counts`.
 
-        `finite`: all values are known to be finite numbers.  Raises SourceError for a value that the dtype cannot hold at all.
+        `finite`: all values are known to be finite numbers.  Raises SourceError, with its `row`, for a value that the dtype cannot hold at all.
         """
         if self.image is not None:
             return self._pictures(values, first)
         if self.source.dtype in _FLOATS and not finite:
-            self._count(np.isnan(_wide(values, self.source.dtype)), "not a number", counts)
+            self._count(np.isnan(wide(values, self.source.dtype)), "values not a number", counts)
         if self.stored.dtype == self.source.dtype and self.baked is None:
             return values
         if self.stored.dtype in _FLOATS:
-            return self._floats(_wide(values, self.source.dtype), counts)
-        return self._integers(_wide(values, self.source.dtype), first, counts)
+            return self._floats(wide(values, self.source.dtype), counts)
+        return self._integers(wide(values, self.source.dtype), first, counts)
 
     def _pictures(self, values: Array, first: int) -> Array:
         assert self.image is not None
@@ -116,27 +117,27 @@ class StoredField:
             try:
                 store(row.transpose(1, 2, 0) if self.source.layout == "chw" else row, self.image, depth, out[i])
             except DecodeError as error:
-                raise SourceError(f"row {first + i:,} of {self.source.name}: {error}", row=first + i, field=self.source.name) from error
+                raise SourceError(f"{self.source.name}: {error}", row=first + i, field=self.source.name) from error
         return out
 
     def _floats(self, values: Array, counts: Counter[str]) -> Array:
-        wide = np.dtype("float64" if self.stored.dtype == "float64" else "float32").type
+        kind = np.dtype("float64" if self.stored.dtype == "float64" else "float32").type
         with np.errstate(over="ignore"):
-            made = values.astype(wide)
+            made = values.astype(kind)
             if self.baked is not None:
-                made = (made - np.asarray(self.baked.mean, wide)) / np.asarray(self.baked.std, wide)
+                made = (made - np.asarray(self.baked.mean, kind)) / np.asarray(self.baked.std, kind)
             finite = np.isfinite(values) if values.dtype.kind == "f" else np.ones(values.shape, bool)
             if self.stored.dtype == "bfloat16":
                 out: Array = bfloat16(np.ascontiguousarray(made))
                 out[np.isnan(made)] = 0x7FC0  # rounding would carry some of them over
-                made = _wide(out, "bfloat16")
+                made = wide(out, "bfloat16")
             else:
                 out = made = made.astype(self.stored.stored)
         infinite = finite & ~np.isfinite(made)
-        self._count(infinite, f"infinite as {self.stored.dtype}", counts)
+        self._count(infinite, f"values infinite as {self.stored.dtype}", counts)
         if self.baked is None and not _holds(self.source.dtype, self.stored.dtype):
             with np.errstate(invalid="ignore", over="ignore"):
-                self._count((made.astype(values.dtype) != values) & finite & ~infinite, f"digits lost as {self.stored.dtype}", counts)
+                self._count((made.astype(values.dtype) != values) & finite & ~infinite, f"values lost digits as {self.stored.dtype}", counts)
         return out
 
     def _integers(self, values: Array, first: int, counts: Counter[str]) -> Array:
@@ -146,7 +147,7 @@ class StoredField:
             whole = np.rint(values)
             bad = ~((whole >= float(low)) & (whole < float(high + 1)))
             self._refuse(bad, values, first)
-            self._count(whole != values, f"digits lost as {self.stored.dtype}", counts)
+            self._count(whole != values, f"values lost digits as {self.stored.dtype}", counts)
             return whole.astype(target)
         if values.dtype.kind != "b":
             held = np.iinfo(values.dtype)
@@ -163,8 +164,7 @@ class StoredField:
             return
         at = tuple(int(i) for i in np.argwhere(bad)[0])
         raise SourceError(
-            f"row {first + at[0]:,} of {self._named(at[1:])}: {values[at]} cannot be held by {self.stored.dtype}; "
-            "choose another --dtype, or leave that row out",
+            f"{self.named(at[1:])}: {values[at]} cannot be held by {self.stored.dtype}; choose another --dtype, or leave that row out",
             row=first + at[0],
             field=self.source.name,
         )
@@ -177,9 +177,9 @@ class StoredField:
             return
         for column, n in enumerate(found.sum(axis=0).tolist()):
             if n:
-                counts[f"{what} ({self._named((column,))})"] += n
+                counts[f"{what} ({self.named((column,))})"] += n
 
-    def _named(self, at: tuple[int, ...]) -> str:
+    def named(self, at: tuple[int, ...]) -> str:
         """The field, and where in its row."""
         if self.source.columns is not None and at:
             return f"{self.source.name}[{self.source.columns.listed[at[0]]}]"
@@ -201,7 +201,7 @@ class StoredField:
             columns = columns.T
         else:
             columns = values.reshape(len(values), -1)
-        return _entry(0, len(columns), *_column_sums(_wide(columns, self.source.dtype)))
+        return _entry(0, len(columns), *_column_sums(wide(columns, self.source.dtype)))
 
 
 def _planes(values: Array, layout: str | None) -> Array:
@@ -223,10 +223,10 @@ def _column_sums(values: Array) -> tuple[list[Any], list[Any]]:
     total, squares = np.zeros(columns, kind), np.zeros(columns, kind)
     with np.errstate(invalid="ignore", over="ignore"):
         for start in range(0, n, max(1, _CHUNK // columns)):
-            wide = values[start : start + max(1, _CHUNK // columns)].astype(kind)
-            total += _folded(wide)
-            np.multiply(wide, wide, out=wide)
-            squares += _folded(wide)
+            part = values[start : start + max(1, _CHUNK // columns)].astype(kind)
+            total += _folded(part)
+            np.multiply(part, part, out=part)
+            squares += _folded(part)
     return total.tolist(), squares.tolist()
 
 
@@ -254,7 +254,7 @@ def merge_sums(parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [out]
 
 
-def _wide(values: Array, dtype: str) -> Array:
+def wide(values: Array, dtype: str) -> Array:
     """Numbers that numpy can count with: bfloat16 as float32."""
     if dtype != "bfloat16":
         return values

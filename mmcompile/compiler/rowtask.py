@@ -20,7 +20,7 @@ from mmcompile.compiler.previous import array_hash
 from mmcompile.compiler.rowstore import StoredField, all_finite, merge_sums
 from mmcompile.compiler.sealing import begin_writing, install_rows, stands, write_all
 from mmcompile.compiler.seals import UNREADABLE, files_by_kind, read_sealed, write_sealed
-from mmcompile.compiler.sources.rows import RowSource
+from mmcompile.compiler.sources.rows import RowSource, place_of
 from mmcompile.errors import SourceError
 from mmcompile.format.npy import ALIGN, file_name, save_array
 from mmcompile.format.samples import block_rows
@@ -149,7 +149,10 @@ def run_rows(job: RowJob, piece: RowPiece) -> RowResult:
     for spec in job.fields:
         values = _checked(found.pop(spec.source.name, None), spec, piece)
         sums = spec.sums(values)
-        made = np.ascontiguousarray(spec.make(values, piece.start, result.counts, finite=all_finite(sums)))
+        try:
+            made = np.ascontiguousarray(spec.make(values, piece.start, result.counts, finite=all_finite(sums)))
+        except SourceError as error:
+            raise SourceError(f"{place_of(source, error.details['row'])}: {error}", **error.details) from error
         if sums is not None:
             result.sums[spec.stored.name] = merge_sums([sums])[0]
         view: Any = memoryview(made.reshape(-1).view(np.uint8))  # type: ignore[arg-type]

@@ -83,8 +83,9 @@ def too_many(out: Path, rejects: list[dict[str, Any]], items: int, allowed: int)
     listed = listed_rejects(out)
     if len(rejects) == items:
         message, _ = Counter(line["message"] for line in rejects).most_common(1)[0]
+        which = "the one image was" if items == 1 else f"all {items:,} images were"
         return DecodeError(
-            f"{out}: all {len(rejects):,} images were rejected ({message}), so there is nothing to publish; see {listed}",
+            f"{out}: {which} rejected ({message}), so there is nothing to publish; see {listed}",
             rejects=len(rejects),
             report=str(listed),
         )

@@ -22,6 +22,7 @@ from mmcompile.format.mirror import Mirror, mirrored
 from mmcompile.format.npy import file_name, open_array, read_into
 from mmcompile.format.reader import Reader
 from mmcompile.format.rejects import load_rejects
+from mmcompile.format.rowrepeats import QUICK_BYTES, repeated_rows
 from mmcompile.format.samples import FLAGS, pair_hash
 from mmcompile.format.store import is_url, on_disk
 
@@ -39,8 +40,9 @@ def describe(root: str | Path, generation: str | None = None) -> dict[str, Any]:
 
     Reads (of a URL: fetches) the index, the table, names, groups, labels and rejects, no other rows.  `bytes.folder` is the size of everything in the
     folder, older generations and unfinished builds included; `missing` counts the files of shards that are not there.  `generations` are newest
-    first, `modified` in seconds since 1970.  `repeats` says which samples have the same source, from their provenance; None behind a URL, from where
-    that would have to be fetched, and where files are missing.  Raises FormatError.
+    first, `modified` in seconds since 1970.  `repeats` says which samples have the same source, from their provenance, or where they have no keys,
+    which rows hold the same, up to 1 GiB of rows, which are read for that; None behind a URL, from where that would have to be fetched, and where
+    files are missing.  Raises FormatError.
     """
     root = on_disk(root)
     if is_url(root):
@@ -59,6 +61,9 @@ def _describe(root: Path, generation: str | None, *, repeats: bool = False) -> d
     counts = _count_labels(root, loaded, field, len(classes or ())) if field is not None else None
     dataset, total, missing = _sizes(root, loaded)
     ages = kept_files(root)[0]
+    found = None
+    if repeats and not missing:
+        found = _repeats(root, loaded, field) if index.keyed else repeated_rows(root, loaded, QUICK_BYTES)
     newest = sorted(ages, key=lambda n: (n != current, -ages[n], n))
     return {
         "command": "info",
@@ -89,7 +94,7 @@ def _describe(root: Path, generation: str | None, *, repeats: bool = False) -> d
             "file": None if index.rejects_file is None else f"shards/{file_name('rejects', index.rejects_file, '.jsonl')}",
             "reasons": dict(sorted(Counter(r.code for r in rejects).items())),
         },
-        "repeats": _repeats(root, loaded, field).to_json() if repeats and index.keyed and not missing else None,
+        "repeats": None if found is None else found.to_json(),
         "generations": [{"name": n, "modified": ages[n], "current": n == current} for n in newest],
     }
 

@@ -15,10 +15,10 @@ import numpy.typing as npt
 from mmcompile.format.canonical import as_text, name_to_json
 from mmcompile.format.fields import Split
 
-__all__ = ["Repeat", "Repeats", "find_repeats"]
+__all__ = ["MOST_GROUPS", "Repeat", "Repeats", "find_repeats"]
 
 #: Sources that are named where there are more, and the samples of each: what a person can look through.
-_MOST_GROUPS, _MOST_KEYS = 100, 10
+MOST_GROUPS, _MOST_KEYS = 100, 10
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def find_repeats(
         mine = labels[rows]
         most, none = np.maximum.reduceat(mine, starts), np.iinfo(np.int64).max
         contradictory = (most >= 0) & (np.minimum.reduceat(np.where(mine < 0, none, mine), starts) < most)
-    shown = np.lexsort((rows[starts], ~contradictory, ~leaked))[:_MOST_GROUPS].tolist()
+    shown = np.lexsort((rows[starts], ~contradictory, ~leaked))[:MOST_GROUPS].tolist()
     examples = []
     for group in shown:
         named = rows[starts[group] : starts[group] + min(int(sizes[group]), _MOST_KEYS)].tolist()

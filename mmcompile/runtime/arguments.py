@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mmcompile.runtime.joint import Joint
     from mmcompile.runtime.spatial import Spatial
 
-__all__ = ["columns_of", "field_names", "files_of", "joint_of", "spatial_of", "split_range"]
+__all__ = ["column_of", "columns_of", "field_names", "files_of", "joint_of", "spatial_of", "split_range"]
 
 
 def files_of(root: str | os.PathLike[str], cache: Any) -> Files:
@@ -57,7 +57,8 @@ def split_range(reader: Reader, split: str | None) -> tuple[int, int]:
         raise ValueError(f"{reader.root}: has the splits {list(ranges)}; pass split= one of them, or 'all' for all")
     wanted = next(iter(ranges)) if split is None else split
     if wanted not in ranges and wanted != "all":
-        raise ValueError(f"{reader.root}: no split {wanted!r}; it has {list(ranges)}, and 'all' joins them")
+        has = "it has no splits: leave split= out" if [*ranges] == ["all"] else f"it has {[*ranges]}" + ", and 'all' joins them" * (len(ranges) > 1)
+        raise ValueError(f"{reader.root}: no split {wanted!r}; {has}")
     whole = (0, reader.index.samples)
     return whole if wanted == "all" and len(ranges) > 1 else ranges.get(wanted, whole)
 
@@ -71,7 +72,7 @@ def columns_of(reader: Reader, fields: tuple[str, ...] | None, dtype: torch.dtyp
             raise ValueError(f"{reader.root}: no field {name!r}; it has {list(known)}")
     views = next((f.views for f in known.values() if f.views is not None), None)
     variants = reader if views is None else Variants(reader, views)
-    columns = [_column(variants if known[name].views is not None else reader, known[name], dtype, crop) for name in names]
+    columns = [column_of(variants if known[name].views is not None else reader, known[name], dtype, crop) for name in names]
     if crop is not None and not any(isinstance(column, PixelColumn) for column in columns):
         raise ValueError(f"{reader.root}: crop needs an image, the fields are {list(names)}")
     values = any(known[name].meaning != "class" for name in names)
@@ -101,7 +102,7 @@ def joint_of(index: Index, columns: list[Column], spatial: Spatial | None) -> Jo
     return Joint(fields, None if spatial is None else spatial.size)
 
 
-def _column(reader: Reader, field: Field, dtype: torch.dtype | str | None, crop: int | tuple[int, ...] | None) -> Column:
+def column_of(reader: Reader, field: Field, dtype: torch.dtype | str | None, crop: int | tuple[int, ...] | None) -> Column:
     """The column of a field: what it means decides."""
     if field.meaning == "volume":
         from mmcompile.runtime.volume import VolumeColumn  # reading images alone does not load it

@@ -146,7 +146,7 @@ class MMapShardDataset(Facts):
         names = [column.name for column in self._columns]
         if self._windows is not None:
             bounds = np.array([0, *(s.stop for s in index.splits)], np.int64)
-            self._columns = self._windows.columns(self._columns, self.fields, str(self.root))
+            self._columns = self._windows.columns(self._columns, self._reader, self._dtype, self._crop)
             if self._chosen is None:
                 self._rows = self._windows.selection(self._reader.origins.groups[1], bounds, *self._range, str(self.root))
         self._pools = [Pool(_SPARE) for _ in self._columns]
@@ -353,9 +353,9 @@ class MMapShardDataset(Facts):
                                                 x     x   x    x    x                      (T, *shape)
                                                 y                             y            row t + 4 - 1 + 2
 
-        target: names of fields, which come as (N, *shape), or of columns of one field, (N, K), for one name as text (N,).  A class, and with
-            horizon=0 (the window's last row) any field, comes as a target only; other fields come as windows too, and in a dict the target is called
-            NAME_target.  Columns need a horizon of at least 1: the window has them up to its last row.
+        target: names of fields, which come as (N, *shape), or of columns of one field, (N, K), for one name as text (N,), in this order, whether
+            `fields=` names them or not.  A class, one that `fields=` leaves out, and with horizon=0 (the window's last row) any field, comes as a
+            target only; others come as windows too, and in a dict their target is called NAME_target.  Columns in the window need a horizon above 0.
 
         `source(i)` is that of the first row.  Raises ValueError where no window fits, and for a subset: take a subset of the windows instead.
         """

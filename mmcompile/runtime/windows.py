@@ -15,6 +15,8 @@ import numpy.typing as npt
 from torch import Tensor
 
 from mmcompile.format.index import Field
+from mmcompile.format.reader import Reader
+from mmcompile.runtime.arguments import column_of
 from mmcompile.runtime.column import ClassColumn, Column, Memory
 from mmcompile.runtime.numbers import signed
 from mmcompile.runtime.seeding import stream_key
@@ -62,47 +64,54 @@ class Windows:
             raise ValueError(f"{where}: a window of {self.length:,} rows{ahead} fits into none of its groups, the longest has {longest:,} rows")
         return found
 
-    def columns(self, columns: list[Column], known: dict[str, Field], where: str) -> list[Column]:
-        """These columns as windows, then the targets.  `known`: the fields in use, with the names of their columns."""
-        if moved := [f"{f.name} ({f.meaning})" for f in known.values() if f.meaning in ("mask", "boxes", "keypoints")]:
-            raise ValueError(f"{where}: windows are of pictures and values, not of {', '.join(moved)}: leave them out with fields=")
+    def columns(self, columns: list[Column], reader: Reader, dtype: Any, crop: Any) -> list[Column]:
+        """These columns as windows, then the targets in the order in which they were asked for; a target's field need not be one of these.
+
+        `dtype` and `crop` as the columns were made with.
+        """
+        where = str(reader.root)
+        _check_moved(columns, where)
         if self.target is None or self.horizon is None:
             return [WindowColumn(column, self.length) for column in columns]
         of = {column.name: column for column in columns}
+        known = {name: reader.origins.field(name) for name in of}
         names = (self.target,) if isinstance(self.target, str) else self.target
-        fields: list[str] = []
-        picked: list[int] = []
+        if len(set(names)) != len(names):
+            raise ValueError(f"{where}: target names one twice: {list(names)}")
+        if strange := [name for name in names if name not in known and not _owners(name, known)]:
+            others = {f.name: reader.origins.field(f.name) for f in reader.index.fields if f.name not in known}
+            found = {name if name in others else owner: None for name in strange for owner in ([name] if name in others else _owners(name, others))}
+            known |= {name: others[name] for name in found}
+            of |= {name: column_of(reader, others[name], dtype, crop) for name in found}
+            _check_moved(of.values(), where)
+        wanted: dict[tuple[str, bool], list[int]] = {}  # a field, are columns of it the target, and which
         owner: str | None = None
         for name in names:
-            owners = [f for f, spec in known.items() if spec.columns is not None and name in spec.columns.listed]
+            owners = _owners(name, known)
             if name in of:
-                fields.append(name)
+                wanted[name, False] = []
             elif len(owners) == 1 and owner in (None, owners[0]):
                 owner = owners[0]
                 columns_of_it = known[owner].columns
-                picked += [] if columns_of_it is None else [columns_of_it.listed.index(name)]
+                wanted.setdefault((owner, True), []).extend([] if columns_of_it is None else [columns_of_it.listed.index(name)])
             else:
                 said = (
-                    f"columns of the fields {[*owners, *([owner] if owner else [])]}, a target's are of one"
-                    if owners
-                    else "no field in use, and no column"
+                    f"columns of the fields {[*owners, *([owner] if owner else [])]}, a target's are of one" if owners else "no field, and no column"
                 )
                 raise ValueError(f"{where}: target {name!r} names {said}; the fields are {list(of)}{_some_columns(known)}")
-        if len(set(names)) != len(names):
-            raise ValueError(f"{where}: target names one twice: {list(names)}")
-        if owner is not None and not self.horizon:
+        within = {column.name for column in columns}
+        if owner in within and not self.horizon:
             raise ValueError(f"{where}: with horizon=0 the target's columns {names} would be in the window: pass horizon= at least 1")
-        alone = [name for name in fields if isinstance(of[name], ClassColumn) or not self.horizon]
+        alone = [n for n, some in wanted if not some and (n not in within or isinstance(of[n], ClassColumn) or not self.horizon)]
         out: list[Column] = [WindowColumn(column, self.length) for column in columns if column.name not in alone]
         if not out:
-            raise ValueError(f"{where}: all fields in use, {list(of)}, are targets; a window needs at least one other")
-        out += [TargetColumn(of[name], self.reach, name if name in alone else name + _TARGET, None) for name in fields]
-        if owner is not None:
-            out.append(TargetColumn(of[owner], self.reach, owner + _TARGET, picked[0] if isinstance(self.target, str) else picked))
-        if len({column.name for column in out}) != len(out):
-            raise ValueError(
-                f"{where}: two values of a sample would have one name: {[column.name for column in out]}; ask for fewer fields or targets"
-            )
+            raise ValueError(f"{where}: all fields in use, {list(within)}, are targets; a window needs at least one other")
+        for (name, some), picked in wanted.items():
+            pick = None if not some else picked[0] if isinstance(self.target, str) else picked
+            out.append(TargetColumn(of[name], self.reach, name if name in alone and not some else name + _TARGET, pick))
+        called = [column.name for column in out]
+        if twice := next((name for name in called if called.count(name) > 1), None):
+            raise ValueError(f"{where}: two values of a sample would have one name, {twice!r}, of {called}: leave one out of fields= or of target=")
         return out
 
     def offset(self, columns: Sequence[Column], field: str) -> int | None:
@@ -134,6 +143,8 @@ class WindowSelection(Selection):
     """
 
     def __init__(self, edges: Rows, length: int, stride: int, reach: int) -> None:
+        longest = int(np.diff(edges).max(initial=0))
+        reach, stride = min(reach, longest), min(stride, max(1, longest))  # numbers beyond do the same, and int64 may not hold them
         counts = np.maximum(0, np.diff(edges) - reach - 1 + stride) // stride
         some = counts > 0
         self._begins, self._counts, self._stride, self._edges = edges[:-1][some], counts[some], stride, (int(edges[0]), int(edges[-1]))
@@ -260,6 +271,17 @@ class TargetColumn(Column):
         if not isinstance(self._pick, list):
             return values if self._pick is None else values[..., self._pick]
         return signed(values)[..., self._pick].view(values.dtype)
+
+
+def _owners(name: str, known: dict[str, Field]) -> list[str]:
+    """The fields that have a column of this name."""
+    return [field for field, spec in known.items() if spec.columns is not None and name in spec.columns.listed]
+
+
+def _check_moved(columns: Iterable[Column], where: str) -> None:
+    """ValueError for what moves with a single picture."""
+    if moved := [f"{column.name} ({column.meaning})" for column in columns if column.meaning in ("mask", "boxes", "keypoints")]:
+        raise ValueError(f"{where}: windows are of pictures and values, not of {', '.join(moved)}: leave them out with fields=")
 
 
 def _some_columns(known: dict[str, Field]) -> str:

@@ -9,12 +9,14 @@ on where the file says, also with another number of processes; --stop-after N en
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # before there is a group: its functions keep the one of the time of their import, with its threads, for ever
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -41,22 +43,13 @@ def accuracy(model: nn.Module, loader: ShardLoader) -> tuple[int, int]:
     return int(totals[0]), int(totals[1])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("dataset")
-    parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--batch-size", type=int, default=64, help="of each process")
-    parser.add_argument("--checkpoint", type=Path)
-    parser.add_argument("--stop-after", type=int, help="steps")
-    options = parser.parse_args()
-
-    dist.init_process_group("gloo")
+def train(options: argparse.Namespace) -> None:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     torch.set_num_threads(1)
     dataset = open_together(options.dataset)
-    train, held_out = dataset.random_split([0.9, 0.1], stratify=True)
-    loader = ShardLoader(train, options.batch_size, shuffle=True)
+    training, held_out = dataset.random_split([0.9, 0.1], stratify=True)
+    loader = ShardLoader(training, options.batch_size, shuffle=True)
     held_out_loader = ShardLoader(held_out, options.batch_size, uneven="mask")
     size = torch.Size(dataset.shape).numel()
     model = DistributedDataParallel(nn.Sequential(nn.Flatten(), nn.Linear(size, 64), nn.ReLU(), nn.Linear(64, len(dataset.classes))))
@@ -69,7 +62,7 @@ def main() -> None:
         loader.load_state_dict(saved["loader"])
         first = saved["loader"]["epoch"]
         if rank == 0:
-            print(f"going on in epoch {first + 1} at sample {saved['loader']['position']:,} of {len(train):,} with {ranks} processes", flush=True)
+            print(f"going on in epoch {first + 1} at sample {saved['loader']['position']:,} of {len(training):,} with {ranks} processes", flush=True)
 
     steps = 0
     for epoch in range(first, options.epochs):
@@ -92,6 +85,22 @@ def main() -> None:
             raise SystemExit(f"distributed.py: {counted} samples were counted, the held-out part has {len(held_out)}")
         if rank == 0:
             print(f"epoch {epoch + 1}: {right:,} of {counted:,} held-out samples right, {ranks} processes", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dataset")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--batch-size", type=int, default=64, help="of each process")
+    parser.add_argument("--checkpoint", type=Path)
+    parser.add_argument("--stop-after", type=int, help="steps")
+    options = parser.parse_args()
+
+    dist.init_process_group("gloo")
+    train(options)
+    # In order, or a thread of the group meets an interpreter that is being torn down: the model, which refers to itself, lets go of the group, all
+    # ranks are there, and with the last reference to the group its threads end.
+    gc.collect()
     dist.barrier()
     dist.destroy_process_group()
 

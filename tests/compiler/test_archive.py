@@ -19,6 +19,7 @@ import pytest
 
 from mmcompile.compiler import statcache
 from mmcompile.compiler.repair import repair
+from mmcompile.compiler.sources import Scan
 from mmcompile.compiler.sources.archive import ArchiveSource
 from mmcompile.compiler.sources.choose import SourceOptions, open_source
 from mmcompile.compiler.sources.folder import FolderSource
@@ -178,7 +179,7 @@ def test_of_several_images_the_first_as_text_is_taken_and_another_can_be_chosen(
     scan = source(raw).scan()
     assert list(scan.keys) == [b"a.b.png"]
     assert scan.left_out == {"further image of a sample": 1}
-    assert any("1 further images" in w for w in scan.warnings)
+    assert any(w.startswith("1 image beside another of the same sample left out") for w in scan.warnings)
     scan = source(raw, exclude=("*.b.png",)).scan()
     assert list(scan.keys) == [b"a.z.png"]
     assert scan.left_out == {"excluded": 1}
@@ -241,6 +242,7 @@ def test_fields_and_label_can_be_chosen(tmp_path: Path) -> None:
     assert scan.values["label"].tolist() == [1, 0]
     assert scan.values["x"].tolist() == [1, 2]
     assert source(raw, label_column="cls").scan().values["label"].tolist() == [7, 7]
+    assert [f.name for f in source(raw, label_column="none").scan().fields] == ["x"]
     scan = source(raw, columns=("kind",)).scan()
     assert [f.name for f in scan.fields] == ["label", "kind"]
     assert scan.values["kind"].tolist() == [1, 0]
@@ -250,6 +252,29 @@ def test_fields_and_label_can_be_chosen(tmp_path: Path) -> None:
             source(raw, **more).scan()
     with pytest.raises(OptionError, match="no image has a class or a record beside it"):
         source(tar(tmp_path / "b.tar", [("a.png", b"x")]), label_column="kind").scan()
+
+
+def test_a_value_that_is_none_like_others_is_named(tmp_path: Path) -> None:
+    def scan(name: str, scores: list[Any], classes: bytes, **options: Any) -> Scan:
+        files = [(f"{i}.json", json.dumps({"score": score}).encode()) for i, score in enumerate(scores)]
+        files += [(f"{i}.{kind}", data) for i, c in enumerate(classes) for kind, data in (("png", b"x"), ("cls", bytes([c])))]
+        return source(tar(tmp_path / name, files), **options).scan()
+
+    found = scan("a.tar", [1, "?", 3], b"12x")
+    assert found.classes == ("1", "2", "x")
+    said = "{}: 2.png: 'x' is no value like others in it, so that all of them are names of classes, in their order as text"
+    assert found.warnings == (said.format(".cls"), ".json value score is left out: 1.png: '?' is no value like others in it: mend it")
+    with pytest.raises(OptionError, match=r"--columns score: .*: 1\.png: '\?' is no value like others in it"):
+        scan("b.tar", [1, "?", 3], b"123", columns=("score",))
+    assert scan("c.tar", ["1", "?", "3"], b"123", columns=("score",)).values["score"].tolist() == [0, 2, 1]
+
+
+def test_records_are_read_as_lines_of_json_are(tmp_path: Path) -> None:
+    scan = source(tar(tmp_path / "a.tar", [("0.png", b"x"), ("0.json", b'{"score": 1e999, "x": 1}')])).scan()
+    assert [f.name for f in scan.fields] == ["x"]
+    assert scan.warnings == (".json value score is left out: a number is beyond float64: 1E+999 (0.png)",)
+    with pytest.raises(SourceError, match=r"a \.json member: 'x' stands in it twice"):
+        source(tar(tmp_path / "b.tar", [("0.png", b"x"), ("0.json", b'{"x": 1, "x": 2}')])).scan()
 
 
 def test_splits_are_folders_of_archives_or_named(tmp_path: Path) -> None:
@@ -314,6 +339,58 @@ def zipped(path: Path, raw: Path, method: int = zipfile.ZIP_DEFLATED, top: str =
             for name in names:
                 archive.write(os.path.join(folder, name), top + os.path.join(inside, name))
     return path
+
+
+def packed(path: Path, raw: Path, top: str) -> Path:
+    """A tar or zip, by the name, of what is in a folder, below `top`."""
+    if path.suffix == ".zip":
+        return zipped(path, raw, top=top)
+    with tarfile.open(path, "w") as archive:
+        archive.add(raw, top)
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.tar", "a.zip"])
+@pytest.mark.parametrize("splits", [False, True])
+def test_one_outer_folder_is_no_class_but_those_in_it_are(tmp_path: Path, name: str, splits: bool) -> None:
+    raw = tmp_path / "raw"
+    for part in ("train", "val") if splits else (".",):
+        make_raw(raw / part, 4)
+    (raw / "train" / "empty" if splits else raw / "empty").mkdir()
+    path = packed(tmp_path / name, raw, "photos/")
+    folder, scan = FolderSource(str(raw)).scan(), source(path).scan()
+    assert list(scan.keys) == [b"photos/" + key for key in folder.keys]
+    assert (scan.classes, scan.splits, scan.counts) == (folder.classes, folder.splits, folder.counts)
+    assert np.array_equal(scan.values, folder.values)
+    assert scan.warnings[0].startswith("all images lie in one folder, photos, which is no class")
+    run(raw, tmp_path / "one", rows=1000)
+    run(source(path), tmp_path / "two", rows=1000)
+    assert np.array_equal(images(tmp_path / "one"), images(tmp_path / "two"))
+    as_class = source(path, split=("all=.",)).scan()
+    assert (as_class.classes, as_class.splits) == (("photos",), ())
+    (tmp_path / "names").write_text("photos\n")
+    assert source(path, classes_from=str(tmp_path / "names")).scan().classes == ("photos",)
+    (tmp_path / "many").mkdir()
+    both = [packed(tmp_path / "many" / f"{i}{path.suffix}", raw, "photos/") for i in range(2)]
+    scan = source(tmp_path / "many").scan()
+    assert (scan.classes, len(scan.keys)) == (folder.classes, 2 * len(folder.keys))
+    assert scan.keys[0].startswith(both[0].name.encode() + b"/photos/")
+
+
+@pytest.mark.parametrize(
+    ("names", "classes"),
+    [
+        (("photos/cat/1.png",), ("photos",)),  # one kind of photos, or photos of one class
+        (("photos/cat/1.png", "photos/2.png", "photos/dog/3.png"), ("photos",)),
+        (("photos/cat/1.png", "other/cat/2.png"), ("other", "photos")),
+        (("photos/cat/1.png", "photos/dog/2.png", "3.png"), ("photos",)),
+        (("photos/train/1.png",), None),
+        (("photos/train/a/1.png", "photos/x/b/2.png"), ("train", "x")),
+    ],
+)
+def test_what_an_outer_folder_is_follows_from_all_images(tmp_path: Path, names: tuple[str, ...], classes: tuple[str, ...] | None) -> None:
+    path = tar(tmp_path / "a.tar", [(name, b"x") for name in names])
+    assert source(path).scan().classes == classes
 
 
 def test_archives_of_folders_have_one_class_map(tmp_path: Path) -> None:

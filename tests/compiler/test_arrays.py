@@ -7,6 +7,7 @@ import gzip
 import itertools
 import json
 import os
+import shutil
 import struct
 import zipfile
 from pathlib import Path
@@ -17,13 +18,15 @@ import numpy.typing as npt
 import pytest
 from click.testing import CliRunner
 
+import mmcompile
 from mmcompile.cli import program
 from mmcompile.compiler.sources.arrays import array_source, recognised
 from mmcompile.compiler.sources.choose import SourceOptions, open_source
 from mmcompile.compiler.sources.rows import RowScan
 from mmcompile.compiler.sources.selected import Selection
-from mmcompile.errors import OptionError, SourceError
+from mmcompile.errors import BuildError, OptionError, SourceError
 from mmcompile.format.reader import Reader
+from tests.compiler.builds import dataset
 
 LAYOUTS = os.environ.get("MMCOMPILE_CORPUS_LAYOUTS")
 X = np.arange(120, dtype="f4").reshape(30, 4)
@@ -401,3 +404,52 @@ def test_the_command_builds_what_it_recognises_and_refuses_options_of_others(tmp
     assert "--shape does not go with this RAW, which is read as npz" in done.output
     done = CliRunner().invoke(program, ["info", str(tmp_path / "out"), "--config"])
     assert json.loads(done.output) == {"dtype": "float16", "normalize": "auto", "source": "npz"}
+
+
+def test_a_number_that_cannot_be_held_is_named_by_its_file(tmp_path: Path) -> None:
+    values = np.zeros((9, 2))
+    values[5, 1] = 300
+    np.save(tmp_path / "a.npy", values)
+    with pytest.raises(SourceError, match=r"^row 5 of \S*/a\.npy: x\[1\]: 300\.0 cannot be held by uint8; choose another"):
+        mmcompile.build(tmp_path / "a.npy", tmp_path / "out", preprocess=mmcompile.RowPreprocess(dtype="uint8"), workers=1)
+    infinite = values.copy()
+    infinite[1, 0] = np.inf
+    np.savez(tmp_path / "b.npz", x_test=values[:3], x_train=infinite)
+    with pytest.raises(BuildError, match=r"auto: row 1 of \S*/b\.npz \(x_train\.npy\): x\[0\] is inf"):
+        mmcompile.build(tmp_path / "b.npz", tmp_path / "out", preprocess=mmcompile.RowPreprocess(normalize="auto"), workers=1)
+    (tmp_path / "f").mkdir()
+    for i in range(9):
+        np.save(tmp_path / "f" / f"{i}.npy", values[i])
+    with pytest.raises(SourceError, match=r"^\S*/f/5\.npy: x\[1\]: 300\.0 cannot be held by uint8"):
+        mmcompile.build(tmp_path / "f", tmp_path / "out", preprocess=mmcompile.RowPreprocess(dtype="uint8"), workers=1)
+
+
+def test_an_empty_class_folder_that_comes_or_goes_moves_the_numbers_of_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmcompile.compiler.sources.rows._SETTLED_NS", 0)
+    for name, n in (("cat", 3), ("dog", 2)):
+        (tmp_path / "raw" / name).mkdir(parents=True)
+        for i in range(n):
+            np.save(tmp_path / "raw" / name / f"{i}.npy", np.full(3, i, "f4"))
+    out = tmp_path / "out"
+    for change in (lambda: None, (tmp_path / "raw" / "ant").mkdir, (tmp_path / "raw" / "ant").rmdir):
+        change()
+        mmcompile.build(tmp_path / "raw", out, workers=1)
+        mmcompile.build(tmp_path / "raw", tmp_path / "fresh", workers=1)
+        assert dataset(out) == dataset(tmp_path / "fresh")
+        first = 1 if (tmp_path / "raw" / "ant").exists() else 0
+        assert Reader(out).gather("label", np.arange(5)).tolist() == [first] * 3 + [first + 1] * 2
+        shutil.rmtree(tmp_path / "fresh")
+
+
+def test_what_two_arrays_of_one_name_or_order_differ_in_is_said(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros(3, [("B", "i4"), ("b", "i4")]))
+    with pytest.raises(SourceError, match=r"a\.npy, b and \S*a\.npy, B: both are the field b; rename one"):
+        array_source("npy", [str(tmp_path / "a.npy")]).scan()
+    (tmp_path / "f").mkdir()
+    np.save(tmp_path / "f" / "0.npy", np.zeros((4, 3)))
+    np.save(tmp_path / "f" / "1.npy", np.zeros((4, 3), order="F"))
+    source = array_source("npy-folder", [str(tmp_path / "f")])
+    with pytest.raises(
+        SourceError, match=r"1\.npy\): float64 \(4, 3\) in Fortran order, .*; expected float64 \(4, 3\) in C order, .*as the first file"
+    ):
+        source.read(0, source.scan().rows)

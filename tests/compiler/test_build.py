@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import textwrap
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from mmcompile.compiler.sources import STAT_DTYPE, Scan, labelled
 from mmcompile.compiler.sources.folder import FolderSource
 from mmcompile.compiler.sources.keys import Keys
 from mmcompile.errors import BuildError, DecodeError, FormatError, OptionError, OutputExistsError, SourceError
+from mmcompile.format.fields import Split
 from mmcompile.format.lock import Lock
 from mmcompile.format.npy import ALIGN
 from mmcompile.format.reader import Reader
@@ -1032,3 +1033,19 @@ def test_what_a_worker_has_to_load_is_loaded_before_a_file_is_in_hand(tmp_path: 
     inline(monkeypatch)
     run(make_raw(tmp_path / "raw", 2), tmp_path / "out")
     assert (seen[0], seen.count("taken")) == ("loaded", 4)
+
+
+@dataclass(frozen=True)
+class Strange(FolderSource):
+    """A source of somebody's own, with a split that cannot be called so."""
+
+    def scan(self, progress: Any = None) -> Scan:
+        scan = super().scan(progress)
+        return replace(scan, splits=(Split("../x", 0, len(scan.keys)),))
+
+
+def test_splits_of_a_source_of_ones_own_are_held_against_the_same_rule(tmp_path: Path) -> None:
+    make_raw(tmp_path / "raw")
+    with pytest.raises(SourceError, match=r"raw: '\.\./x' is no name of a split"):
+        run(Strange(str(tmp_path / "raw")), tmp_path / "out")
+    assert not (tmp_path / "out" / "index.json").exists()

@@ -17,8 +17,8 @@ from mmcompile.compiler.rowrun import Here
 from mmcompile.compiler.sources import choose
 from mmcompile.compiler.sources.choose import KINDS, Kind, SourceOptions, open_source
 from mmcompile.compiler.sources.folder import FolderSource
-from mmcompile.errors import OptionError
-from tests.compiler.builds import dataset, inline, make_raw, run
+from mmcompile.errors import OptionError, SourceError
+from tests.compiler.builds import dataset, inline, make_raw, picture, run, write
 
 
 def test_each_kind_takes_options_that_there_are() -> None:
@@ -47,7 +47,7 @@ def test_options_that_a_kind_does_not_take_are_refused_by_name(monkeypatch: pyte
     assert e.value.details["options"] == ["exclude", "hidden"]
     assert "\n" not in str(e.value)
     monkeypatch.setattr(choose, "KINDS", (bare,))
-    with pytest.raises(OptionError, match=r"--compat does not go with --source bare: leave it out$"):
+    with pytest.raises(OptionError, match=r"--compat does not go with --source bare: leave it out(\n|$)"):
         open_source(["raw"], SourceOptions(source="bare", compat="torchvision"))
 
 
@@ -66,6 +66,32 @@ def test_a_folder_is_listed_as_torchvision_lists_it_where_that_is_asked_for(tmp_
     assert isinstance(plain, FolderSource)
     assert not plain.hidden
     assert plain.extensions is None
+
+
+@pytest.mark.parametrize(
+    ("files", "given", "said"),
+    [
+        ({"f.h5": b"\x89HDF\r\n\x1a\n..."}, "f.h5", "is an HDF5 file: .*mmcompile.build.dataset, out.*build_from_hdf5.py"),
+        ({"data.bin": b"\x89HDF\r\n\x1a\n..."}, "data.bin", "is an HDF5 file"),
+        ({"a/.zarray": b"{}", "a/0.0": b"1"}, "a", "is a Zarr array: .*build_from_zarr.py"),
+        ({"a/data.mdb": b"1", "a/lock.mdb": b"1"}, "a", "is an LMDB: .*build_from_lmdb.py"),
+        ({"a.beton": b"1"}, "a.beton", "is a file of FFCV: .*build_from_ffcv.py"),
+        ({"a/index.json": b'{"shards": []}', "a/shard.00000.mds": b"1"}, "a", "is a folder of MDS: .*build_from_mds.py"),
+        ({"a/state.json": b"{}", "a/data-00000-of-00001.arrow": b"1"}, "a", "saved by Hugging Face's datasets: .*build_from_huggingface.py"),
+        ({"a.pt": b"1"}, "a.pt", "is no folder, list, table, array or archive; in Python mmcompile.build"),
+    ],
+)
+def test_what_is_read_in_python_only_says_so(tmp_path: Path, files: dict[str, bytes], given: str, said: str) -> None:
+    write(tmp_path, files)
+    with pytest.raises(SourceError, match=said) as caught:
+        open_source([str(tmp_path / given)], SourceOptions())
+    recipe = re.search(r"scripts/examples/\S+\.py", str(caught.value))
+    assert recipe is None or (Path(__file__).parents[2] / recipe[0]).exists()
+
+
+def test_a_folder_of_images_is_one_whatever_it_is_called_or_holds_beside(tmp_path: Path) -> None:
+    write(tmp_path, {"photos.zarr/cat/1.png": picture(1), "photos.zarr/state.json": b"{}", "photos.zarr/notes.mds": b"1"})
+    assert len(open_source([str(tmp_path / "photos.zarr")], SourceOptions()).scan().keys) == 1
 
 
 def test_options_of_raw_are_given_in_python_as_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

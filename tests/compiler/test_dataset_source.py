@@ -8,6 +8,7 @@ import os
 from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from PIL import Image
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 import mmcompile
 from mmcompile.cli import program
@@ -158,7 +159,7 @@ def test_values_are_what_the_samples_hold() -> None:
         ([torch.eye(2).to_sparse()], "row 0: x: Tensor that is no array of numbers"),
         ([np.ma.masked_equal([1, 2], 2)], "row 0: x: MaskedArray that is no array of numbers (masked values: fill them)"),
         ([{"x": {"y": 1}}], "row 0: x: dict; expected pictures"),
-        ([np.array([object()])], "row 0: x: ndarray; expected pictures"),
+        ([np.array([object()])], "row 0: x: ndarray of Python objects; expected pictures"),
         (Pictures(length=-1), "Pictures: its length cannot be told"),
     ],
 )
@@ -202,6 +203,15 @@ def test_an_iterable_is_read_once_and_what_it_raises_has_its_row(tmp_path: Path)
         rows(x for x in (1, 2.5))
 
 
+@pytest.mark.parametrize("names", [("train", "../x"), ("train", ""), ("train", "all"), ("a\nb",)])
+def test_splits_that_cannot_be_called_so_are_refused(names: tuple[Any, ...]) -> None:
+    with pytest.raises(OptionError, match="the splits of a dict of datasets: ") as caught:
+        wrap({name: TensorRows(3) for name in names}, Preprocess())
+    assert str(caught.value).isprintable()
+    with pytest.raises(SourceError, match="1 and '1' are one as text"):
+        wrap({1: TensorRows(3), "1": TensorRows(3)}, Preprocess())
+
+
 def test_datasets_by_name_are_splits() -> None:
     scan, found = rows({"train": TensorRows(3), "test": TensorRows(1)})
     assert [(s.name, s.start, s.stop) for s in scan.splits] == [("train", 0, 3), ("test", 3, 4)]
@@ -231,7 +241,8 @@ def test_a_dataset_that_knows_its_version_is_not_read_again(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("data", "message"), [(None, "NoneType: expected a path"), (5, "int: expected"), (object(), "object: expected"), ({"a": 1}, "dict: expected")]
+    ("data", "message"),
+    [(None, "NoneType: expected a path"), (5, "int: expected"), (object(), "object: expected"), ({"a": 1}, "dict: a in it is int, no array")],
 )
 def test_what_is_no_dataset_is_refused(data: Any, message: str) -> None:
     with pytest.raises(OptionError, match=message):
@@ -320,3 +331,111 @@ def test_a_time_that_is_missing_in_an_array_or_a_sample_is_named_with_its_row(tm
     for data in (times, [{"when": when} for when in times]):
         with pytest.raises(SourceError, match=r"row 4: .*a time that is missing \(NaT\)"):
             mmcompile.build(data, tmp_path / "out", workers=1)
+
+
+def test_names_of_classes_come_from_behind_subsets_and_joined_datasets(tmp_path: Path) -> None:
+    def known(dataset: Any) -> Any:
+        return wrap(dataset, None)[0].scan().classes
+
+    assert known(Subset(Subset(Pictures(), [1, 2, 3]), [0])) == ("cat", "dog")
+    assert known(ConcatDataset([Pictures(), Subset(Pictures(), [1])])) == ("cat", "dog")
+    other = Pictures()
+    other.classes = ("dog", "cat")
+    assert known(ConcatDataset([Pictures(), other])) is None
+    assert known([(Image.new("L", (5, 4)), 1)] * 3) is None
+
+
+@pytest.mark.parametrize("kind", ["map", "iterable", "columns"])
+def test_a_number_that_no_class_has_is_an_error_with_its_row(tmp_path: Path, kind: str) -> None:
+    strange = {i: (Image.new("RGB", (10, 12)), label) for i, label in ((3, -1), (5, 2))}
+    data: Any = Pictures(strange=strange)
+    if kind == "iterable":
+        data = Iterated([data[i] for i in range(9)])
+    if kind == "columns":
+        data = TensorDataset(torch.zeros(9, 3), torch.tensor([0, 1, 0, -1, 0, 2, 0, 1, 0]))
+        data.classes = ["cat", "dog"]
+    with pytest.raises(
+        SourceError, match=r"^row 5: (label|y) is 2, and the dataset names 2 classes \(cat is 0\): expected a number below that, or -1"
+    ):
+        mmcompile.build(data, tmp_path / "out", preprocess=Preprocess(crop=8) if kind != "columns" else None, workers=1)
+
+
+class Iterated:
+    """An iterable that knows its classes."""
+
+    classes = ("cat", "dog")
+
+    def __init__(self, samples: list[Any]) -> None:
+        self.samples = samples
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.samples)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([{0: 1.0, "0": 2.0}] * 3, "the names 0 and '0' are one as text, '0': rename one"),
+        ({0: np.zeros(3), "0": np.zeros(3)}, "the names 0 and '0' are one"),
+        ({1: [(1.0, 2)], "1": [(1.0, 2)]}, "the names 1 and '1' are one"),
+        ([{"a": 1.0}, {"a": 1.0}, {"a": 1.0, "b": 1, 2: 1}], "row 2: has a, b, 2; expected a"),
+        ([{"a": 1.0}, {1: 1.0, "1": 2.0}], "row 1: the names 1 and '1' are one"),
+    ],
+)
+def test_names_that_are_one_as_text_are_refused(tmp_path: Path, data: Any, message: str) -> None:
+    with pytest.raises(SourceError, match=message):
+        mmcompile.build(data, tmp_path / "out", workers=1)
+
+
+def test_lists_of_samples_in_a_dict_are_splits() -> None:
+    scan, found = rows({"train": [(np.zeros(2), 1.5)] * 2, "test": [(np.ones(2), 2.5)]})
+    assert [(s.name, s.start, s.stop) for s in scan.splits] == [("train", 0, 2), ("test", 2, 3)]
+    assert found["y"].tolist() == [1.5, 1.5, 2.5]
+    assert rows({"a": [1, 2], "b": [3.0, 4.0]})[1]["b"].tolist() == [3.0, 4.0]
+
+
+class Featured(list[Any]):
+    """A list that names its columns as Hugging Face's datasets do."""
+
+    features = MappingProxyType({"n": SimpleNamespace(dtype="int32"), "f": SimpleNamespace(dtype="float32")})
+
+
+def test_numbers_that_are_not_as_the_features_say_are_an_error() -> None:
+    _, found = rows(Featured([{"n": 1, "f": 0.1}, {"n": 2, "f": 0.2}]))
+    assert (found["n"].dtype, found["f"].dtype, found["f"].tolist()) == (np.dtype("i4"), np.dtype("f4"), [np.float32(0.1), np.float32(0.2)])
+    assert fields(wrap(Subset(Featured([{"n": 1, "f": 0.1}]), [0]), None)[0].scan())[0][:2] == ("n", "int32")
+    for value in (0.5, 1 << 40):
+        with pytest.raises(SourceError, match=r"row 1: n: .* is no int32, as which the dataset's features name it"):
+            rows(Featured([{"n": 1, "f": 0.1}, {"n": value, "f": 0.2}]))
+
+
+class Raising(Pictures):
+    """A dataset of which a property raises."""
+
+    @property
+    def dataset(self) -> Any:
+        raise RuntimeError("not open")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"My Images!": np.zeros(3), "my_images_": np.zeros(3)}, "My Images! and my_images_: both are the field my_images_; rename one"),
+        (torch.zeros(3, dtype=torch.complex64), "x: Tensor of complex numbers; expected"),
+        ([2**70], "row 0: x: a whole number beyond 64 bits; expected"),
+        (np.array([[1], [1, 2]], object), "x: ndarray of Python objects; expected"),
+        ({"x": np.zeros(3), "g": {"z": np.zeros(3)}}, r"dict: g in it is dict, no array: give a dict of those that are to be fields"),
+        (DataLoader(TensorDataset(torch.zeros(4, 2)), 2), "DataLoader: gives batches, which would be samples: give its dataset"),
+    ],
+)
+def test_what_is_wrong_with_names_and_numbers_is_said(tmp_path: Path, data: Any, message: str) -> None:
+    with pytest.raises((SourceError, OptionError), match=message):
+        mmcompile.build(data, tmp_path / "out", workers=1)
+
+
+def test_a_property_that_raises_is_none() -> None:
+    assert wrap(Raising(), None)[0].scan().classes == ("cat", "dog")
+
+
+def test_a_loader_without_batches_is_an_iterable_of_samples(tmp_path: Path) -> None:
+    assert mmcompile.build(DataLoader(TensorDataset(torch.zeros(4, 2)), batch_size=None), tmp_path / "out", workers=1).samples == 4

@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 
 from mmcompile.compiler.sources import delimited
 from mmcompile.compiler.sources.cells import Cells, Column, typed
+from mmcompile.compiler.sources.celltext import as_times, as_values
 from mmcompile.compiler.sources.delimited import TextTable
 from mmcompile.compiler.sources.manifest import ManifestSource
+from mmcompile.compiler.sources.tablecells import CellKinds
 from mmcompile.errors import OptionError, SourceError
 from tests.compiler.builds import write
 
@@ -106,11 +108,11 @@ def test_any_bytes_are_a_list_or_an_error_of_one_line(pieces: list[bytes], name:
     assert keys == [b"0.png"]
 
 
-def column(cells: list[str], *, parts: int = 1) -> Column:
+def column(cells: list[str], *, parts: int = 1, names: bool = False) -> Column:
     made = Cells("x", keeps_text=True)
     for part in np.array_split(np.array(cells, object), parts):
         made.extend(part.tolist())
-    found = typed(made, str)
+    found = typed(made, str, names=names)
     assert isinstance(found, Column)
     return found
 
@@ -141,4 +143,47 @@ def test_texts_are_numbered_in_their_order(cells: list[str]) -> None:
 
 @pytest.mark.parametrize("cell", ["1_000", "1e", "0x1", "\uff11", "--1", "1,5", "nan1", "1 2", "tru", "2020-1-1", "2020-01-01T"])
 def test_what_only_looks_like_a_number_is_text(cell: str) -> None:
-    assert column(["1", cell]).names == tuple(sorted(["1", cell]))
+    assert column(["1", cell], names=True).names == tuple(sorted(["1", cell]))
+
+
+TIMES = ("2020-01-01", "2020-01-01 00:00Z", "2020-01-01T00:00:00,25+01:00", "2020-01-01T00:00:00.123456-0130", "2020-02-31", "0600-01-01T00:00:00.1")
+NUMBERS = ("1", " 2\t", "-3", "18446744073709551615", "1.5", "1e400", "INF", "+nan", "1_0", "true", "FALSE", "x", " ")
+WORDS = st.sampled_from(["", "NA", "none", ".", "-nan", "NaN", *NUMBERS, *TIMES])
+
+
+@MANY
+@given(st.lists(WORDS, min_size=1, max_size=4))
+def test_lists_and_tables_read_cells_alike(cells: list[str]) -> None:
+    listed, kinds = Cells("x", keeps_text=True), CellKinds()
+    listed.extend(cells)
+    kinds.extend(cells)
+    kind, found = kinds.kind(), typed(listed, str, names=True)
+    if isinstance(kind, str) or isinstance(found, str):
+        said = "" if isinstance(found, Column) else found
+        why = ("over 64 bits", "how far from UTC", "no calendar", "beyond what 64 bits hold", "beyond float64", "no value in it")
+        assert any(word in said for word in why)
+        if isinstance(kind, str):  # a table reads values later, and says then what no calendar or dtype has
+            assert "64 bits" in said or kind == said
+        return
+    assert found.unit == kind.unit
+    assert (found.names is not None) == kind.is_text
+    if not kind.is_text:
+        assert found.values.dtype.name == kind.dtype
+        plain = [cell for cell, gap in zip(cells, found.missing.tolist(), strict=True) if not gap]
+        same = found.values[~found.missing]
+        assert same.tolist() == (as_values(plain, kind.dtype) if kind.unit is None else as_times(plain, kind.unit)).tolist()
+
+
+@pytest.mark.parametrize("cell", ["2020-01-01T00:00+24:00", "2020-01-01T00:00+02:60", "2020-01-01T00:00-0260"])
+def test_an_offset_that_is_none_makes_no_time(cell: str) -> None:
+    assert column([cell], names=True).names == (cell,)
+
+
+def test_a_name_that_stands_twice_in_a_line_of_json_is_refused() -> None:
+    with pytest.raises(SourceError, match="line 2: 'path' stands in it twice: give it one value"):
+        table(b'{"path": "0.png"}\n{"path": "0.png", "path": "1.png"}\n', "t.jsonl")
+
+
+def test_a_first_row_with_a_gap_is_no_header() -> None:
+    made = table(b"1,NA,3\n4,5,6\n")
+    assert (made.names, made.header) == (("1", "2", "3"), False)

@@ -572,8 +572,8 @@ def test_a_split_without_class_folders_beside_one_with_has_the_label_minus_one(t
     assert found(scan) == {"train": [("train/a/1.jpg", 0), ("train/b/1.jpg", 1)], "test": [("test/1.jpg", -1), ("test/2.jpg", -1)]}
     assert scan.classes == ("a", "b")
     assert scan.left_out == {"directly in RAW beside class folders": 1}
-    assert f"the 2 images of {tmp_path}/test lie in no class folders: their label is -1" in scan.warnings
-    assert any(warning.startswith(f"1 images lie directly in {tmp_path}/train, beside class folders") for warning in scan.warnings)
+    assert f"in no class folder, and so of label -1: 2 images of {tmp_path}/test" in scan.warnings
+    assert any(warning.startswith(f"left out, as directly in {tmp_path}/train, beside class folders: 1 image; ") for warning in scan.warnings)
 
 
 def test_flat_splits_have_no_labels(tmp_path: Path) -> None:
@@ -591,7 +591,7 @@ def test_splits_are_the_folders_that_are_named(tmp_path: Path) -> None:
     scan = options(tmp_path, "fine=new", "train=images/old/", "train=./images/more").scan()
     assert found(scan) == {"train": [("images/more/b/2.jpg", 1), ("images/old/b/1.jpg", 1)], "fine": [("new/a/1.jpg", 0)]}
     assert scan.left_out == {"in no split": 3}
-    assert any(warning.startswith("3 images lie in no split") for warning in scan.warnings)
+    assert any(warning.startswith("left out, as in no split: 3 images; ") for warning in scan.warnings)
     whole = options(tmp_path, "all=.").scan()
     assert (whole.classes, whole.splits, len(whole.keys)) == (("images", "new", "train"), (), 5)
     one = options(tmp_path, "train=.").scan()
@@ -609,13 +609,17 @@ def test_splits_are_the_folders_that_are_named(tmp_path: Path) -> None:
         (["train"], "expected NAME=FOLDER"),
         (["=a"], "expected NAME=FOLDER"),
         (["a="], "expected NAME=FOLDER"),
-        (["a\nb=c"], "expected NAME=FOLDER"),
+        (["a\nb=c"], "'a\\\\nb' is no name of a split"),
+        (["../x=c"], "'../x' is no name of a split: expected a printable word, without /"),
+        ([" =c"], "' ' is no name of a split"),
+        (["..=c"], "no name of a split"),
+        ([f"{'x' * 256}=c"], "no name of a split"),
         (["a=/abs"], "expected a folder below RAW"),
         (["a=x/../../y"], "expected a folder below RAW"),
         (["a=x", "b=x/"], "each may be in one split"),
         (["a=x/y", "b=x"], "each may be in one split"),
         (["a=.", "b=x"], "each may be in one split"),
-        (["a=x", "all=y"], "give this one another name"),
+        (["a=x", "all=y"], "called all, .* give it another name"),
         ([f"{i}=f{i}" for i in range(257)], "at most 256"),
     ],
 )

@@ -54,7 +54,7 @@ def test_roots_are_joined_class_by_class_with_their_numbers_in_front(tmp_path: P
     }
     assert scan.classes == ("ant", "cat", "dog")
     assert scan.left_out == {"directly in RAW beside class folders": 1}
-    assert any(warning.startswith(f"1 images lie directly in {tmp_path}/b") for warning in scan.warnings)
+    assert any(warning.startswith(f"left out, as directly in {tmp_path}/b, beside class folders: 1 image; ") for warning in scan.warnings)
     for key, size in zip(scan.keys, scan.stat["size"].tolist(), strict=True):
         data = source.read(key)
         assert key.endswith(b"/" + data)

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import tracemalloc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from mmcompile.compiler.sources.choose import SourceOptions, open_source
 from mmcompile.compiler.sources.folder import FolderSource
 from mmcompile.compiler.sources.manifest import ManifestSource, Wishes
 from mmcompile.errors import DecodeError, OptionError, OutputExistsError, SourceError
-from mmcompile.format.fields import Split
+from mmcompile.format.fields import Names, Split
 from mmcompile.format.reader import Reader
 from tests.compiler.builds import SMALL, age, dataset, expected, images, inline, keys, picture, run, write
 
@@ -150,7 +150,7 @@ def test_quotes_hold_separators_and_newlines(tmp_path: Path) -> None:
 
 def test_one_column_and_one_row(tmp_path: Path) -> None:
     found = scan(make(tmp_path, "path\n0.png\n"))
-    assert found.counts == {"row of list.csv, images by column path": 1}
+    assert found.counts == {"rows of list.csv, images by column path": 1}
     assert (list(found.keys), found.fields, found.classes) == ([b"0.png"], (), None)
 
 
@@ -199,7 +199,7 @@ def test_a_folder_in_place_of_a_file_is_no_image(tmp_path: Path) -> None:
 
 
 def test_faults_beyond_the_first_are_counted(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"^20 rows .*row 6: gone5.png: no such file; and 15 more$"):
+    with pytest.raises(SourceError, match=r"^20 rows .*row 6: gone5.png: no such file; and 15 more \(looked for below"):
         scan(make(tmp_path, "path\n0.png\n" + "".join(f"gone{i + 1}.png\n" for i in range(20))))
 
 
@@ -240,6 +240,9 @@ def column(tmp_path: Path, texts: list[str], **options: Any) -> tuple[Any, Scan]
         (["1", "NA", "3", "4"], "float64", [1, None, 3, 4]),
         (["inf", "1", "-inf", "0"], "float64", [float("inf"), 1, float("-inf"), 0]),
         (["true", "False", "TRUE", "false"], "bool", [True, False, True, False]),
+        (["18446744073709551615", "0", "1", "2"], "uint64", [2**64 - 1, 0, 1, 2]),
+        (["1", "none", ".", "-nan"], "float64", [1, None, None, None]),
+        (["NAN", "\t2.5", "+NaN", "INF"], "float64", [None, 2.5, None, float("inf")]),
     ],
 )
 def test_columns_keep_their_numbers(tmp_path: Path, cells: list[str], dtype: str, expected: list[Any]) -> None:
@@ -252,7 +255,9 @@ def test_columns_keep_their_numbers(tmp_path: Path, cells: list[str], dtype: str
     ("cells", "unit", "expected"),
     [
         (["1970-01-02", "1969-12-31", "2000-01-01", "1970-01-01"], "D", [1, -1, 10957, 0]),
-        (["1970-01-01 00:00:10", "1970-01-01T00:01:00Z", "1970-01-01 00:00", "1970-01-02"], "s", [10, 60, 0, 86400]),
+        (["1970-01-01 00:00:10", "1970-01-01T00:01:00", "1970-01-01 00:00", "1970-01-02"], "s", [10, 60, 0, 86400]),
+        (["1970-01-01T00:00:10Z", "1970-01-01T02:00:00+02:00", "1970-01-01 00:00-0130", "1970-01-02T00:00+00"], "s", [10, 0, 5400, 86400]),
+        (['"1970-01-01T02:00:00,5+02:00"'] * 4, "ms", [500] * 4),
         (["1970-01-01 00:00:00.5"] * 4, "ms", [500] * 4),
         (["1970-01-01 00:00:00.0005"] * 4, "us", [500] * 4),
         (["1970-01-01 00:00:00.000000001"] * 4, "ns", [1] * 4),
@@ -268,8 +273,10 @@ def test_times_are_counted_in_the_unit_that_holds_them(tmp_path: Path, cells: li
     [
         (["9223372036854775807", "", "1", "2"], "would lose digits"),
         (["99999999999999999999", "1", "1", "2"], "over 64 bits"),
+        (["9223372036854775808", "-1", "1", "2"], "over 64 bits"),
         (["2020-01-01", "", "2020-01-01", "2020-01-01"], "a time is missing (row 2)"),
-        (["2020-02-31", "2020-01-01", "2020-01-01", "2020-01-01"], "no calendar"),
+        (["2020-02-31", "2020-01-01", "2020-01-01", "2020-01-01"], "no calendar has: 2020-02-31 (row 1)"),
+        (["2020-01-01T00:00Z", "2020-01-01 00:00", "2020-01-01", "2020-01-01"], "some times say how far from UTC they are"),
         (["2000-01-01", "1600-01-01 00:00:00.000000001", "2500-01-01", ""], "beyond what 64 bits hold in ns: 1600-01-01 00:00:00.000000001 (row 2)"),
         (["1", "2.5", "1e999", "inf"], "beyond float64: 1e999 (row 3)"),
         (["inf", "2.5", "1", "-" + "9" * 401], "(row 4)"),
@@ -290,12 +297,35 @@ def test_a_cell_that_makes_a_column_text_is_named(tmp_path: Path, cells: list[st
     row = cells.index("x12") + 1
     _, found = column(tmp_path, cells)
     (line,) = found.warnings
-    assert line.startswith(f"column x is left out: x12 (row {row}) is no value like others in it")
+    assert line == f"column x is left out: row {row}: 'x12' is no value like others in it: mend it"
+    with pytest.raises(OptionError, match=rf"--columns x: .*list\.csv: row {row}: 'x12' is no value like others in it: mend it"):
+        column(tmp_path, cells, columns=("x",))
     _, found = column(tmp_path, ["a", "b", "c", "4"])
     assert not found.warnings
     records = [{"path": f"{i}.png", "x": cell if cell == "x12" else i + 0.5} for i, cell in enumerate(cells)]
-    (line,) = scan(make(tmp_path, "\n".join(map(json.dumps, records)), "list.jsonl")).warnings
-    assert f"x12 (row {row})" in line
+    listed = make(tmp_path, "\n".join(map(json.dumps, records)), "list.jsonl")
+    (line,) = scan(listed).warnings
+    assert f"row {row}: 'x12'" in line
+    with pytest.raises(OptionError, match=rf"list\.jsonl: row {row}: 'x12' is no value like others in it"):
+        scan(listed, columns=("x",))
+
+
+def test_texts_that_a_list_says_are_texts_are_categories_whatever_they_look_like(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delimited, "_ROWS", 2)
+    cells: list[Any] = ["1", "2", "4a", "3"]
+    found = scan(make(tmp_path, "\n".join(json.dumps({"path": f"{i}.png", "x": cell}) for i, cell in enumerate(cells)), "list.jsonl"), columns=("x",))
+    assert (found.fields[0].categories, values(found, "x")) == (Names(("1", "2", "3", "4a")), [0, 1, 3, 2])
+    cells[:2] = [1, 2]
+    with pytest.raises(OptionError, match="row 3: '4a' is no value like others"):
+        scan(make(tmp_path, "\n".join(json.dumps({"path": f"{i}.png", "x": cell}) for i, cell in enumerate(cells)), "list.jsonl"), columns=("x",))
+
+
+def test_a_label_that_is_no_number_as_others_are_is_said(tmp_path: Path) -> None:
+    found = scan(make(tmp_path, "path,label\n0.png,2\n1.png,10\n2.png,x\n"))
+    assert (found.classes, values(found, "label")) == (("10", "2", "x"), [1, 0, 2])
+    assert found.warnings == (
+        "column label: row 3: 'x' is no value like others in it, so that all of them are names of classes, in their order as text",
+    )
 
 
 def test_a_number_of_json_that_is_beyond_float64_leaves_its_column_out(tmp_path: Path) -> None:
@@ -308,7 +338,7 @@ def test_text_is_left_out_unless_it_is_asked_for(tmp_path: Path) -> None:
     cells = ["b", "", "a", "b"]
     field, found = column(tmp_path, cells)
     assert field is None
-    assert found.counts["column of text left out (x); --columns takes such as categories"] == 1
+    assert found.counts["columns of text left out (x); --columns takes such as categories"] == 1
     field, found = column(tmp_path, cells, columns=("x",))
     assert (field.categories.listed, values(found, "x")) == (("a", "b"), [1, -1, 0, 1])
     assert any("1 missing in column x (first: row 2): -1" in line for line in found.warnings)
@@ -403,6 +433,26 @@ def test_a_label_that_is_no_class_is_said_and_an_error_where_it_was_asked_for(tm
         scan(path, label_column="label")
 
 
+def test_a_label_that_nobody_wants_is_a_value(tmp_path: Path) -> None:
+    found = scan(make(tmp_path, "path,label\n0.png,2\n1.png,1\n"), label_column="none")
+    assert (found.classes, [(f.name, f.meaning) for f in found.fields]) == (None, [("label", "value")])
+
+
+def test_where_missing_images_were_looked_for_is_said_and_a_folder_that_is_none_is_the_options(tmp_path: Path) -> None:
+    write(tmp_path / "pictures", {"0.png": picture(0)})
+    coco = {"images": [{"id": i, "file_name": f"{i}.png"} for i in range(2)], "annotations": [], "categories": []}
+    write(tmp_path / "lists", {"list.csv": b"path\n0.png\n1.png\n", "coco.json": json.dumps(coco).encode()})
+    for name in ("list.csv", "coco.json"):
+        raw = str(tmp_path / "lists" / name)
+        there = "lists" if name == "list.csv" else "pictures"  # where COCO keeps them, beside its folder of lists
+        with pytest.raises(SourceError, match=rf"1\.png: no such file \(looked for below {tmp_path / there}; --images names another folder\)$"):
+            open_source([raw], SourceOptions()).scan()
+        with pytest.raises(SourceError, match=rf"1\.png: no such file \(looked for below {tmp_path / 'pictures'}; --images"):
+            open_source([raw], SourceOptions(images=str(tmp_path / "pictures"))).scan()
+        with pytest.raises(OptionError, match=rf"^--images {tmp_path / 'picture'}: no such folder$"):
+            open_source([raw], SourceOptions(images=str(tmp_path / "picture")))
+
+
 def test_columns_are_found_by_name_and_by_content(tmp_path: Path) -> None:
     found = scan(make(tmp_path, "id,Class,Image Path\n7,a,0.png\n8,b,1.png\n"))
     assert (list(found.keys), values(found, "label"), values(found, "id")) == ([b"0.png", b"1.png"], [0, 1], [7, 8])
@@ -452,6 +502,35 @@ def test_a_column_of_splits_orders_rows(tmp_path: Path) -> None:
     assert found.splits == (Split("train", 0, 1), Split("test", 1, 3), Split("zoo", 3, 4))
     assert values(found, "n") == [2, 0, 3, 1]
     assert list(found.keys) == [b"2.png", b"0.png", b"3.png", b"1.png"]
+
+
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        (("train", "../x"), "row 2, column split: '../x' is no name of a split: expected a printable word, without /"),
+        (("train", '"a\nb"'), r"row 2, column split: 'a\nb' is no name of a split"),
+        (("train", "all"), 'column split: a split is called all, and reading split="all" joins all splits: give it another name'),
+        (("train", "."), "row 2, column split: '.' is no name"),
+        ([f"s{i}" for i in range(257)], "column split: 257 splits, at most 256 are possible"),
+    ],
+)
+def test_splits_that_cannot_be_called_so_are_refused(tmp_path: Path, names: Sequence[str], why: str) -> None:
+    raw = make(tmp_path, "path,split\n" + "".join(f"{i}.png,{name}\n" for i, name in enumerate(names)), images=len(names))
+    with pytest.raises(SourceError) as caught:
+        scan(raw)
+    assert why in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+def test_lists_that_are_splits_are_called_so_that_they_can_be(tmp_path: Path) -> None:
+    lists = [str(make(tmp_path, f"path\n{i}.png\n", name)) for i, name in enumerate(("all.csv", "new.csv"))]
+    with pytest.raises(SourceError, match=r"a split is called all, .*; --split NAME=LIST gives a list another"):
+        open_source(lists, SourceOptions()).scan()
+    assert open_source(lists, SourceOptions(split=(f"old={lists[0]}",))).scan().splits == (Split("new", 0, 1), Split("old", 1, 2))  # type: ignore[union-attr]
+    for name in ("../x", "a\nb", " "):
+        with pytest.raises(OptionError, match="is no name of a split") as caught:
+            open_source(lists, SourceOptions(split=(f"{name}={lists[0]}",)))
+        assert str(caught.value).isprintable()
 
 
 def test_blanks_around_splits_do_not_count_and_case_is_said(tmp_path: Path) -> None:
@@ -680,13 +759,34 @@ def packed(root: Path, n: int = 23, **options: Any) -> Path:
 
 
 @pytest.mark.parametrize("absolute", [False, True])
-def test_rows_with_a_path_in_place_of_bytes_are_said(tmp_path: Path, absolute: bool) -> None:
-    write(tmp_path, {"x.png": picture(0)})
-    path = str(tmp_path / "x.png") if absolute else "x.png"
-    rows = [{"bytes": picture(1), "path": "a.png"}, {"bytes": None, "path": "gone.png"}, {"bytes": None, "path": path}]
-    (line,) = scan(parquet(tmp_path / "t.parquet", {"image": rows})).warnings
-    assert line.startswith(f"rows that hold no image, and are rejects: 2 (t.parquet#2 has no bytes, only a path, {path}: embed them")
-    (line,) = scan(parquet(tmp_path / "t.parquet", {"image": rows[:2]})).warnings
+def test_a_path_in_place_of_bytes_is_that_of_a_file(tmp_path: Path, absolute: bool) -> None:
+    write(tmp_path / "raw" / "data", {"x.png": picture(0), "sub/y.png": picture(2)})
+    path = str(tmp_path / "raw" / "data" / "x.png") if absolute else "x.png"
+    rows = [{"bytes": picture(1), "path": "a.png"}, {"bytes": None, "path": path}, {"bytes": None, "path": "./sub/y.png"}]
+    parquet(tmp_path / "raw" / "data" / "t.parquet", {"image": rows, "label": [1, 0, 1]}, row_group_size=2)
+    source = open_source([str(tmp_path / "raw")], SourceOptions())
+    found = source.scan()
+    assert isinstance(found, Scan)
+    assert (list(found.keys), found.warnings) == ([b"a.png", b"data/x.png", b"data/sub/y.png"], ())
+    run(source, tmp_path / "out", workers=2)
+    write(tmp_path / "plain", {"0.png": picture(1), "1.png": picture(0), "2.png": picture(2)})
+    assert np.array_equal(images(tmp_path / "out"), expected(tmp_path / "plain", SMALL))
+    assert keys(tmp_path / "out") == list(found.keys)
+    age(tmp_path / "raw")
+    write(tmp_path / "raw" / "data", {"x.png": picture(3)})
+    assert run(source, tmp_path / "out").decoded == 1
+
+
+def test_a_path_in_place_of_bytes_that_is_of_no_file_is_said(tmp_path: Path) -> None:
+    write(tmp_path, {"out.png": picture(0)})
+    gone: list[Any] = [{"bytes": None, "path": path} for path in ("gone.png", "../out.png", str(tmp_path / "out.png"), None)]
+    path = parquet(tmp_path / "raw" / "t.parquet", {"image": [{"bytes": picture(1), "path": "a.png"}, *gone]})
+    (line,) = scan(path).warnings
+    assert line == "rows that hold no image, and are rejects: 4 (t.parquet#1 has a path, gone.png, which is no file beside t.parquet)"
+    with pytest.raises(DecodeError) as caught:
+        run(str(path), tmp_path / "out")
+    assert ["gone.png", "no bytes: the file is empty, or its row in a list holds no image"] in [list(e) for e in caught.value.details["examples"]]
+    (line,) = scan(parquet(tmp_path / "u.parquet", {"image": [{"bytes": picture(1), "path": "a.png"}, gone[3]]})).warnings
     assert line == "rows that hold no image, and are rejects: 1"
 
 
@@ -867,6 +967,33 @@ def test_wrong_parquet_files_are_named(tmp_path: Path) -> None:
     os.rename(path.with_name("test.parquet"), path.with_name("more.parquet"))
     with pytest.raises(SourceError, match=r"more.parquet is of no split, others are"):
         ManifestSource(str(tmp_path))
+
+
+def test_a_page_of_images_that_is_not_what_its_checksum_says_is_damage(tmp_path: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path, pictures = tmp_path / "a.parquet", [picture(i) for i in range(3)]
+    pq.write_table(pa.table({"image": pictures, "label": [0, 1, 2]}), path, write_page_checksum=True, use_dictionary=False, compression="none")
+    source = ManifestSource(str(path))
+    listed = list(source.scan().keys)
+    assert [source.read(key) for key in listed] == pictures
+    data, stamp = bytearray(path.read_bytes()), path.stat()
+    data[data.index(pictures[1]) + len(pictures[1]) // 2] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    packed_module._opened.clear()
+    with pytest.raises(OSError, match="cannot be read"):
+        source.read(listed[1])
+    with pytest.raises(SourceError, match=r"a\.parquet: cannot be read: it is damaged"):
+        ManifestSource(str(path)).scan()
+
+
+def test_lists_of_two_forms_are_both_named_and_one_that_is_not_used_is_said(tmp_path: Path) -> None:
+    text = make(tmp_path, "path,label\n0.png,1\n", "a.csv")
+    packed = parquet(tmp_path / "b.parquet", {"path": ["0.png", "1.png"]})
+    with pytest.raises(SourceError, match=rf"^{text} is text and {packed} a Parquet file: give lists of one form, or build them apart and merge$"):
+        open_source([str(text), str(packed)], SourceOptions())
+    found = scan(tmp_path)
+    assert (list(found.keys), found.warnings) == ([b"0.png", b"1.png"], (f"{text} is not used beside the other lists",))
 
 
 def test_parquet_files_name_their_splits(tmp_path: Path) -> None:

@@ -311,7 +311,7 @@ def one(dtype: str, values: Any, **more: Any) -> Rows:
 def test_lost_digits_overflow_and_missing_values_are_counted_by_column(tmp_path: Path) -> None:
     values = np.array([[0.1, 1.0], [np.nan, 1e300], [2.0, np.inf]])
     report = run(one("float64", values, columns=Names(("a", "b"))), tmp_path / "out", preprocess=RowPreprocess(dtype="float32"))
-    assert report.counts == {"not a number (x[a])": 1, "infinite as float32 (x[b])": 1, "digits lost as float32 (x[a])": 1}
+    assert report.counts == {"values not a number (x[a])": 1, "values infinite as float32 (x[b])": 1, "values lost digits as float32 (x[a])": 1}
     with np.errstate(over="ignore"):
         assert np.array_equal(stored(tmp_path / "out", "x"), values.astype("f4"), equal_nan=True)
     assert run(one("float64", values), tmp_path / "kept").dtype == "float64"
@@ -321,15 +321,15 @@ def test_lost_digits_overflow_and_missing_values_are_counted_by_column(tmp_path:
 def test_what_an_integer_dtype_cannot_hold_is_an_error_with_row_and_value(tmp_path: Path, dtype: str, value: float) -> None:
     values = np.zeros((50, 2))
     values[33, 1] = value
-    with pytest.raises(SourceError, match=rf"row 33 of x\[1\]: {re.escape(str(value))} cannot be held by {dtype}"):
+    with pytest.raises(SourceError, match=rf"row 33: x\[1\]: {re.escape(str(value))} cannot be held by {dtype}"):
         run(one("float64", values), tmp_path / "out", preprocess=RowPreprocess(dtype=dtype), per_shard=10)
 
 
 def test_whole_numbers_are_cast_exactly_or_refused(tmp_path: Path) -> None:
     values = np.array([[2**53 + 1], [-5]])
     report = run(one("int64", values), tmp_path / "a", preprocess=RowPreprocess(dtype="float64"))
-    assert report.counts == {"digits lost as float64 (x)": 1}
-    with pytest.raises(SourceError, match=r"row 1 of x\[0\]: -5 cannot be held by uint64"):
+    assert report.counts == {"values lost digits as float64 (x)": 1}
+    with pytest.raises(SourceError, match=r"row 1: x\[0\]: -5 cannot be held by uint64"):
         run(one("int64", values), tmp_path / "b", preprocess=RowPreprocess(dtype="uint64"))
     assert run(one("int64", values[:1] - 2**53), tmp_path / "c", preprocess=RowPreprocess(dtype="int8")).counts == {}
 
@@ -360,8 +360,20 @@ def test_statistics_are_exact_by_column_and_split_and_auto_takes_those_of_train(
 def test_a_column_that_does_not_vary_or_has_missing_values_cannot_be_normalised(tmp_path: Path) -> None:
     source = rows()
     source.arrays["x"][:, 1] = 3.0
-    with pytest.raises(BuildError, match=r"standard deviation of x is 0 or unknown \('b'\)"):
+    with pytest.raises(
+        BuildError, match=r"auto: x\[b\] is the same in all rows, .*by: leave that column out with --columns, or give --mean and --std"
+    ):
         run(source, tmp_path / "out", preprocess=RowPreprocess(normalize="auto"))
+    source = rows(splits=(Split("train", 0, 70), Split("test", 70, 100)))
+    source.arrays["x"][80, 0] = np.nan  # of no matter to train
+    assert run(source, tmp_path / "fine", preprocess=RowPreprocess(normalize="auto")).samples == 100
+    source.arrays["x"][[65, 47], [0, 2]] = np.inf, np.nan
+    with pytest.raises(
+        BuildError, match=r"auto: row 47: x\[c\] is nan, and a mean needs numbers: fill it in, leave such rows out, leave that column"
+    ):
+        run(source, tmp_path / "out", preprocess=RowPreprocess(normalize="auto"))
+    with pytest.raises(BuildError, match=r"the squares of x add up to more than a float holds"):
+        run(one("float64", np.array([[1e200], [1.0]])), tmp_path / "huge", preprocess=RowPreprocess(normalize="auto"))
 
 
 def test_numbers_too_large_for_statistics_are_stored_without_them(tmp_path: Path) -> None:

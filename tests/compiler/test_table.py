@@ -24,7 +24,7 @@ from mmcompile.compiler.rowstore import RowPreprocess
 from mmcompile.compiler.sources import tablefast
 from mmcompile.compiler.sources.rows import RowSource
 from mmcompile.compiler.sources.table import TableSource, TableWishes
-from mmcompile.errors import OptionError, SourceError
+from mmcompile.errors import BuildError, OptionError, SourceError
 from mmcompile.format.index import load_index
 from tests.compiler.builds import dataset
 
@@ -255,6 +255,29 @@ def test_auto_normalisation_is_that_of_train_for_each_column(tmp_path: Path) -> 
     assert index.fields[0].normalize == ((2.0, 20.0), (1.0, 10.0))
 
 
+def test_what_cannot_be_normalised_or_held_is_named_by_file_row_and_column(tmp_path: Path) -> None:
+    folder = tmp_path / "bars"
+    folder.mkdir()
+    table(folder / "A.csv", "ts,a,b\n2020-01-01,1.0,10\n2020-01-02,3.0,30\n2020-01-03,1000,7\n")
+    table(folder / "B.csv", "ts,a,b\n2020-01-01,1.0,10\n2020-01-02,3.0,\n2020-01-03,300,\n")
+    auto = RowPreprocess(normalize="auto")
+    with pytest.raises(
+        BuildError, match=r"auto: row 2 of \S*B\.csv: x\[b\] is nan, .*fill it in, leave such rows out, leave that column out with --columns"
+    ):
+        build(source(folder, split_by="ts=2020-01-03"), tmp_path / "out", preprocess=auto, workers=1)
+    assert (
+        build(source(folder, split_by="ts=2020-01-02"), tmp_path / "early", preprocess=RowPreprocess(), workers=1).counts[
+            "values not a number (x[b])"
+        ]
+        == 2
+    )
+    with pytest.raises(SourceError, match=r"^row 3 of \S*A\.csv: a: 1000\.0 cannot be held by int8"):
+        build(source(folder, columns=("a",)), tmp_path / "small", preprocess=RowPreprocess(dtype="int8"), workers=1)
+    by_b = source(table(tmp_path / "c.csv", "b,a\n5,700\n1,1\n3,2\n"), order_by="b", columns=("a",))
+    with pytest.raises(SourceError, match=r"^row 1 of \S*c\.csv: a: 700 cannot be held by int8"):
+        build(by_b, tmp_path / "sorted", preprocess=RowPreprocess(dtype="int8"), workers=1)
+
+
 def test_no_shard_holds_rows_of_two_splits(tmp_path: Path) -> None:
     table(tmp_path / "raw" / "A.csv", "ts,v\n2020-01-01,1\n2020-01-02,2\n")
     table(tmp_path / "raw" / "B.csv", "ts,v\n2020-01-01,3\n2020-01-02,4\n")
@@ -451,12 +474,34 @@ def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:
     path = Path(parquet(tmp_path / "a.parquet", {"v": np.random.default_rng(0).random(50_000)}))
     data = bytearray(path.read_bytes())
     (tmp_path / "cut.parquet").write_bytes(data[: len(data) // 2])
-    with pytest.raises(SourceError, match="no Parquet file, or is damaged"):
+    with pytest.raises(SourceError, match="it is damaged, or no Parquet file"):
         source(tmp_path / "cut.parquet").scan()
     data[4:2000] = bytes(1996)
     (tmp_path / "bad.parquet").write_bytes(data)
     with pytest.raises(SourceError, match="row group 0 cannot be read: it is damaged"):
         read_all(source(tmp_path / "bad.parquet"))
+
+
+def test_tables_of_two_forms_are_both_named(tmp_path: Path) -> None:
+    text, packed = table(tmp_path / "a.csv", "a,b\n1,2\n"), parquet(tmp_path / "b.parquet", {"a": [1], "b": [2]})
+    with pytest.raises(SourceError, match=rf"^{text} is text and {packed} a Parquet file: give tables of one form, or build them apart and merge$"):
+        source(tmp_path).scan()
+
+
+def test_a_page_that_is_not_what_its_checksum_says_is_damage(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    numbers = np.arange(1000, dtype=np.float64)
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"v": numbers}), path, write_page_checksum=True, use_dictionary=False, compression="none")
+    assert read_all(source(path))["x"][:, 0].tolist() == numbers.tolist()
+    data = bytearray(path.read_bytes())
+    at = data.index(numbers[500:501].tobytes())
+    data[at] ^= 1  # a number as good as any other
+    path.write_bytes(data)
+    with pytest.raises(SourceError, match=r"a\.parquet: row group 0 cannot be read: it is damaged"):
+        read_all(source(path))
 
 
 def test_row_groups_too_large_to_keep_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -666,7 +711,7 @@ def test_a_folder_of_tables_that_leads_back_into_itself_is_refused(tmp_path: Pat
 @pytest.mark.parametrize("inside", [True, False])
 def test_a_pipe_is_refused_at_once(tmp_path: Path, name: str, inside: bool) -> None:
     os.mkfifo(tmp_path / name)
-    with pytest.raises(SourceError, match=f"{name}: a pipe or device"):
+    with pytest.raises(SourceError, match=f"{name}: no regular file: expected a table"):
         source(tmp_path if inside else tmp_path / name).scan()
 
 

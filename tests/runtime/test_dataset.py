@@ -241,6 +241,12 @@ def test_splits_are_asked_for_and_joined(tmp_path: Path) -> None:
         MMapShardDataset(tmp_path)
     with pytest.raises(ValueError, match=r"no split 'test'.*\['train', 'val'\]"):
         MMapShardDataset(tmp_path, "test")
+    make_dataset(tmp_path / "one", pixels(6), labels, splits={"train": 6})
+    with pytest.raises(ValueError, match=r"no split 'test'; it has \['train'\]$"):
+        MMapShardDataset(tmp_path / "one", "test")
+    make_dataset(tmp_path / "none", pixels(6), labels)
+    with pytest.raises(ValueError, match=r"no split 'train'; it has no splits: leave split= out$"):
+        MMapShardDataset(tmp_path / "none", "train")
     val = MMapShardDataset(tmp_path, "val")
     assert len(val) == 2
     assert same(val[-1][0], pixels(6)[5])

@@ -165,11 +165,41 @@ def test_targets_are_fields_or_columns_at_a_distance(made: Any) -> None:
     named = MMapShardDataset(root, "val", fields=["label", "r"], output="dict").windows(4, horizon=2, target=["label", "r"])
     assert list(named[0]) == ["r", "label", "r_target"]
     assert same(named[:]["r_target"], of["r"][at])
-    with pytest.raises(ValueError, match=r"two values of a sample would have one name: .*'x_target', 'x_target'"):
+    with pytest.raises(ValueError, match=r"two values of a sample would have one name, 'x_target', of .*: leave one out of fields= or of target="):
         ds.windows(4, horizon=2, target=["x", "open"])
     beside = MMapShardDataset(root, "val", fields=["x", "r"]).windows(4, horizon=0, target="r")
     x, r = beside[:]
     assert same(r, of["r"][np.array(begins(4, 1, 0, 20)) + 3])
+
+
+def test_targets_come_in_the_order_asked_whether_fields_names_them_or_not(made: Any) -> None:
+    root, of = made
+    at = np.array(begins(4, 1, 2, 20)) + 5
+    ds = MMapShardDataset(root, "val", fields=["n", "x", "r"], output="dict")
+    both = ds.windows(4, horizon=2, target=["open", "r", "close"])
+    assert list(both[0]) == list(both[:]) == ["n", "x", "r", "x_target", "r_target"]
+    assert same(both[:]["x_target"], of["x"][at][:, [0, 1]])
+    assert list(ds.windows(4, horizon=2, target=["r", "open"])[0])[3:] == ["r_target", "x_target"]
+    alone = MMapShardDataset(root, "val", fields=["n"], output="dict").windows(4, horizon=2, target=["label", "close", "r"])
+    for values in (alone[:], next(iter(DataLoader(alone, 99))), next(iter(ShardLoader(alone, 99))), pickle.loads(pickle.dumps(alone))[:]):
+        assert list(values) == ["n", "label", "x_target", "r"]
+        assert same(values["label"], of["label"][at])
+        assert same(values["x_target"], of["x"][at][:, [1]])
+        assert same(values["r"], of["r"][at])
+    assert same(alone.targets, of["label"][at])
+    last = MMapShardDataset(root, "val", fields=["n"]).windows(4, horizon=0, target="close")[:][1]  # which no window holds
+    assert same(last, of["x"][np.array(begins(4, 1, 0, 20)) + 3, 1])
+
+
+def test_a_field_that_is_called_like_a_target_is_not_taken_for_it(tmp_path: Path) -> None:
+    values = {"x": np.arange(18, dtype=np.float32).reshape(9, 2), "x_target": np.arange(9, dtype=np.int64), "n": np.zeros(9)}
+    make_dataset(tmp_path, values=values, facts={"x": {"columns": ("a", "b")}}, keyed=False)
+    for fields in (None, ["x", "n"]):
+        with pytest.raises(ValueError, match="two values of a sample would have one name, 'x_target'"):
+            MMapShardDataset(tmp_path, fields=fields).windows(2, horizon=1, target=["x_target", "a"])
+    ds = MMapShardDataset(tmp_path, fields=["n"], output="dict")
+    assert ds.windows(2, horizon=1, target="x_target")[:]["x_target"].tolist() == list(range(2, 9))
+    assert ds.windows(2, horizon=1, target="b")[:]["x_target"].tolist() == list(range(5, 19, 2))
 
 
 def test_what_makes_no_window_says_so(made: Any) -> None:
@@ -184,7 +214,7 @@ def test_what_makes_no_window_says_so(made: Any) -> None:
         ((4, 1, 1, []), "target is the name of a field or column"),
         ((4, 1, 1, [3]), "target is the name of a field or column"),
         ((4, 1, 1, 3), "target is the name of a field or column, or a list of such names, not 3"),
-        ((4, 1, 1, "adj"), r"target 'adj' names no field in use, and no column; the fields are \['label', 'x', 'n', 'r'\], their columns \['open',"),
+        ((4, 1, 1, "adj"), r"target 'adj' names no field, and no column; the fields are \['label', 'x', 'n', 'r'\], their columns \['open',"),
         ((4, 1, 1, ["r", "r"]), "target names one twice"),
         ((4, 1, 0, "close"), "with horizon=0 the target's columns"),
         ((4, 1, 0, ["label", "x", "n", "r"]), "a window needs at least one other"),
@@ -198,6 +228,17 @@ def test_what_makes_no_window_says_so(made: Any) -> None:
             other.windows(4)
     with pytest.raises(ValueError, match="augment needs an image"):
         ShardLoader(ds.windows(4), augment=Augment(hflip=0.5))
+
+
+def test_numbers_that_no_int64_holds_are_as_good_as_any_that_is_too_large(made: Any) -> None:
+    ds = MMapShardDataset(made[0], "all")
+    for length, ahead in ((2**70, None), (2**63 - 1, None), (4, 2**63 - 4), (4, 2**80)):
+        with pytest.raises(ValueError, match="fits into none of its groups, the longest has 27 rows"):
+            ds.windows(length, horizon=ahead, target=None if ahead is None else "label")
+    for stride in (28, 2**63 - 1, 2**70):
+        far = ds.windows(4, stride)
+        assert [far.source(i) for i in range(len(far))] == ["AAPL[0]", "MSFT[0]", "TSLA[0]"]
+        assert len(ShardLoader(far, batch_size=2, shuffle=True).state_dict()) > 0
 
 
 def test_columns_of_one_name_in_two_fields_are_not_guessed(tmp_path: Path) -> None:

@@ -108,6 +108,9 @@ def _explain(error: Exception, what: str) -> tuple[str, str]:
     return "corrupt", f"the {what} cannot be decoded"
 
 
+_NOTHING = "no bytes: the file is empty, or its row in a list holds no image"
+
+
 def open_image(data: bytes, name: str, options: Preprocess) -> Image.Image:
     formats = [f for f in (*_FORMATS, *(["TGA"] if may_be_tga(name) else [])) if f in Image.OPEN]
     promised = sniff(data[:32])
@@ -116,7 +119,7 @@ def open_image(data: bytes, name: str, options: Preprocess) -> Image.Image:
             image = Image.open(io.BytesIO(data), formats=formats)
         except PIL.UnidentifiedImageError as error:
             what = f"a damaged {promised} header, or a kind of {promised} that Pillow does not read" if promised else "no image of a listed format"
-            raise DecodeError("the file is empty" if not data else what, stage="open", code="not-an-image", error=type(error).__name__) from error
+            raise DecodeError(_NOTHING if not data else what, stage="open", code="not-an-image", error=type(error).__name__) from error
         check_size(image, options, "open")
         return image
 

@@ -213,12 +213,20 @@ class ArchiveSource:
 
     def _arranged(self, trees: list[TreeMembers], choice: Choice) -> Scan:
         """The scan of trees of folders, with one class map over all archives."""
-        roots = {os.fsdecode(self._prefix(number)[:-1]): self._path(number) for number in range(len(trees))}
+        tops = [self._prefix(number)[:-1] for number in range(len(trees))]
+        roots = {as_text(top): self._path(number) for number, top in enumerate(tops)}
         if inner := next((root for root in roots if "/" in root), None):
             raise SourceError(f"{show(self._path(0))} and {show(inner)} lie in different folders: give trees in archives that lie in one", path=inner)
+        outer = b"" if self.layout.splits else _outer_folder(trees, tops)
+        if outer and as_text(outer) not in (self.layout.classes or ()):
+            tops = [top + b"/" * bool(top) + outer for top in tops]
+            roots = {as_text(top): os.path.join(self._path(number), os.fsdecode(outer)) for number, top in enumerate(tops)}
+        else:
+            outer = b""
         rules = FolderRules(choice)
-        tops = [self._prefix(number)[:-1] for number in range(len(trees))]
-        return arrange(roots, (folder for top, tree in zip(tops, trees, strict=True) for folder in tree.as_folders(top, rules)), choice, self.layout)
+        scan = arrange(roots, (folder for top, tree in zip(tops, trees, strict=True) for folder in tree.as_folders(top, rules)), choice, self.layout)
+        said = [f"all images lie in one folder, {show(as_text(outer))}, which is no class: the folders in it are; --split all=. makes it the class"]
+        return replace(scan, warnings=(*said * bool(outer), *scan.warnings))
 
     def _splits(self) -> list[str]:
         """Which split each archive is, "" for none: by the folder that it lies in, or as it was said of archives."""
@@ -305,6 +313,24 @@ class ArchiveSource:
         """What keys of an archive begin with."""
         alone = len(self.raw) == 1 and self.raw[0] != self.folder
         return b"" if alone else os.fsencode(self.names[number]) + b"/"
+
+
+def _outer_folder(trees: Sequence[TreeMembers], tops: Sequence[bytes]) -> bytes:
+    """The one folder in each of these trees, at `tops`, that all images lie in, none of them directly; b"" where there is none such.
+
+    In it there are two folders with images or more, or splits; itself it is called like none.
+    """
+    outer, inner = b"", set[bytes]()
+    for tree, top in zip(trees, tops, strict=True):
+        skip = len(top) + bool(top)
+        for key in tree.keys.bare:
+            parts = key[skip:].split(b"/", 2)
+            if len(parts) < 3 or (outer and parts[0] != outer):
+                return b""
+            outer = parts[0]
+            inner.add(parts[1])
+    splits = [rank(as_text(name))[0] < rank("")[0] for name in (outer, *inner)]
+    return outer if not splits[0] and (len(inner) > 1 or all(splits[1:])) else b""
 
 
 def _alike(keys: Keys) -> list[str]:

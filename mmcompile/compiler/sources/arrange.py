@@ -24,6 +24,7 @@ from mmcompile.compiler.sources.splits import Base, Layout, find_bases, rank, wi
 from mmcompile.errors import SourceError
 from mmcompile.format.canonical import as_text
 from mmcompile.format.fields import Split
+from mmcompile.text import counted
 
 __all__ = ["Folder", "arrange", "lacking"]
 
@@ -105,7 +106,7 @@ def arrange(roots: Mapping[str, str], folders: Iterable[Folder], choice: Choice,
         counts["folders"] += folder.text not in roots
         gathered.append(folder)
         if len(folder.keys):
-            root, inside = ("", folder.text) if "" in roots else folder.text.partition("/")[::2]
+            root, inside = _below(folder.text, roots)
             top, _, deeper = inside.partition("/")
             if top:
                 tops[root][top] = tops[root].get(top, False) or bool(deeper)
@@ -132,7 +133,7 @@ def arrange(roots: Mapping[str, str], folders: Iterable[Folder], choice: Choice,
     left_out["directly in RAW beside class folders"] += sum(part.beside for part in parts.values() if part.labelled)
     if outside:
         left_out["in no split"] += outside
-        warnings.append(f"{outside:,} images lie in no split and are left out; --split NAME=FOLDER names the folders that are splits")
+        warnings.append(f"left out, as in no split: {counted(outside, 'images')}; --split NAME=FOLDER names the folders that are splits")
     if empty:
         warnings.append(f"no image in {', '.join(sorted(empty))}, so there is no such split")
     names, told = _class_map([part for part in parts.values() if part.labelled], layout)
@@ -152,12 +153,19 @@ def arrange(roots: Mapping[str, str], folders: Iterable[Folder], choice: Choice,
     return Scan(keys, *labelled(labels, len(keys)), stat, names, _reasons(left_out), tuple(warnings), facts, splits)
 
 
+def _below(folder: str, roots: Mapping[str, str]) -> tuple[str, str]:
+    """(the root that a folder is or lies in, its path below it)."""
+    found = within(folder, roots)
+    root = found[0] if found is not None else folder.partition("/")[0]
+    return root, folder[len(root) + bool(root) :]
+
+
 class _Part:
     """What lies in one base: the images directly in it, and its class folders by name."""
 
     def __init__(self, base: Base, roots: Mapping[str, str]) -> None:
         self.base = base
-        root, _, inside = ("", "", base.folder) if "" in roots else base.folder.partition("/")
+        root, inside = _below(base.folder, roots)
         self.where = show(os.path.join(roots.get(root, root), inside) if inside else roots.get(root, root))
         self.direct: list[Folder] = []
         self.classes: dict[str, list[Folder]] = {}
@@ -313,9 +321,11 @@ def _part_warnings(parts: list[_Part], tops: Mapping[str, Mapping[str, bool]], l
     for part in parts:
         if part.labelled and part.beside:
             where = part.where if part.base.folder else "RAW"
-            out.append(f"{part.beside:,} images lie directly in {where}, beside class folders, and are left out: move them into a class folder")
+            out.append(
+                f"left out, as directly in {where}, beside class folders: {counted(part.beside, 'images')}; move what counts into a class folder"
+            )
         if some and not part.labelled:
-            out.append(f"the {part.beside:,} images of {part.where} lie in no class folders: their label is -1")
+            out.append(f"in no class folder, and so of label -1: {counted(part.beside, 'images')} of {part.where}")
     split = {part.base.split for part in parts} != {"all"}
     if split and not layout.splits and not some:
         out.append("folders named like splits are taken for splits without labels; if they are classes, say --split all=.")
@@ -390,7 +400,7 @@ def _reasons(left_out: Counter[str]) -> dict[str, int]:
 
 def _describe(left_out: dict[str, int], folders: int) -> str:
     if not left_out:
-        return f"{folders:,} folder{'s'[: folders - 1]} in it, and no file" if folders else "the folder is empty"
+        return f"{counted(folders, 'folders')} in it, and no file" if folders else "the folder is empty"
     largest = sorted(left_out, key=lambda reason: (-left_out[reason], reason))
     text = ", ".join(f"{left_out[reason]:,} {reason}" for reason in largest[:5])
     hint = next((f"; --source {kind} reads archives that lie beside other things" for kind in ("tar", "zip") if f"extension .{kind}" in left_out), "")

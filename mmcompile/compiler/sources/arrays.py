@@ -7,6 +7,7 @@ class numbers; all else is values.  `--as NAME=image|class|value` says otherwise
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import os
 import re
@@ -50,6 +51,11 @@ class _Column:
     field: Field
     lies: Lies
     part: str | None = None
+
+    @property
+    def named(self) -> str:
+        """Where it lies, for people."""
+        return self.lies.named if self.part is None else f"{self.lies.named}, {self.part}"
 
     def read(self, start: int, stop: int) -> Array:
         values = self.lies.read(start, stop)
@@ -146,6 +152,14 @@ class ArraySource:
             at += n
         return found[0] if len(found) == 1 else {name: np.concatenate([part[name] for part in found]) for name in found[0]}
 
+    def where(self, row: int) -> str:
+        """A row as a person finds it."""
+        splits = self._splits = self._splits or self._open()
+        stops = list(itertools.accumulate(n for _, n, _ in splits))
+        which = bisect.bisect_right(stops, row)
+        names = dict.fromkeys(column.lies.named for column in splits[which][2].values())
+        return f"row {row - stops[which] + splits[which][1]:,} of {' and '.join(names)}"
+
     # ---------------------------------------------------------------- what lies there
 
     def _open(self) -> list[tuple[str, int, dict[str, _Column]]]:
@@ -162,8 +176,8 @@ class ArraySource:
             for name, lies in by_name.items():
                 for column in self._columns(name, lies, alone=len(by_name) == 1):
                     if column.field.name in columns:
-                        other = columns[column.field.name].lies
-                        raise SourceError(f"{lies.named} and {other.named}: both are the field {column.field.name}; rename one", path=lies.path)
+                        other = columns[column.field.name].named
+                        raise SourceError(f"{column.named} and {other}: both are the field {column.field.name}; rename one", path=lies.path)
                     columns[column.field.name] = column
             rows = {name: column.lies.shape[0] for name, column in columns.items()}
             if len(set(rows.values())) > 1:

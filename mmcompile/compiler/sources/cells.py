@@ -6,7 +6,7 @@ numbers, yes and no, times, text) all its cells decide together, and nothing but
 
 from __future__ import annotations
 
-import re
+import contextlib
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,32 +14,23 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from mmcompile.compiler.sources.celltext import GAPS, KINDS, Times, as_times, is_kind, kinds_of
 from mmcompile.compiler.sources.keys import Keys
 from mmcompile.compiler.sources.names import show
 from mmcompile.errors import SourceError
 
-__all__ = ["Cells", "Column", "typed"]
+__all__ = ["Cells", "Column", "told", "typed"]
 
 #: Cells that are objects at one time.
 _CHUNK = 1 << 14
-#: What stands for no value among numbers, yes and no, and times; in a column of text these are texts, and only an empty cell is none.
-_MISSING = frozenset({b"", b"NA", b"N/A", b"n/a", b"NaN", b"nan", b"NULL", b"null", b"None", b"<NA>", b"#N/A", b"NaT"})
-_NO_VALUE = "|".join(re.escape(word.decode()) for word in sorted(_MISSING, reverse=True))
-_FORMS = {
-    "int": r" *[+-]?[0-9]{1,30} *",
-    "float": r" *[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)? *|[+-]?[Ii]nf(?:inity)?",
-    "bool": r"true|True|TRUE|false|False|FALSE",
-    "time": r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:[ T][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,9})?)?Z?)?",
-}
-#: All cells of a chunk, each ended by a NUL, which no cell holds.
-_ALL = {kind: re.compile(rf"(?:(?>{form}|{_NO_VALUE})\0)*+") for kind, form in _FORMS.items()}
-_ONE = {kind: re.compile(rf"(?:{form})\Z") for kind, form in _FORMS.items()}
-_PRECISION = re.compile(rb"(?:\.([0-9]+))?Z?$")
+_GAPS = frozenset(word.encode() for word in GAPS)
+#: What a gap among times is.
+_EPOCH = "1970-01-01"
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of N cells: `values` (N,) int64, float64, bool, or int64 numbers of the texts in `names` (sorted) or since 1970 in `unit`.
+    """A column of N cells: `values` (N,) int64 or uint64, float64, bool, or int64 numbers of the texts in `names` (sorted) or since 1970 in `unit`.
 
     `missing` (N,) is where there was no value: there a float is NaN, the number of a text -1, and else 0.
     """
@@ -56,8 +47,9 @@ class Cells:
 
     def __init__(self, name: str, *, keeps_text: bool) -> None:
         self.name, self.keeps_text = name, keeps_text
-        self.kinds = set(_FORMS)
-        #: Of text: the first cell that is none of what at least half of those up to it, and some thousand behind it, are; its row and itself.
+        self.kinds = set(KINDS)
+        #: Of text: the first cell that is none of what at least half of those up to it, and some thousand behind it, are; its row and itself.  Where
+        #: the source says what is text, the first that is, behind others that are none.
         self.stray: tuple[int, str] | None = None
         self._blob, self._lengths = bytearray(), array("q")
         self._count = 0
@@ -69,16 +61,17 @@ class Cells:
     def is_text(self) -> bool:
         return not self.kinds
 
-    def extend(self, cells: Sequence[str], *, quoted: bool = False) -> None:
-        """More cells, without NUL; `quoted`: the source says that they are text."""
+    def extend(self, cells: Sequence[str], *, quoted: bool = False, mixed: bool = False) -> None:
+        """More cells, without NUL; `quoted`: the source says that they are text, `mixed`: that some of them are none."""
         before, self._count = self.kinds, self._count + len(cells)
         if quoted:
             self.kinds = set()
         elif self.kinds:
-            joined = "\0".join(cells) + "\0"
-            self.kinds = {kind for kind in self.kinds if _ALL[kind].fullmatch(joined)}
+            self.kinds = kinds_of(cells, self.kinds)
         if before and not self.kinds:
-            self.stray = _stray(cells, before, self._count - len(cells))
+            self.stray = (
+                _first_text(cells, before, self._count - len(cells)) if quoted and not mixed else _stray(cells, before, self._count - len(cells))
+            )
         if not self.kinds and not self.keeps_text:
             self._blob, self._lengths = bytearray(), array("q")
             return
@@ -101,12 +94,17 @@ class Cells:
         return keys
 
 
+def told(stray: tuple[int, str], where: Callable[[int], str]) -> str:
+    """What is to be said of a cell that is none of what others in its column are."""
+    return f"{where(stray[0])}: {stray[1]!r:.60} is no value like others in it"
+
+
 def _stray(cells: Sequence[str], kinds: set[str], before: int) -> tuple[int, str] | None:
     """See Cells.stray; `before`: how many cells there are before these, all of `kinds`."""
-    rows = [row for row, cell in enumerate(cells) if cell.encode("utf-8", "surrogatepass") not in _MISSING]
-    fits = {kind: [row for row in rows if _ONE[kind].match(cells[row])] for kind in kinds}
+    rows = [row for row, cell in enumerate(cells) if cell not in GAPS]
+    fits = {kind: [row for row in rows if is_kind(cells[row], kind)] for kind in kinds}
     kind = max(sorted(fits), key=lambda kind: len(fits[kind]))
-    known = before if kinds != _FORMS.keys() else 0  # else they are gaps all
+    known = before if kinds != KINDS else 0  # else they are gaps all
     if 2 * (known + len(fits[kind])) < known + len(rows):
         return None
     fit = set(fits[kind])
@@ -114,40 +112,53 @@ def _stray(cells: Sequence[str], kinds: set[str], before: int) -> tuple[int, str
     return None if row is None else (before + row, cells[row])
 
 
-def typed(cells: Cells, where: Callable[[int], str]) -> Column | str:
+def _first_text(cells: Sequence[str], kinds: set[str], before: int) -> tuple[int, str] | None:
+    """The first of cells that are text, behind `before` others, which may be of `kinds`."""
+    return next(((before + row, cell) for row, cell in enumerate(cells) if cell), None) if kinds != KINDS else None
+
+
+def typed(cells: Cells, where: Callable[[int], str], *, names: bool = False) -> Column | str:
     """The column that these cells are (they are empty from then on), or why it cannot be held.  `where(row)` names a row.
 
-    Raises SourceError: text that is no UTF-8.
+    `names`: they may be names, some of which look like numbers; else such a column is not held.  Raises SourceError: text that is no UTF-8.
     """
     kinds, name = cells.kinds, cells.name
+    if not kinds and cells.stray is not None and not names:
+        return f"{told(cells.stray, where)}: mend it, or give a list that tells texts from numbers (JSON lines, Parquet)"
     keys = cells.keys()
     if not kinds:
         return _numbered(name, keys, where)
-    missing = np.fromiter((cell in _MISSING for cell in keys), bool, len(keys))
+    missing = np.fromiter((cell in _GAPS for cell in keys), bool, len(keys))
     if missing.all():
         return "no value in it"
     if "int" in kinds:
-        try:
-            whole = np.fromiter((0 if cell in _MISSING else int(cell) for cell in keys), np.int64, len(keys))
-        except OverflowError:
-            return "whole numbers over 64 bits"
-        return Column(name, whole, missing)
+        return _whole(name, keys, missing)
     if "float" in kinds:
         nan = float("nan")
-        numbers = np.fromiter((nan if cell in _MISSING else float(cell) for cell in keys), np.float64, len(keys))
+        numbers = np.fromiter((nan if cell in _GAPS else float(cell) for cell in keys), np.float64, len(keys))
         # "inf" has an n, and no number has one
         beyond = next((int(row) for row in np.flatnonzero(np.isinf(numbers)) if b"n" not in keys[int(row)].lower()), None)
         if beyond is not None:
             return f"a number is beyond float64: {keys[beyond].decode():.40} ({where(beyond)})"
-        return Column(name, numbers, missing)
+        return Column(name, numbers, np.isnan(numbers))
     if "bool" in kinds:
         return Column(name, np.fromiter((cell[:1] in (b"t", b"T") for cell in keys), bool, len(keys)), missing)
     return _times(name, keys, missing, where)
 
 
-def _chunks(keys: Keys) -> Iterator[tuple[slice, Keys]]:
+def _whole(name: str, keys: Keys, missing: npt.NDArray[np.bool_]) -> Column | str:
+    """Whole numbers, in int64 if that holds all of them."""
+    for dtype in (np.int64, np.uint64):
+        if dtype is np.uint64 and any(b"-" in cell and cell not in _GAPS for cell in keys):
+            break
+        with contextlib.suppress(OverflowError):
+            return Column(name, np.fromiter((0 if cell in _GAPS else int(cell) for cell in keys), dtype, len(keys)), missing)
+    return "whole numbers over 64 bits"
+
+
+def _chunks(keys: Keys) -> Iterator[tuple[slice, list[str]]]:
     for at in range(0, len(keys), _CHUNK):
-        yield slice(at, at + _CHUNK), keys[at : at + _CHUNK]
+        yield slice(at, at + _CHUNK), [cell.decode() for cell in keys[at : at + _CHUNK]]
 
 
 def _numbered(name: str, keys: Keys, where: Callable[[int], str]) -> Column:
@@ -173,19 +184,27 @@ def _numbered(name: str, keys: Keys, where: Callable[[int], str]) -> Column:
 
 def _times(name: str, keys: Keys, missing: npt.NDArray[np.bool_], where: Callable[[int], str]) -> Column | str:
     """Times in the coarsest unit that holds all of them."""
-    longest = max((len(cell) for cell in keys), default=0)
-    fraction = max((len(found[1]) for cell in keys if (found := _PRECISION.search(cell)) and found[1]), default=0)
-    unit = "D" if longest == 10 else "s" if not fraction else ("ms", "us", "ns")[(fraction - 1) // 3]
-    out = np.empty(len(keys), f"datetime64[{unit}]")
-    try:
-        for part, some in _chunks(keys):
-            cells = ["1970-01-01" if cell in _MISSING else cell.rstrip(b"Z").decode() for cell in some]
-            out[part] = cells
-            # numpy wraps what int64 cannot hold, so that no second is the one that was read
-            wrapped = np.flatnonzero(out[part].astype("datetime64[D]") != np.array([cell[:10] for cell in cells], "datetime64[D]"))
-            if len(wrapped):
-                row = part.start + int(wrapped[0])
-                return f"a time is beyond what 64 bits hold in {unit}: {cells[wrapped[0]]} ({where(row)})"
-    except ValueError:
-        return "times that no calendar has"
-    return Column(name, out.astype(np.int64), missing, unit=unit)
+    times = Times()
+    for _, cells in _chunks(keys):
+        times.extend([cell for cell in cells if cell not in GAPS])
+    if times.fault:
+        return times.fault
+    out = np.zeros(len(keys), np.int64)
+    for part, cells in _chunks(keys):
+        cells = [_EPOCH if cell in GAPS else cell for cell in cells]
+        try:
+            out[part] = as_times(cells, times.unit)
+        except ValueError:
+            row, why = next(_wrong_times(cells, times.unit))
+            return f"{why}: {cells[row]} ({where(part.start + row)})"
+    return Column(name, out, missing, unit=times.unit)
+
+
+def _wrong_times(cells: Sequence[str], unit: str) -> Iterator[tuple[int, str]]:
+    """(row, what is wrong with it) of cells that are no times in that unit."""
+    for row, cell in enumerate(cells):
+        for tried, why in (("s", "a time that no calendar has"), (unit, f"a time is beyond what 64 bits hold in {unit}")):
+            try:
+                as_times([cell], tried)
+            except ValueError:
+                yield row, why

@@ -13,14 +13,16 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from mmcompile.compiler.fieldoptions import FieldOptions, fields_of
 from mmcompile.compiler.formats import TORCHVISION_EXTENSIONS
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.rowstore import RowPreprocess
 from mmcompile.compiler.sources import Source
+from mmcompile.compiler.sources.names import show
 from mmcompile.compiler.sources.remote import folder_source
 from mmcompile.compiler.sources.rows import RowSource
-from mmcompile.compiler.sources.splits import Layout, parse_splits
-from mmcompile.errors import OptionError
+from mmcompile.compiler.sources.splits import Layout, parse_splits, why_no_splits
+from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.store import is_url, on_disk
 
 __all__ = ["KINDS", "Kind", "Raw", "SourceOptions", "given_source", "open_source"]
@@ -34,7 +36,7 @@ _PLACES = ("classes_from", "images", "rows")
 class SourceOptions:
     """What is taken from RAW, and as what; called as on the command line.  Each kind of source takes some of these, and the others are refused.
 
-    The fields are explained at `Raw`.  `compat`: "torchvision" for exactly the files that its ImageFolder takes.
+    The fields are explained at `Raw`.  `compat`: "torchvision" for exactly the files that its ImageFolder takes.  `fields`: those of the Preprocess.
     """
 
     source: str | None = None
@@ -56,6 +58,7 @@ class SourceOptions:
     columns: tuple[str, ...] | None = None
     where: str | None = None
     rows: str | tuple[int, ...] | None = None
+    fields: tuple[tuple[str, FieldOptions], ...] = ()
 
     def __post_init__(self) -> None:
         for spec in fields(SourceOptions):
@@ -115,6 +118,8 @@ class Raw(SourceOptions):
 
 def _checked(name: str, value: Any) -> Any:
     """The value of an option, in the one form that sources know.  Raises OptionError where it is none."""
+    if name == "fields":
+        return fields_of(value)
     if name == "hidden" and isinstance(value, bool):
         return value
     if name in _PLACES and isinstance(value, str | Path):
@@ -261,7 +266,9 @@ def _manifest(raw: Sequence[str], options: SourceOptions) -> Source:
     for text in options.split:
         name, sign, file = text.partition("=")
         if not (name and sign and file) or len(lists) < 2:
-            raise OptionError(f"--split {text}: expected NAME=LIST for one of several lists, as in train=a.csv", options=["split"])
+            raise OptionError(f"--split {show(text)}: expected NAME=LIST for one of several lists, as in train=a.csv", options=["split"])
+        if why := why_no_splits([name]):
+            raise OptionError(f"--split {show(text)}: {why}", options=["split"])
         splits.append((file, name))
     return ManifestSource(lists[0] if len(lists) == 1 else lists, wishes, options.images, tuple(splits))
 
@@ -288,14 +295,14 @@ def _on_this_disk(place: str) -> str:
     return found
 
 
-_FILES = frozenset({"include", "exclude", "hidden", "compat", "split", "classes_from"})
+_FILES = frozenset({"include", "exclude", "hidden", "compat", "split", "classes_from", "fields"})
 _COLUMNS = frozenset({"images", "image_column", "label_column", "columns"})
 
 #: In the order in which they are asked; the last takes what is left, and its scan says what is wrong with it.
 KINDS: tuple[Kind, ...] = (
     Kind("dataset", _is_dataset, _dataset, (_FILES - {"hidden"}) | {"where", "rows", "columns"}),
-    Kind("manifest", _is_manifest, _manifest, frozenset({"include", "exclude", "compat", "split", "classes_from"}) | _COLUMNS),
-    Kind("coco", _is_coco, _coco, frozenset({"include", "exclude", "compat", "images"})),
+    Kind("manifest", _is_manifest, _manifest, _FILES - {"hidden"} | _COLUMNS),
+    Kind("coco", _is_coco, _coco, frozenset({"include", "exclude", "compat", "images", "fields"})),
     *(Kind(form, _is_arrays(form), _arrays(form), frozenset({"as_"})) for form in ("npy", "npz", "idx", "npy-folder")),
     Kind("table", _is_tables, _tables, frozenset({"columns", "group_by", "order_by", "split_by", "label_column"})),
     Kind("raw", lambda raw: False, _arrays("raw"), frozenset({"as_", "shape", "array_dtype"})),
@@ -315,9 +322,20 @@ def open_source(raw: Sequence[str], options: SourceOptions) -> Source | RowSourc
         kind = next(k for k in KINDS if k.recognises(raw))
         if kind.name == "table" and options.image_column is not None:  # which no table has
             kind = next(k for k in KINDS if k.name == "manifest")
+        if kind.name == "folder":
+            _refuse_foreign(raw)
     if refused := [name for name in options.given() if name not in kind.takes]:
         raise _refusal(kind, refused, options.source is not None)
     return kind.make(raw, options)
+
+
+def _refuse_foreign(raw: Sequence[str]) -> None:
+    """Raises SourceError for what is read in Python only."""
+    from mmcompile.compiler.sources.foreign import told_of_foreign
+
+    for place in raw:
+        if not is_url(found := on_disk(place)) and (told := told_of_foreign(str(found))) is not None:
+            raise SourceError(told, path=str(found))
 
 
 def given_source(source: Any, preprocess: Preprocess | RowPreprocess | None) -> tuple[Any, Preprocess | RowPreprocess | None]:
@@ -328,7 +346,10 @@ def given_source(source: Any, preprocess: Preprocess | RowPreprocess | None) -> 
         compat = None if isinstance(preprocess, RowPreprocess | None) else preprocess.compat
         if source.compat not in (None, compat):
             raise OptionError(f"Raw: compat {source.compat!r} is that of the Preprocess: give it there", options=["compat"])
-        return open_source(source.listed(), replace(source, compat=compat)), preprocess
+        own = () if isinstance(preprocess, RowPreprocess | None) else preprocess.options
+        if source.fields not in ((), own):
+            raise OptionError("Raw: fields are those of the Preprocess: give them there", options=["field"])
+        return open_source(source.listed(), replace(source, compat=compat, fields=own)), preprocess
     if hasattr(source, "scan"):
         return source, preprocess
     if isinstance(source, bytes):
@@ -340,7 +361,7 @@ def given_source(source: Any, preprocess: Preprocess | RowPreprocess | None) -> 
 
 def _refusal(kind: Kind, refused: list[str], asked: bool) -> OptionError:
     """What to say of options that a kind of source does not take; `asked`: --source names that kind."""
-    words = [name.strip("_").replace("_", "-") for name in refused]
+    words = ["field" if name == "fields" else name.strip("_").replace("_", "-") for name in refused]
     listed = ", ".join(f"--{word}" for word in words)
     read = f"--source {kind.name}" if asked else f"this RAW, which is read as {kind.name}"
     others = [other.name for other in KINDS if other.takes.issuperset(refused)]

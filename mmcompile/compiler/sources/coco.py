@@ -19,11 +19,13 @@ from mmcompile.compiler.sources import Scan
 from mmcompile.compiler.sources.folder import FolderSource
 from mmcompile.compiler.sources.jsonparts import is_unicode, list_members
 from mmcompile.compiler.sources.keys import Keys
-from mmcompile.compiler.sources.listed import Faults, find_files, folder_of, found_in, refuse_twice, relative_keys
+from mmcompile.compiler.sources.listed import Faults, find_files, folder_of, found_in, image_folder, refuse_twice, relative_keys
 from mmcompile.compiler.sources.names import Patterns, show
+from mmcompile.compiler.sources.walk import expect_file
 from mmcompile.errors import SourceError
 from mmcompile.format.canonical import as_text, name_to_json
 from mmcompile.format.index import Field, Names, row_dtype
+from mmcompile.text import counted
 
 __all__ = ["CocoSource", "is_coco"]
 
@@ -59,7 +61,7 @@ class CocoSource:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "raw", os.path.abspath(self.raw))
-        object.__setattr__(self, "_files", FolderSource(self._find_images() if self.images is None else self.images))
+        object.__setattr__(self, "_files", FolderSource(self._find_images()) if self.images is None else image_folder(self.images))
 
     @property
     def root(self) -> str:
@@ -94,7 +96,7 @@ class CocoSource:
         """
         self.location()
         found = _Annotations(self.raw)
-        faults = Faults(lambda at: f"images[{at}]", show(self.raw), "image")
+        faults = Faults(lambda at: f"images[{at}]", show(self.raw), "images")
         keys = relative_keys(found.files(), os.fsencode(self.root), faults, lambda _: b"")
         include, exclude = Patterns(self.include), Patterns(self.exclude)
         kept = np.fromiter((not exclude.match(text) and (not include or include.match(text)) for text in map(as_text, keys)), bool, len(keys))
@@ -133,8 +135,7 @@ class CocoSource:
 
 def _members(path: str, wanted: tuple[str, ...], seen: set[str] | None = None) -> Any:
     """`list_members`; raises SourceError in place of what that and the file raise."""
-    if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for
-        raise SourceError(f"{show(path)}: no regular file: expected a file of COCO annotations", path=path)
+    expect_file(path, "a file of COCO annotations")
     try:
         with open(path, "rb") as file:
             yield from list_members(file, wanted, seen)
@@ -218,7 +219,8 @@ class _Annotations:
             first = int(wrong[0])
             number = first if numbers is None else int(numbers[first])
             raise SourceError(
-                f"{show(self._path)}: {len(wrong):,} annotations are of no {what} in it, the first annotations[{number}] of {what} {asked[first]}",
+                f"{show(self._path)}: {counted(len(wrong), 'annotations')} of no {what} in it, the first annotations[{number}] of {what} "
+                f"{asked[first]}",
                 path=self._path,
             )
         return at

@@ -22,6 +22,7 @@ from mmcompile.format.index import Field, Names, Split
 __all__ = [
     "IMAGE_NAMES",
     "LABEL_NAMES",
+    "NO_LABEL",
     "SPLIT_NAMES",
     "as_fields",
     "as_label",
@@ -37,6 +38,9 @@ __all__ = [
 IMAGE_NAMES = ("filename", "filepath", "path", "image", "imagepath", "imagefile", "imagename", "img", "imgpath", "file", "filenames")
 LABEL_NAMES = ("label", "labels", "class", "target", "category", "classid", "labelid", "categoryid", "classname", "labelname", "classlabel")
 SPLIT_NAMES = ("split",)
+
+#: For --label-column: no column is the label.
+NO_LABEL = "none"
 
 #: Names that a field of a dataset cannot have, or that another field has.
 _TAKEN = frozenset({"table", "samples", "keys", "hashes", "rejects", "classes", "rows", "image"})
@@ -122,11 +126,11 @@ def as_numbered(labels: npt.NDArray[np.int64], classes: Sequence[str], fixed: Se
 
 
 def as_fields(
-    columns: Iterable[tuple[str, str, Column | str]], where: Callable[[int], str], what: str, *, strict: bool
+    columns: Iterable[tuple[str, str, Column | str]], where: Callable[[int], str], what: str, asked_of: str | None
 ) -> tuple[list[Field], list[npt.NDArray[np.generic]], list[str]]:
     """(fields, their values (N,) each, warnings) of columns: name, what its field is called, and the column or why it cannot be held.
 
-    One that cannot be a field is left out with a warning, which calls it `what`; with `strict` it is an OptionError, as it was asked for.
+    One that cannot be a field is left out with a warning, which calls it `what`; where they were asked for (of a list, say) it is an OptionError.
     """
     fields: list[Field] = []
     arrays: list[npt.NDArray[np.generic]] = []
@@ -134,8 +138,8 @@ def as_fields(
     for name, called, column in columns:
         made = column if isinstance(column, str) else as_value(column, called, where)
         if isinstance(made, str):
-            if strict:
-                raise OptionError(f"--columns {show(name)}: {made}", options=["columns"])
+            if asked_of is not None:
+                raise OptionError(f"--columns {show(name)}: {asked_of}: {made}", options=["columns"])
             warnings.append(f"{what} {show(name)} is left out: {made}")
             continue
         fields.append(made[0])

@@ -23,11 +23,12 @@ from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.rowstore import RowPreprocess
 from mmcompile.compiler.sealing import write_all
 from mmcompile.compiler.sources.arrays import as_stored, count_classes
+from mmcompile.compiler.sources.known import check_classes, class_names, known_dtypes, known_names, stamp_of
 from mmcompile.compiler.sources.rows import RowScan
-from mmcompile.compiler.sources.samples import Declared, Hints, as_array, declare, field_of, is_array, is_picture, named_parts
+from mmcompile.compiler.sources.samples import Declared, Hints, as_array, declare, field_of, is_array, is_picture, named_parts, texts_of
+from mmcompile.compiler.sources.splits import why_no_splits
 from mmcompile.errors import BuildError, MMCompileError, OptionError, SourceError
-from mmcompile.format.fields import DTYPES, Field, Split, field_name
-from mmcompile.format.npy import hash_bytes
+from mmcompile.format.fields import Field, Split
 
 __all__ = ["ColumnSource", "DatasetSource", "SpooledSource", "wrap"]
 
@@ -42,10 +43,12 @@ _SPOOL_BYTES = 8 << 20
 def wrap(dataset: Any, asked: Preprocess | RowPreprocess | None) -> tuple[Any, RowPreprocess]:
     """(the source that reads a dataset, what is done to its numbers).  Raises OptionError for what is none, SourceError for a bad first sample."""
     pictures = asked if isinstance(asked, Preprocess) else Preprocess()
+    if type(dataset).__name__ == "DataLoader" and getattr(dataset, "batch_size", None) is not None:
+        raise OptionError("DataLoader: gives batches, which would be samples: give its dataset (loader.dataset), or make it with batch_size=None")
     try:
         columns = _columns(dataset)
         if columns is not None:
-            return ColumnSource(columns, _names(dataset)), RowPreprocess.of(asked)
+            return ColumnSource(columns, known_names(dataset)), RowPreprocess.of(asked)
     except MMCompileError:
         raise
     except Exception as error:  # sparse tensors have no slices; an array of a closed file of HDF5 has not even a shape
@@ -57,12 +60,19 @@ def wrap(dataset: Any, asked: Preprocess | RowPreprocess | None) -> tuple[Any, R
     splits = _splits(dataset)
     made: DatasetSource | SpooledSource
     if splits is not None:
+        if why := why_no_splits([*splits]):
+            raise OptionError(f"the splits of a dict of datasets: {why}")
         made = DatasetSource(splits, pictures)
     elif _is_map(dataset):
         made = DatasetSource({"": dataset}, pictures)
     elif hasattr(dataset, "__iter__") and not isinstance(dataset, str | bytes | Mapping):
         made = SpooledSource(dataset, pictures)
     else:
+        if _has_keys(dataset) and (strange := next((name for name in dataset.keys() if not is_array(dataset[name])), None)) is not None:  # noqa: SIM118
+            raise OptionError(
+                f"{type(dataset).__name__}: {strange} in it is {type(dataset[strange]).__name__}, no array: give a dict of those that are to be "
+                "fields, as {'x': file['x']}; or datasets by split"
+            )
         raise OptionError(
             f"{type(dataset).__name__}: expected a path, a dataset with a length and items, arrays, or an iterable of samples"
             + ("; it has items but no length: give it __len__, or __iter__" if hasattr(dataset, "__getitem__") and not _has_keys(dataset) else "")
@@ -94,8 +104,8 @@ def _columns(dataset: Any) -> dict[str, Any] | None:
     if isinstance(tensors, tuple) and tensors and all(map(is_array, tensors)) and type(dataset).__name__ == "TensorDataset":
         return named_parts(tensors, None)
     if _has_keys(dataset) and hasattr(dataset, "__getitem__"):
-        found = {str(name): dataset[name] for name in dataset.keys()}  # noqa: SIM118 (a group of HDF5 or Zarr is no dict)
-        if any(map(is_array, found.values())) or all(isinstance(column, list) for column in found.values()):
+        found = texts_of({name: dataset[name] for name in dataset.keys()})  # noqa: SIM118 (a group of HDF5 or Zarr is no dict)
+        if any(map(is_array, found.values())) or all(isinstance(column, list) and not _of_samples(column) for column in found.values()):
             found = {name: as_array(column, name) if isinstance(column, list) else column for name, column in found.items()}
         if found and all(map(is_array, found.values())):
             return found
@@ -104,53 +114,15 @@ def _columns(dataset: Any) -> dict[str, Any] | None:
 
 def _splits(dataset: Any) -> dict[str, Any] | None:
     """Datasets by split, where that is what a dict is."""
-    if isinstance(dataset, Mapping) and dataset and all(_is_map(d) and not isinstance(d, str | bytes | list | tuple) for d in dataset.values()):
-        return {str(name): d for name, d in dataset.items()}
-    return None
+    if not isinstance(dataset, Mapping) or not dataset:
+        return None
+    alike = all(_of_samples(d) if isinstance(d, list | tuple) else _is_map(d) and not isinstance(d, str | bytes) for d in dataset.values())
+    return texts_of(dataset) if alike else None
 
 
-def _names(dataset: Any) -> dict[str, tuple[str, ...]]:
-    """The names of classes that a dataset knows, by field; "" for the one that is a class by its name.  Looks behind a Subset."""
-    out: dict[str, tuple[str, ...]] = {}
-    features = getattr(dataset, "features", None)
-    if isinstance(features, Mapping):
-        for name, feature in features.items():
-            names = getattr(feature, "names", None)
-            if isinstance(names, list) and type(feature).__name__ == "ClassLabel":
-                out[str(name)] = tuple(map(str, names))
-    at = dataset
-    while at is not None and not out:
-        classes = getattr(at, "classes", None)
-        if isinstance(classes, list | tuple) and classes and all(isinstance(c, str) for c in classes):
-            out[""] = tuple(classes)
-        at = getattr(at, "dataset", None)
-    return out
-
-
-def _dtypes(dataset: Any) -> dict[str, str]:
-    """The dtypes of what Hugging Face's datasets give as Python numbers and lists of them, by field."""
-    out: dict[str, str] = {}
-    features = getattr(dataset, "features", None)
-    for name, feature in features.items() if isinstance(features, Mapping) else ():
-        while not isinstance(getattr(feature, "dtype", None), str) and hasattr(feature, "feature"):
-            feature = feature.feature
-        dtype = getattr(feature, "dtype", None)
-        if dtype in DTYPES:
-            out[str(name)] = dtype
-    return out
-
-
-def _class_names(fields: Sequence[Field], names: Mapping[str, tuple[str, ...]]) -> tuple[str, ...] | None:
-    """The names of the numbers in the field that means a class; None where nobody knows them."""
-    labels = [f.name for f in fields if f.meaning == "class"]
-    known = {field_name(name): classes for name, classes in names.items() if name}
-    return next((known[name] for name in labels if name in known), names.get("") if labels else None)
-
-
-def _stamp(dataset: Any) -> str:
-    """What changes when a dataset does, where it knows: the fingerprint of Hugging Face's; a text `mmcompile_version` that its author gives."""
-    found = getattr(dataset, "_fingerprint", None) or getattr(dataset, "mmcompile_version", None)
-    return hash_bytes(f"{type(dataset).__name__} {found} {len(dataset)}".encode()) if isinstance(found, str) and found else ""
+def _of_samples(values: Any) -> bool:
+    """Does a list hold samples of several parts, or pictures, not the numbers of a column?"""
+    return isinstance(values, list | tuple) and len(values) > 0 and (isinstance(values[0], tuple | Mapping) or is_picture(values[0]))
 
 
 class DatasetSource:
@@ -171,14 +143,14 @@ class DatasetSource:
         self._classes: tuple[str, ...] | None = None
         first = next((i for i, d in enumerate(self._datasets.values()) if len(d)), None)
         if first is not None:
-            known = _names(list(self._datasets.values())[first])
+            known = known_names(list(self._datasets.values())[first])
             sample = self._sample(0)
             preprocess = self._sized(sample, preprocess, names)
             try:
-                self.declared = declare(sample, names, preprocess, Hints(known, _dtypes(list(self._datasets.values())[first])))
+                self.declared = declare(sample, names, preprocess, Hints(known, known_dtypes(list(self._datasets.values())[first])))
             except SourceError as error:
                 raise SourceError(f"row 0: {error}", row=0) from error
-            self._classes = _class_names(self.declared.fields, known)
+            self._classes = class_names(self.declared.fields, known)
 
     def identity(self) -> dict[str, object]:
         """The settings that decide which rows there are and what they hold."""
@@ -191,7 +163,7 @@ class DatasetSource:
         for name, stop in zip(self._datasets, self._stops.tolist(), strict=True):
             splits.append(Split(name, start, stop))
             start = stop
-        stamps = tuple(_stamp(d) for d in self._datasets.values())
+        stamps = tuple(stamp_of(d) for d in self._datasets.values())
         named = tuple(splits) if set(self._datasets) != {""} else ()
         said = (self._why,) if self._why else ()
         return RowScan(n, fields, tuple("" for _ in splits), self._stops, stamps, named, self._classes, said)
@@ -202,6 +174,7 @@ class DatasetSource:
         out = {f.name: np.empty((stop - start, *f.shape), f.stored) for f in self.declared.fields}
         for row in range(start, stop):
             self.declared.store(self._sample(row), row, out, row - start)
+        check_classes(out, self.declared.fields, self._classes, start)
         return out
 
     def _sample(self, row: int) -> Any:
@@ -265,10 +238,10 @@ class ColumnSource:
             empty = as_array(column[:0], name)
             picture = np.empty(empty.shape[1:], empty.dtype)
             spec = field_of(name, picture, str(column.dtype) == "torch.bfloat16", names)
-            if spec.name in {f.name for f in self._fields.values()}:
-                raise SourceError(f"{name}: a second field {spec.name}; rename one")
+            if other := next((known for known, f in self._fields.items() if f.name == spec.name), None):
+                raise SourceError(f"{other} and {name}: both are the field {spec.name}; rename one")
             self._fields[name] = spec
-        self._classes = _class_names(list(self._fields.values()), names)
+        self._classes = class_names(list(self._fields.values()), names)
 
     def identity(self) -> dict[str, object]:
         return {"kind": "dataset"}
@@ -287,7 +260,9 @@ class ColumnSource:
 
     def read(self, start: int, stop: int) -> dict[str, Array]:
         """The rows [start, stop), a slice of each array."""
-        return {spec.name: as_stored(as_array(self._columns[name][start:stop], name), spec, row=start) for name, spec in self._fields.items()}
+        found = {spec.name: as_stored(as_array(self._columns[name][start:stop], name), spec, row=start) for name, spec in self._fields.items()}
+        check_classes(found, self._fields.values(), self._classes, start)
+        return found
 
 
 class SpooledSource:
@@ -302,16 +277,16 @@ class SpooledSource:
         self._folder = Path(tempfile.mkdtemp(prefix="mmcompile-spool-"))
         self._gone = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._first: list[Any] = []
-        known = _names(samples)
+        known = known_names(samples)
         for sample in self._left:
             self._first = [sample]
             pictures = [value for value in named_parts(sample, names).values() if is_picture(value)]
             if pictures and (preprocess.needs_size() or (preprocess.mode == "keep" and preprocess.kept_mode is None)):
                 preprocess, why = decide(preprocess, [decode.picture_size(p, preprocess) for p in pictures])
                 self._why = f"{why}; an iterable is read once, so its first sample decided"
-            self.declared = declare(sample, names, preprocess, Hints(known, _dtypes(samples)))
+            self.declared = declare(sample, names, preprocess, Hints(known, known_dtypes(samples)))
             break
-        self._classes = None if self.declared is None else _class_names(self.declared.fields, known)
+        self._classes = None if self.declared is None else class_names(self.declared.fields, known)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_left": None, "_first": [], "_gone": None}
@@ -370,6 +345,7 @@ class SpooledSource:
             with (self._folder / spec.name).open("rb") as file:
                 file.seek(start * spec.row_bytes)
                 found[spec.name] = np.fromfile(file, spec.stored, (stop - start) * int(np.prod(spec.shape, dtype=np.int64))).reshape(-1, *spec.shape)
+        check_classes(found, self.declared.fields, self._classes, start)
         return found
 
 

@@ -9,20 +9,20 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-import json
-import math
 import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any
 
 from mmcompile.compiler.formats import EXTENSIONS
-from mmcompile.compiler.sources.jsonparts import is_unicode
+from mmcompile.compiler.sources.celltext import GAPS
+from mmcompile.compiler.sources.jsonparts import as_cell, is_unicode, record_of
 from mmcompile.compiler.sources.names import show
+from mmcompile.compiler.sources.walk import expect_file
 from mmcompile.errors import SourceError
+from mmcompile.text import counted
 
 __all__ = ["JSON_SUFFIXES", "TEXT_SUFFIXES", "Block", "TextTable"]
 
@@ -45,12 +45,16 @@ _CELL_LIMIT = 1 << 24
 
 @dataclass(frozen=True)
 class Block:
-    """Some rows, by column: the cells as text, and of which columns the source says that they are text, or that they are no single value."""
+    """Some rows, by column: the cells as text, and of which columns the source says that they are text, or that they are no single value.
+
+    `mixed`: of which only some cells are text.
+    """
 
     rows: int
     columns: Mapping[str, Sequence[str]]
     quoted: frozenset[str] = frozenset()
     nested: frozenset[str] = frozenset()
+    mixed: frozenset[str] = frozenset()
 
 
 class TextTable:
@@ -61,8 +65,7 @@ class TextTable:
         self.path, self.names = path, tuple[str, ...]()
         self.header = True
         self._json = path.lower().endswith(JSON_SUFFIXES)
-        if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for, and is gone once it is read
-            raise self.wrong("no regular file: expected a table of text")
+        expect_file(path, "a table of text")
         try:
             with open(path, "rb") as file:
                 head = file.read(_HEAD_BYTES)
@@ -102,7 +105,7 @@ class TextTable:
     def first(self) -> list[dict[str, str]]:
         """Its first rows, at most 100, each as cells by column; a cell that is no text or number is left out."""
         if self._json:
-            return [{k: _as_text(v) for k, v in record.items() if not isinstance(v, dict | list)} for _, record in self._some_records()]
+            return [{k: as_cell(v) for k, v in record.items() if not isinstance(v, dict | list)} for _, record in self._some_records()]
         rows = self._parse(self._between)
         return [dict(zip(self.names, row, strict=False)) for row in rows[self.header :]]
 
@@ -137,7 +140,7 @@ class TextTable:
         self._spaced = len(rows[0]) > 1 and all(cell.startswith(" ") for row in rows for cell in row[1:])
         if self._spaced:
             rows = self._parse(between)
-        named = [cell for cell in rows[0] if cell]
+        named = [cell for cell in rows[0] if cell not in GAPS]
         self.header = not (any(os.path.splitext(c)[1].lower() in EXTENSIONS for c in named) or (named and all(map(_VALUE.match, named))))
         names = [name.strip() for name in rows[0]] if self.header else [str(i + 1) for i in range(len(rows[0]))]
         if twice := [name for name, count in Counter(names).items() if count > 1 and name]:
@@ -179,7 +182,7 @@ class TextTable:
                     rows = [row for row in rows if row]
                     for i, row in enumerate(rows):
                         if len(row) != width:
-                            raise self.wrong(f"row {at + i + 1} has {_cells(len(row))}, expected {width} as in the first", row=at + i + 1)
+                            raise self.wrong(f"row {at + i + 1} has {counted(len(row), 'cells')}, expected {width} as in the first", row=at + i + 1)
                 if rows:
                     at += len(rows)
                     yield Block(len(rows), dict(zip(self.names, zip(*rows, strict=True), strict=True)))
@@ -197,17 +200,17 @@ class TextTable:
             if line.isspace():
                 continue
             try:
-                record = json.loads(line, parse_float=_number)
-            except (ValueError, RecursionError):
-                record = None
-            if not isinstance(record, dict):
+                record = record_of(line)
+            except ValueError as error:
+                raise self.wrong(f"line {number}: {error}: give it one value", line=number) from None
+            if record is None:
                 raise self.wrong(f'line {number} is no JSON object: expected one a line, as in {{"file_name": "a.jpg", "label": 0}}', line=number)
             yield number, record
 
     def _json_blocks(self, file: io.TextIOBase) -> Iterator[Block]:
         records = self._records(_without_nul(self, file))
         while rows := [record for _, record in itertools.islice(records, _ROWS)]:
-            columns, quoted, nested = {}, set(), set()
+            columns, quoted, nested, mixed = {}, set[str](), set[str](), set[str]()
             for name in dict.fromkeys(name for row in rows for name in row):
                 cells = [row.get(name) for row in rows]
                 kinds = set(map(type, cells))
@@ -216,13 +219,14 @@ class TextTable:
                     continue
                 if str in kinds:
                     quoted.add(name)
+                    mixed |= {name} if kinds - {str, type(None)} else set()
                     texts = [cell for cell in cells if isinstance(cell, str)]
                     if any("\0" in text for text in texts):
                         raise self.wrong(f"column {show(name)} holds a NUL")
                     if not all(map(is_unicode, texts)):
                         raise self.wrong(f"column {show(name)} holds half a surrogate pair")
-                columns[name] = [_as_text(cell) for cell in cells]
-            yield Block(len(rows), columns, frozenset(quoted), frozenset(nested))
+                columns[name] = [as_cell(cell) for cell in cells]
+            yield Block(len(rows), columns, frozenset(quoted), frozenset(nested), frozenset(mixed))
 
 
 def _without_nul(table: TextTable, lines: Iterator[str] | io.TextIOBase, first: int = 1) -> Iterator[str]:
@@ -230,20 +234,3 @@ def _without_nul(table: TextTable, lines: Iterator[str] | io.TextIOBase, first: 
         if "\0" in line:
             raise table.wrong(f"line {number} holds a NUL: it is no table of text", line=number)
         yield line
-
-
-def _as_text(value: Any) -> str:
-    """A JSON value as a CSV file would hold it."""
-    if value is None:
-        return ""
-    return str(value) if isinstance(value, str | Decimal) else repr(value)
-
-
-def _number(text: str) -> float | Decimal:
-    """A number of JSON; what float64 would make infinite stays what it is."""
-    value = float(text)
-    return Decimal(text) if math.isinf(value) else value
-
-
-def _cells(count: int) -> str:
-    return f"{count} cell{'s'[: count != 1]}"

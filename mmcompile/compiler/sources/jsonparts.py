@@ -1,14 +1,16 @@
-"""Hides how a JSON file that is too large to be held is read: the members of its lists one by one, each let go before the next is read."""
+"""Hides how JSON is read: records of values, each as a text; and of a file that is too large to be held the members of its lists one by one."""
 
 from __future__ import annotations
 
 import codecs
 import json
+import math
 import re
 from collections.abc import Collection, Iterator
+from decimal import Decimal
 from typing import IO, Any
 
-__all__ = ["is_unicode", "list_members"]
+__all__ = ["as_cell", "is_unicode", "list_members", "record_of"]
 
 #: Characters that are read at a time; a member may be longer, up to the limit.
 _CHUNK, _LIMIT = 1 << 20, 1 << 28
@@ -20,6 +22,44 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 def is_unicode(text: str) -> bool:
     """Can this be written as UTF-8?  JSON may hold half of a surrogate pair, which cannot."""
     return text.isascii() or not _HALVES.search(text)
+
+
+def record_of(text: str) -> dict[str, Any] | None:
+    """The object that a text is, None where it is none; a number that float64 would make infinite stays a Decimal.
+
+    Raises ValueError where a name stands in an object twice.
+    """
+    try:
+        record = json.loads(text, parse_float=_number, object_pairs_hook=_once)
+    except _TwiceError as error:
+        raise ValueError(f"{str(error)!r:.60} stands in it twice") from None
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def as_cell(value: Any) -> str:
+    """A value of a record as a CSV file would hold it."""
+    if value is None:
+        return ""
+    return str(value) if isinstance(value, str | Decimal) else repr(value)
+
+
+def _number(text: str) -> float | Decimal:
+    value = float(text)
+    return Decimal(text) if math.isinf(value) else value
+
+
+class _TwiceError(Exception):
+    pass
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _TwiceError(next(name for name in names if names.count(name) > 1))
+    return record
 
 
 def list_members(file: IO[bytes], wanted: Collection[str], seen: set[str] | None = None) -> Iterator[tuple[str, int, Any]]:

@@ -15,13 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcompile.compiler.sources import STAT_DTYPE
+from mmcompile.compiler.sources.folder import FolderSource
 from mmcompile.compiler.sources.keys import Keys
 from mmcompile.compiler.sources.names import Choice, show
 from mmcompile.compiler.sources.walk import list_folders, stat_columns
-from mmcompile.errors import SourceError
+from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.canonical import as_text
+from mmcompile.text import counted
 
-__all__ = ["Faults", "find_files", "folder_of", "found_in", "refuse_twice", "relative_keys"]
+__all__ = ["Faults", "find_files", "folder_of", "found_in", "image_folder", "path_below", "refuse_twice", "relative_keys"]
 
 #: Faults that an error names; all are counted.
 _NAMED = 5
@@ -34,10 +36,12 @@ _UNUSUAL = re.compile(rb"(?:^|/)\.{0,2}(?:/|$)|\0")
 class Faults:
     """What is wrong with rows of a list: counted, and the first of them named, in one error."""
 
-    def __init__(self, where: Callable[[int], str], what: str, one: str = "row") -> None:
+    def __init__(self, where: Callable[[int], str], what: str, one: str = "rows") -> None:
         self._where, self._what, self._one = where, what, one
         #: The rows (M,) that places in what is looked at now are; None: they are the rows.
         self.rows: npt.NDArray[np.int64] | None = None
+        #: What helps against some of them.
+        self.hint = ""
         self._lines: list[str] = []
         self._count = 0
 
@@ -54,8 +58,15 @@ class Faults:
         """Raises SourceError where there is a fault."""
         if self._count:
             more = f"; and {self._count - _NAMED:,} more" if self._count > _NAMED else ""
-            count = f"{self._count:,} {self._one}{'s'[: self._count != 1]} of {self._what} cannot be built: "
-            raise SourceError(count + "; ".join(self._lines) + more, count=self._count)
+            count = f"{counted(self._count, self._one)} of {self._what} cannot be built: "
+            raise SourceError(count + "; ".join(self._lines) + more + self.hint, count=self._count)
+
+
+def image_folder(images: str) -> FolderSource:
+    """The folder that `--images` says.  Raises OptionError where it is none."""
+    if not os.path.isdir(images):
+        raise OptionError(f"--images {show(images)}: no such folder", options=["images"])
+    return FolderSource(images)
 
 
 def found_in(paths: Sequence[str], folder: str) -> int:
@@ -77,27 +88,32 @@ def relative_keys(paths: Keys, folder: bytes, faults: Faults, prefix: Callable[[
 
 def _plain(paths: Keys, folder: bytes, faults: Faults, prefix: Callable[[int], bytes]) -> Iterator[bytes]:
     for row, path in enumerate(paths):
-        base = prefix(row)
-        if not path or _UNUSUAL.search(path):
-            why = ""
-            plain = posixpath.normpath(path)
-            if plain.startswith(b"/"):
-                inside = os.path.join(folder, base).rstrip(b"/") + b"/"
-                plain = plain[len(inside) :] if plain.startswith(inside) else b".."
-            if not path:
-                why = "no path"
-            elif b"\0" in path:
-                why = "a path with a NUL"
-            elif plain == b".." or plain.startswith(b"../"):
-                why = f"{_shown(path)} leaves the folder {show(as_text(os.path.join(folder, base)))}"
-            elif plain == b"." or path.endswith(b"/"):
-                why = f"{_shown(path)} is a folder"
-            if why:
-                faults.add(row, why)
-                yield b""
-                continue
-            path = plain
-        yield base + b"/" + path if base else path
+        key, why = path_below(path, folder, prefix(row))
+        if why:
+            faults.add(row, why)
+        yield key
+
+
+def path_below(path: bytes, folder: bytes, base: bytes) -> tuple[bytes, str]:
+    """(the key below `folder` of what a path names below `base` in it; b"" and why there is none)."""
+    if not path or _UNUSUAL.search(path):
+        why = ""
+        plain = posixpath.normpath(path)
+        if plain.startswith(b"/"):
+            inside = os.path.join(folder, base).rstrip(b"/") + b"/"
+            plain = plain[len(inside) :] if plain.startswith(inside) else b".."
+        if not path:
+            why = "no path"
+        elif b"\0" in path:
+            why = "a path with a NUL"
+        elif plain == b".." or plain.startswith(b"../"):
+            why = f"{_shown(path)} leaves the folder {show(as_text(os.path.join(folder, base)))}"
+        elif plain == b"." or path.endswith(b"/"):
+            why = f"{_shown(path)} is a folder"
+        if why:
+            return b"", why
+        path = plain
+    return base + b"/" + path if base else path, ""
 
 
 def refuse_twice(keys: Keys, faults: Faults) -> str:
@@ -149,6 +165,7 @@ def find_files(folder: str, keys: Keys, faults: Faults, progress: Callable[[int]
                 facts = os.stat(os.path.join(root, key))
             except OSError as error:
                 hint = "; write / for \\ in paths" if b"\\" in key else ""
+                faults.hint = f" (looked for below {show(folder)}; --images names another folder)"
                 faults.add(row, f"{_shown(key)}: {'no such file' if isinstance(error, FileNotFoundError) else error.strerror}{hint}")
                 continue
             if not os.path.isfile(os.path.join(root, key)):

@@ -14,15 +14,16 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from mmcompile.compiler.sources import Scan
 from mmcompile.compiler.sources.delimited import JSON_SUFFIXES, TEXT_SUFFIXES, TextTable
 from mmcompile.compiler.sources.folder import FolderSource
 from mmcompile.compiler.sources.keys import Placed
+from mmcompile.compiler.sources.listed import image_folder
 from mmcompile.compiler.sources.names import show
-from mmcompile.compiler.sources.packed import Packed
+from mmcompile.compiler.sources.packed import IN_A_FILE, Packed
 from mmcompile.compiler.sources.parquet import ParquetTable
 from mmcompile.compiler.sources.parts import read_item, stat_item
 from mmcompile.compiler.sources.scanning import Part, Scanning, Wishes, finds_images, names_images
@@ -73,7 +74,7 @@ class ManifestSource:
         object.__setattr__(self, "raw", places[0] if len(places) == 1 else root)
         object.__setattr__(self, "splits", tuple(named.items()))
         object.__setattr__(self, "roots", tuple(place for place in places if os.path.isdir(place)))
-        object.__setattr__(self, "_files", FolderSource(root if self.images is None else self.images))
+        object.__setattr__(self, "_files", FolderSource(root) if self.images is None else image_folder(self.images))
         object.__setattr__(self, "_parts", parts)
         object.__setattr__(self, "_packed", Packed(root, [part.file for part in parts], self.wishes.image))
 
@@ -104,7 +105,7 @@ class ManifestSource:
         return read_item(self._read, key)
 
     def _read(self, key: bytes) -> bytes:
-        place = key.place if isinstance(key, Placed) else None
+        place = _packed_place(key)
         return self._files.read(key) if place is None else self._packed.read(place)
 
     def stat(self, key: bytes) -> tuple[int, int, int, int]:
@@ -112,7 +113,7 @@ class ManifestSource:
         return stat_item(self._stat, key)
 
     def _stat(self, key: bytes) -> tuple[int, int, int, int]:
-        place = key.place if isinstance(key, Placed) else None
+        place = _packed_place(key)
         return self._files.stat(key) if place is None else self._packed.stat(place)
 
     def scan(self, progress: Callable[[int], None] | None = None) -> Scan:
@@ -122,7 +123,21 @@ class ManifestSource:
         first named); OptionError: a column that is not there, or two that would be one field.
         """
         self.location()
-        return Scanning(str(self.raw), self.root, self._parts, self.wishes, fixed=self.images is not None).scan(progress)
+        found = Scanning(str(self.raw), self.root, self._parts, self.wishes, fixed=self.images is not None).scan(progress)
+        used = {part.file for part in self._parts}
+        beside = [os.path.join(root, name) for root in self.roots for name in sorted(os.listdir(root)) if _may_be_list(name)]
+        return replace(
+            found, warnings=(*found.warnings, *(f"{show(path)} is not used beside the other lists" for path in beside if path not in used))
+        )
+
+
+def _packed_place(key: bytes) -> tuple[int, int, int] | None:
+    """Where in a list the item lies; None for one in a file of its own."""
+    return key.place if isinstance(key, Placed) and key.place != IN_A_FILE else None
+
+
+def _may_be_list(name: str) -> bool:
+    return name.lower().endswith((*TEXT_SUFFIXES, *JSON_SUFFIXES, _PARQUET)) and not name.startswith(".")
 
 
 def typed_columns(columns: Sequence[str]) -> str:
@@ -178,8 +193,10 @@ def _lists(places: Sequence[str], root: str, named: Mapping[str, str], *, within
         raise SourceError(f"{show(other)}: expected a list of images, as the other RAW are", path=other)
     bases = [os.path.relpath(os.path.dirname(place), root) if within else "." for place in places]
     parts = [Part(place, "" if base == "." else base, named.get(place) or _word_of(place)) for place, base in zip(places, bases, strict=True)]
-    if len({os.path.splitext(place)[1].lower() == _PARQUET for place in places}) > 1:
-        raise SourceError(f"{show(root)}: lists of text and Parquet files do not go together", path=root)
+    packed = [os.path.splitext(place)[1].lower() == _PARQUET for place in places]
+    if len(set(packed)) > 1:
+        text, other = (places[packed.index(kind)] for kind in (False, True))
+        raise SourceError(f"{show(text)} is text and {show(other)} a Parquet file: give lists of one form, or build them apart and merge", path=text)
     return tuple(parts)
 
 

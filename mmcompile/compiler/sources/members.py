@@ -144,7 +144,7 @@ class TreeMembers:
         """Every folder with its images, from `top` on, in no particular order."""
         items: dict[bytes, array[int]] = {top: array("q")}
         for folder in self.folders:
-            if not rules.of(folder)[1]:
+            if (not top or folder == top or folder.startswith(top + b"/")) and not rules.of(folder)[1]:
                 items[folder] = array("q")
         bases = Blob()
         for i, key in enumerate(self.keys.bare):

@@ -36,16 +36,22 @@ def holds_arrays(folder: str) -> bool:
 def _names(folder: str, first: bool = False) -> list[str]:
     """The .npy files of a folder, sorted as text; with `first` one of them is enough."""
     found = []
-    for entry in os.scandir(folder):
-        if entry.name.endswith(".npy") and not entry.name.startswith(".") and not entry.is_dir():
-            found.append(entry.name)
-            if first:
-                break
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith(".npy") and not entry.name.startswith(".") and not entry.is_dir():
+                found.append(entry.name)
+                if first:
+                    break
     return sorted(found)
 
 
 def _folders(folder: str) -> list[str]:
-    return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _form(lies: Lies) -> str:
+    return f"{lies.dtype} {lies.shape} in {'Fortran' if lies.fortran else 'C'} order"
 
 
 class NpyFolder:
@@ -75,7 +81,7 @@ class NpyFolder:
             classes, found = self._list()
         except OSError as error:
             raise SourceError(f"cannot read RAW {show(str(error.filename or self._root))}: {error.strerror}", path=self._root) from error
-        stamp, young, counts = xxhash.xxh3_128(), False, []
+        stamp, young, counts = xxhash.xxh3_128(repr(classes).encode("utf-8", "surrogateescape")), False, []  # an empty class moves numbers
 
         def walk() -> Iterator[bytes]:
             nonlocal young
@@ -112,6 +118,13 @@ class NpyFolder:
         stops = np.array([len(keys)], np.int64)
         return RowScan(len(keys), fields, ("",), stops, ("" if young else stamp.hexdigest(),), classes=classes)
 
+    def where(self, row: int) -> str:
+        """A row as a person finds it: a file."""
+        if self._keys is None:
+            self.scan()
+        assert self._keys is not None
+        return show(os.path.join(self._root, os.fsdecode(self._keys[row])))
+
     def _list(self) -> tuple[tuple[str, ...] | None, list[tuple[str, list[str]]]]:
         """(classes, None where there are none; the files of each folder)."""
         names = _names(self._root)
@@ -142,8 +155,8 @@ class NpyFolder:
                 lies = lies_in_npy(path, sample=True)
                 if (lies.dtype, lies.shape, lies.fortran, len(data)) != (first.dtype, first.shape, first.fortran, self._size):
                     raise SourceError(
-                        f"row {start + i:,} ({show(path)}): {lies.dtype} {lies.shape}, {len(data):,} bytes; expected {first.dtype} {first.shape}, "
-                        f"{self._size:,} bytes, as the first file",
+                        f"row {start + i:,} ({show(path)}): {_form(lies)}, {len(data):,} bytes; expected {_form(first)}, {self._size:,} bytes, "
+                        "as the first file",
                         path=path,
                         row=start + i,
                     )

@@ -6,6 +6,7 @@ worker reads the rows of a row group one batch after the other, so that rows in 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
@@ -18,15 +19,18 @@ import xxhash
 
 from mmcompile.compiler.sources import STAT_DTYPE
 from mmcompile.compiler.sources.keys import Keys
+from mmcompile.compiler.sources.listed import path_below
 from mmcompile.compiler.sources.parquet import ParquetTable, batches, reading
 from mmcompile.compiler.sources.walk import stat_columns
 from mmcompile.errors import SourceError
 
-__all__ = ["Packed", "list_packed"]
+__all__ = ["IN_A_FILE", "Packed", "list_packed"]
 
 #: Files that a process keeps open, the last used: two threads of a worker may be at the end of one and the start of the next.
 _OPEN = 2
 _ROW_BITS = 32
+#: The place of an image that lies in a file of its own.
+IN_A_FILE = (-1, -1, -1)
 
 
 def _mark(name: str, found: os.stat_result) -> int:
@@ -37,8 +41,9 @@ def _mark(name: str, found: os.stat_result) -> int:
 def list_packed(root: str, tables: Sequence[ParquetTable], progress: Callable[[int], None] | None = None) -> tuple[Keys, npt.NDArray[np.void], int]:
     """(keys with places (N,), STAT_DTYPE (N,), how many rows hold no image) of the images in these tables, in their order.
 
-    A key is the path that stands beside the image, where there is one that no other row has; else FILE#ROW, counted from 0.  An image that is not
-    there has no bytes.  Reads every image once, for its length alone.
+    A key is the path that stands beside the image, where there is one that no other row has; else FILE#ROW, counted from 0.  Of a row without bytes
+    the path may name a file, relative to the folder of the table: then that is its key and its image, and its place IN_A_FILE.  Any other image that
+    is not there has no bytes.  Reads every image once, for its length alone.
     """
     keys: list[Keys] = []
     places, stats, empty, n = [], [], 0, 0
@@ -52,8 +57,10 @@ def list_packed(root: str, tables: Sequence[ParquetTable], progress: Callable[[i
         stat = np.empty(len(lengths), STAT_DTYPE)
         stat["size"] = lengths.clip(0)
         _, stat["mtime_ns"], stat["ctime_ns"], stat["inode"] = stat_columns(found)
-        empty += int((lengths < 0).sum())
-        keys.append(paths)
+        beside = _beside(root, table.path, lengths, paths, stat)
+        place[list(beside)] = IN_A_FILE
+        empty += int((lengths < 0).sum()) - len(beside)
+        keys.append(Keys.of(beside.get(row, path) for row, path in enumerate(paths)) if beside else paths)
         places.append(place)
         stats.append(stat)
         n += len(lengths)
@@ -61,12 +68,26 @@ def list_packed(root: str, tables: Sequence[ParquetTable], progress: Callable[[i
             progress(n)
     all_paths = Keys.join(keys)
     names = [os.path.relpath(table.path, root).encode("utf-8", "surrogateescape") for table in tables]
-    named = Keys.of(_named(all_paths, names, np.cumsum([len(part) for part in keys])))
-    return Keys(named.blob, named.stops, places=np.concatenate(places)), np.concatenate(stats), empty
+    whole = np.concatenate(places)
+    named = Keys.of(_named(all_paths, names, np.cumsum([len(part) for part in keys]), (whole == IN_A_FILE).all(axis=1).tolist()))
+    return Keys(named.blob, named.stops, places=whole), np.concatenate(stats), empty
 
 
-def _named(paths: Keys, files: list[bytes], stops: npt.NDArray[np.int64]) -> Iterator[bytes]:
-    """The keys of rows with these paths."""
+def _beside(root: str, table: str, lengths: npt.NDArray[np.int64], paths: Keys, stat: npt.NDArray[np.void]) -> dict[int, bytes]:
+    """The rows without bytes whose paths are of files, and the keys of these; their `stat` becomes that of the file."""
+    folder, base = os.fsencode(root), os.fsencode(os.path.relpath(os.path.dirname(table), root))
+    found = {}
+    for row in np.flatnonzero(lengths < 0).tolist():
+        key, _ = path_below(paths[row], folder, b"" if base == b"." else base)
+        with contextlib.suppress(OSError):
+            if key and os.path.isfile(path := os.path.join(folder, key)):
+                stat[row] = stat_columns(os.stat(path))
+                found[row] = key
+    return found
+
+
+def _named(paths: Keys, files: list[bytes], stops: npt.NDArray[np.int64], beside: Sequence[bool]) -> Iterator[bytes]:
+    """The keys of rows with these paths; of those `beside` they are the paths."""
     hashes = paths.hashes()
     _, inverse, counts = np.unique(hashes, return_inverse=True, return_counts=True)
     once = (counts[inverse] == 1).tolist()
@@ -74,7 +95,7 @@ def _named(paths: Keys, files: list[bytes], stops: npt.NDArray[np.int64]) -> Ite
     for row, path in enumerate(paths):
         while row >= stops[file]:
             start, file = int(stops[file]), file + 1
-        yield path if path and once[row] and b"\0" not in path else b"%s#%d" % (files[file], row - start)
+        yield path if beside[row] or (path and once[row] and b"\0" not in path) else b"%s#%d" % (files[file], row - start)
 
 
 def _lengths(table: ParquetTable) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Keys]:

@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from mmcompile.compiler.sources import LABEL, Scan
 from mmcompile.compiler.sources.arrange import lacking
-from mmcompile.compiler.sources.cells import Cells, Column, typed
-from mmcompile.compiler.sources.columns import LABEL_NAMES, as_fields, as_label, field_names, find_column, named_alike
+from mmcompile.compiler.sources.cells import Cells, Column, told, typed
+from mmcompile.compiler.sources.columns import LABEL_NAMES, NO_LABEL, as_fields, as_label, field_names, find_column, named_alike
 from mmcompile.compiler.sources.keys import Keys
 from mmcompile.compiler.sources.members import TreeMembers
 from mmcompile.compiler.sources.names import show
@@ -24,6 +24,7 @@ from mmcompile.compiler.sources.webdataset import TarMembers, Values
 from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.canonical import as_text
 from mmcompile.format.index import LIST_LIMIT, Field, Split, row_dtype
+from mmcompile.text import counted
 
 __all__ = ["Pairing"]
 
@@ -81,7 +82,7 @@ class Pairing:
         lacks = np.flatnonzero(lonely)
         self._no_image.add(members.samples.take(lacks), members.firsts[lacks])
         rows, cells = _placed(members.classes, row_of)
-        _extend(self._classes, rows, cells, len(images), quoted=False)
+        _extend(self._classes, rows, cells, len(images))
         without = np.ones(len(images), bool)
         without[rows] = False
         self._no_class.add(members.samples.take(sample[without]), members.firsts[sample[without]])
@@ -89,8 +90,8 @@ class Pairing:
             if name not in self._records:
                 self._records[name] = Cells(name, keeps_text=self._may_be_text(name))
             into = self._records[name]
-            _extend(into, np.empty(0, np.int64), [], self._rows - len(into), quoted=False)
-            _extend(into, *_placed(values, row_of), len(images), quoted=values.quoted)
+            _extend(into, np.empty(0, np.int64), [], self._rows - len(into))
+            _extend(into, *_placed(values, row_of), len(images), quoted=values.quoted, mixed=values.plain)
             if values.nested:
                 self._nested.add(name)
         self._archives.append((members.tree(), images))
@@ -121,7 +122,7 @@ class Pairing:
         numbers = np.repeat(np.arange(len(splits)), [len(images) for _, images in self._archives])
         self._archives.clear()
         for cells in self._records.values():
-            _extend(cells, np.empty(0, np.int64), [], self._rows - len(cells), quoted=False)
+            _extend(cells, np.empty(0, np.int64), [], self._rows - len(cells))
 
         def where(row: int) -> str:
             return show(as_text(keys[row]))
@@ -161,7 +162,7 @@ class Pairing:
             raise SourceError(f"no images in split {show(empty.name)}")
         if outside := len(numbers) - stops[-2]:
             self._left_out["in no split"] += outside
-            self._warnings.append(f"{outside:,} images lie in archives that are in no split, and are left out")
+            self._warnings.append(f"left out, as in archives that are in no split: {counted(outside, 'images')}")
         return np.argsort(of_row, kind="stable")[: stops[-2]], ranges
 
     def _choose(self, members: TarMembers) -> npt.NDArray[np.int64]:
@@ -195,12 +196,17 @@ class Pairing:
         wish, flat = self._wishes.label, [name for name in self._records if name not in self._nested]
         has_cls = self._no_class.count < self._rows
         name = None
+        if wish == NO_LABEL:
+            return None, None, None
         if wish is not None and not (wish == "cls" and has_cls):
             name = find_column(wish, flat, "label-column", "the .json of these samples")
         elif not has_cls and (name := named_alike(flat, LABEL_NAMES)) is None:
             return None, None, None
-        column = typed(self._classes if name is None else self._records[name], where)
+        cells = self._classes if name is None else self._records[name]
+        column = typed(cells, where, names=True)
         source = ".cls" if name is None else f".json value {show(name)}"
+        if cells.stray is not None:
+            self._warnings.append(f"{source}: {told(cells.stray, where)}, so that all of them are names of classes, in their order as text")
         made = None if isinstance(column, str) else self._numbered(column, source, where)
         if made is None:
             why = column if isinstance(column, str) else "numbers that are no whole ones, or times"
@@ -243,11 +249,14 @@ class Pairing:
             (name, called, "values of several parts" if name in self._nested else typed(self._records[name], where))
             for name, called in field_names(names, taken).items()
         )
-        more, values, warnings = as_fields(columns, where, ".json value", strict=wished is not None)
+        more, values, warnings = as_fields(columns, where, ".json value", None if wished is None else "the .json of these samples")
         fields += more
         arrays += values
         self._warnings += warnings
         counts = {}
+        for name in texts:
+            if stray := self._records[name].stray:
+                self._warnings.append(f".json value {show(name)} is left out: {told(stray, where)}: mend it")
         if texts:
             counts[f"values of text in .json left out ({_some(texts)}); --columns takes them as categories"] = len(texts)
         if self._nested and wished is None:
@@ -261,8 +270,8 @@ class Pairing:
         if self._several:
             self._left_out["further image of a sample"] += self._several
             self._warnings.append(
-                f"{self._several:,} further images of samples that have several are left out: of each the one is taken whose name is the first as "
-                "text; --image-column says which it is (as jpg, or what else follows the first dot)"
+                f"{counted(self._several, 'images')} beside another of the same sample left out: of each the one is taken whose name is the "
+                "first as text; --image-column says which it is (as jpg, or what else follows the first dot)"
             )
         if self._plain:
             self._left_out["no extension"] += self._plain
@@ -280,7 +289,7 @@ def _placed(values: Values, row_of: npt.NDArray[np.int64]) -> tuple[npt.NDArray[
     return rows[has], values.cells if has.all() else [values.cells[i] for i in np.flatnonzero(has).tolist()]
 
 
-def _extend(cells: Cells, rows: npt.NDArray[np.int64], texts: list[str], count: int, *, quoted: bool) -> None:
+def _extend(cells: Cells, rows: npt.NDArray[np.int64], texts: list[str], count: int, *, quoted: bool = False, mixed: bool = False) -> None:
     """`count` more cells, those at `rows` (M,) with these texts, the others empty."""
     order = np.argsort(rows, kind="stable")
     ranks = rows[order]
@@ -289,7 +298,7 @@ def _extend(cells: Cells, rows: npt.NDArray[np.int64], texts: list[str], count: 
         first, stop = np.searchsorted(ranks, (at, at + len(part))).tolist()
         for i, row in zip(order[first:stop].tolist(), ranks[first:stop].tolist(), strict=True):
             part[row - at] = texts[i]
-        cells.extend(part, quoted=quoted)
+        cells.extend(part, quoted=quoted, mixed=mixed)
 
 
 def _some(names: Sequence[str]) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,9 +18,10 @@ from mmcompile.compiler.formats import sniff
 from mmcompile.compiler.sources.cells import Column
 from mmcompile.compiler.sources.keys import Keys
 from mmcompile.compiler.sources.names import show
+from mmcompile.compiler.sources.walk import HEAD_BYTES, expect_file
 from mmcompile.errors import MMCompileError, OptionError, SourceError
 
-__all__ = ["ArrowColumns", "ParquetTable", "arrow", "batches", "pictures", "reading"]
+__all__ = ["ArrowColumns", "ParquetTable", "arrow", "batches", "opened", "pictures", "reading"]
 
 #: Bytes of a column that are in memory at one time, about, and rows at most.
 _BATCH_BYTES, _BATCH_ROWS = 16 << 20, 1 << 14
@@ -40,6 +40,17 @@ def arrow(path: str) -> Any:
     except ImportError as error:
         raise OptionError(f"{show(path)} is read by pyarrow, which is not installed: pip install 'mmcompile[parquet]'", path=path) from error
     return pyarrow
+
+
+def opened(path: str, buffer_bytes: int = 0) -> Any:
+    """The file as a pyarrow.parquet.ParquetFile that holds each page against its checksum, where it has one; 0: a column is read in one go.
+
+    Raises OptionError where pyarrow is not installed; SourceError where the file cannot be read, or is no Parquet file.
+    """
+    pa = arrow(path)
+    expect_file(path, "a Parquet file")
+    with reading(path):
+        return pa.parquet.ParquetFile(path, pre_buffer=False, buffer_size=buffer_bytes, memory_map=False, page_checksum_verification=True)
 
 
 @contextlib.contextmanager
@@ -109,10 +120,7 @@ class ParquetTable:
 
     def opened(self) -> Any:
         """The file, opened.  Pages are read one by one, never a whole column of a row group."""
-        if os.path.exists(self.path) and not os.path.isfile(self.path):  # a pipe would be waited for
-            raise SourceError(f"{show(self.path)}: no regular file: expected a Parquet file", path=self.path)
-        with reading(self.path):
-            return self.arrow.parquet.ParquetFile(self.path, pre_buffer=False, buffer_size=1 << 20, memory_map=False)
+        return opened(self.path, buffer_bytes=1 << 20)
 
     @property
     def in_struct(self) -> bool:
@@ -152,8 +160,9 @@ class ParquetTable:
 
     def _begins_as_images(self, name: str) -> bool:
         for batch in self.batches([name]):
-            for value in batch.column(0).drop_null()[:1]:
-                return sniff(value.as_py()[:32]) is not None
+            value = next((value for value in batch.column(0) if value.is_valid), None)
+            if value is not None:  # a view: it may be hundreds of MB
+                return sniff(value.as_buffer()[:HEAD_BYTES].to_pybytes()) is not None
         return False
 
 
@@ -175,7 +184,10 @@ class ArrowColumns:
         with reading(self._tables[0].path):
             return Keys.join([Keys.of(_texts(part)) for part in self._parts(name)])
 
-    def column(self, name: str, where: Callable[[int], str], *, text: bool = False) -> Column | str:
+    def stray(self, name: str) -> None:
+        """No cell is of another kind than the others."""
+
+    def column(self, name: str, where: Callable[[int], str], *, names: bool = False, text: bool = False) -> Column | str:
         """A column, or why it cannot be held.  With `text` it is one of text, whatever it holds."""
         with reading(self._tables[0].path):
             return self._column(name, text=text)

@@ -18,7 +18,7 @@ from mmcompile.format.canonical import canonical
 from mmcompile.format.index import Field, Split
 from mmcompile.format.npy import hash_bytes
 
-__all__ = ["RowScan", "RowSource", "fresh_stamp", "is_row_source", "settled"]
+__all__ = ["RowScan", "RowSource", "fresh_stamp", "is_row_source", "place_of", "settled"]
 
 #: A file that changed less long ago may change again without a sign: clocks of file systems tick every some ms, on FAT every 2 s.
 _SETTLED_NS = 2_000_000_000
@@ -70,7 +70,8 @@ def fresh_stamp(files: dict[str, tuple[int, int, int, int]]) -> str:
 class RowSource(Protocol):
     """An ordered collection of rows that a build reads from.
 
-    One that has an attribute `item_by_item` which is true makes each row for itself, and is asked for fewer at a time.
+    One that has an attribute `item_by_item` which is true makes each row for itself, and is asked for fewer at a time.  One with a method `where`
+    says of a row, in words, where a person finds it.
     """
 
     @property
@@ -94,3 +95,9 @@ class RowSource(Protocol):
 def is_row_source(source: object) -> TypeGuard[RowSource]:
     """Is this a source of rows, not one whose samples are files?"""
     return hasattr(source, "scan") and hasattr(source, "identity") and not hasattr(source, "stat")
+
+
+def place_of(source: RowSource, row: int) -> str:
+    """Where a person finds a row: in which file, where the source knows it."""
+    where: Callable[[int], str] | None = getattr(source, "where", None)
+    return f"row {row:,}" if where is None else where(row)

@@ -21,7 +21,7 @@ from mmcompile.compiler.transform import transformed
 from mmcompile.errors import DecodeError, OptionError, SourceError
 from mmcompile.format.fields import Field, field_name
 
-__all__ = ["Declared", "Hints", "as_array", "declare", "is_array", "is_picture", "named_parts"]
+__all__ = ["Declared", "Hints", "as_array", "declare", "is_array", "is_picture", "named_parts", "texts_of"]
 
 Array = npt.NDArray[Any]
 
@@ -42,7 +42,7 @@ def is_array(value: Any) -> bool:
 def named_parts(sample: Any, names: Sequence[str] | None) -> dict[str, Any]:
     """The parts of a sample by name: those of a dict; of a tuple `names`, or image and label, x and y, or x0, x1, …; of anything else image or x."""
     if isinstance(sample, Mapping):
-        return {str(name): value for name, value in sample.items()}
+        return texts_of(sample)
     if hasattr(sample, "_fields") and hasattr(sample, "_asdict"):
         return dict(sample._asdict())
     parts = list(sample) if isinstance(sample, tuple) or (isinstance(sample, list) and not _is_numbers(sample)) else [sample]
@@ -53,6 +53,18 @@ def named_parts(sample: Any, names: Sequence[str] | None) -> dict[str, Any]:
     if len(names) != len(parts):
         raise SourceError(f"{len(parts)} parts, expected {len(names)} ({', '.join(names)})")
     return dict(zip(names, parts, strict=True))
+
+
+def texts_of(named: Mapping[Any, Any]) -> dict[str, Any]:
+    """The values of a dict by their names as text.  Raises SourceError for two names, such as 1 and "1", that are the same then."""
+    out: dict[str, Any] = {}
+    names: dict[str, Any] = {}
+    for name, value in named.items():
+        text = str(name)
+        if text in out:
+            raise SourceError(f"the names {names[text]!r} and {name!r} are one as text, {text!r}: rename one")
+        out[text], names[text] = value, name
+    return out
 
 
 def _is_numbers(value: list[Any]) -> bool:
@@ -71,6 +83,12 @@ def as_array(value: Any, name: str) -> Array:
         raise SourceError(f"{name}: {type(value).__name__} that is no array of numbers ({_line(error)})") from error
     if made.dtype.kind not in "biufM":
         what = "text" if isinstance(value, str | bytes) or made.dtype.kind in "US" else type(value).__name__
+        if made.dtype.kind == "c":
+            what = f"{what} of complex numbers"
+        elif isinstance(value, np.ndarray) and made.dtype.kind == "O":
+            what = f"{what} of Python objects"
+        elif isinstance(value, int):
+            what = "a whole number beyond 64 bits"
         raise SourceError(f"{name}: {what}; expected pictures, arrays, tensors or numbers: map it to numbers, or leave that field out")
     return made
 
@@ -166,7 +184,13 @@ def _made(value: Any, part: _Part) -> Array:
 def _numbers(value: Any, name: str, given: str | None) -> Array:
     """As `as_array`; Python numbers are of the dtype that is `given`, where one is."""
     array = as_array(value, name)
-    return array.astype(given) if given is not None and isinstance(value, int | float | list | tuple) else array
+    if given is None or not isinstance(value, int | float | list | tuple):
+        return array
+    with np.errstate(invalid="ignore", over="ignore"):
+        made = array.astype(given)
+        if made.dtype.kind != "f" and not np.array_equal(made, array):  # floats are as exact as the dataset says
+            raise SourceError(f"{name}: {value!r:.60} is no {given}, as which the dataset's features name it: cast that column, or give arrays")
+    return made
 
 
 def _pixels(image: Any, preprocess: Preprocess) -> Array:

@@ -13,10 +13,11 @@ import numpy.typing as npt
 
 from mmcompile.compiler.formats import EXTENSIONS
 from mmcompile.compiler.sources import LABEL, Scan
-from mmcompile.compiler.sources.cells import Column
+from mmcompile.compiler.sources.cells import Column, told
 from mmcompile.compiler.sources.columns import (
     IMAGE_NAMES,
     LABEL_NAMES,
+    NO_LABEL,
     SPLIT_NAMES,
     as_fields,
     as_label,
@@ -27,11 +28,12 @@ from mmcompile.compiler.sources.columns import (
     named_alike,
 )
 from mmcompile.compiler.sources.delimited import TextTable
-from mmcompile.compiler.sources.keys import Keys
+from mmcompile.compiler.sources.keys import Keys, place_of
 from mmcompile.compiler.sources.listed import Faults, find_files, folder_of, found_in, refuse_twice, relative_keys
 from mmcompile.compiler.sources.names import Patterns, show
-from mmcompile.compiler.sources.packed import list_packed
+from mmcompile.compiler.sources.packed import IN_A_FILE, list_packed
 from mmcompile.compiler.sources.parquet import ArrowColumns, ParquetTable
+from mmcompile.compiler.sources.splits import why_no_splits
 from mmcompile.compiler.sources.textcolumns import TextColumns
 from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.canonical import as_text
@@ -49,8 +51,8 @@ _TOLD = 8
 class Wishes:
     """Which columns of a list are what, where that cannot be told from it; None: by their names, and by what is in them.
 
-    `columns`: the other ones that become fields, None: all of numbers, of yes and no, and of times.  `include` and `exclude` are patterns on keys.
-    `classes`: the whole class map.
+    `label`: NO_LABEL for no column.  `columns`: the other ones that become fields, None: all of numbers, of yes and no, and of times.  `include` and
+    `exclude` are patterns on keys.  `classes`: the whole class map.
     """
 
     image: str | None = None
@@ -87,10 +89,6 @@ def _first_cells(table: TextTable | ParquetTable) -> dict[str, list[str]]:
     """Cells of the first rows, by column."""
     rows = table.first()[:_LOOKED_AT]
     return {name: [row[name] for row in rows if row.get(name)] for name in table.names}
-
-
-def _s(count: int) -> str:
-    return "s"[: count != 1]
 
 
 def _has_extensions(cells: list[str]) -> bool:
@@ -140,10 +138,14 @@ class Scanning:
         self._warnings: list[str] = []
         self._left_out: Counter[str] = Counter()
 
+    def _at(self, row: int) -> tuple[int, int]:
+        """(the list that a row is in, its number there from 0 on)."""
+        part = int(np.searchsorted(self._stops, row, side="right"))
+        return part, row - (int(self._stops[part - 1]) if part else 0)
+
     def where(self, row: int) -> str:
         """A row, as a person finds it."""
-        part = int(np.searchsorted(self._stops, row, side="right"))
-        at = row - (int(self._stops[part - 1]) if part else 0)
+        part, at = self._at(row)
         if isinstance(self._tables[part], ParquetTable):
             return f"{show(self._shown[part])}#{at}"
         return f"{show(self._shown[part])} row {at + 1}" if len(self._parts) > 1 else f"row {at + 1}"
@@ -205,11 +207,10 @@ class Scanning:
         return keys, stat, rows
 
     def _elsewhere(self, keys: Keys, stat: npt.NDArray[np.void]) -> str:
-        """What to say of the first row without bytes whose path is one of a file; "" where there is none among the first of them."""
+        """What to say of the first row without bytes that has a path; "" where none of the first of them has."""
         for row in np.flatnonzero(stat["size"] == 0)[:_LOOKED_AT].tolist():
-            for part in self._parts:
-                if os.path.isfile(os.path.join(os.fsencode(os.path.dirname(part.file)), keys[row])):
-                    return f" ({self.where(row)} has no bytes, only a path, {show(as_text(keys[row]))}: embed them, or give a list of paths)"
+            if place_of(keys[row]) != IN_A_FILE and not keys[row].endswith(f"#{self._at(row)[1]}".encode()):
+                return f" ({self.where(row)} has a path, {show(as_text(keys[row]))}, which is no file beside {show(self._shown[self._at(row)[0]])})"
         return ""
 
     # ------------------------------------------------------------------ which column is what
@@ -252,6 +253,8 @@ class Scanning:
 
     def _label_column(self, image: str) -> str | None:
         wish, others = self._wishes.label, [name for name in self._names if name != image]
+        if wish == NO_LABEL:
+            return None
         if wish is not None:
             return find_column(wish, others, "label-column", self._what)
         if not any(table.header for table in self._tables) and others:
@@ -273,6 +276,8 @@ class Scanning:
             if not any(part.split for part in self._parts):
                 return np.zeros(n, np.int64), None
             names = tuple(dict.fromkeys(part.split for part in self._parts))
+            if why := why_no_splits(names):
+                raise SourceError(f"{self._what}: {why}; --split NAME=LIST gives a list another", path=self._path)
             numbers = np.array([names.index(part.split) for part in self._parts])
             return numbers[np.searchsorted(self._stops, np.arange(n), side="right")], names
         column = columns.column(split, self.where, text=True)
@@ -283,6 +288,9 @@ class Scanning:
         numbers = np.array([*(names.index(name) if name else -1 for name in plain), -1], np.int64)[column.values.astype(np.int64)]
         if len(gaps := np.flatnonzero(numbers < 0)):
             raise SourceError(f"{self._what}: {self.where(int(gaps[0]))} is of no split: column {show(split)} is empty there")
+        if why := why_no_splits(names):
+            row = next((f"{self.where(int(np.argmax(numbers == i)))}, " for i, name in enumerate(names) if why_no_splits([name])), "")
+            raise SourceError(f"{self._what}: {row}column {show(split)}: {why}", path=self._path)
         self._counts[f"splits by column {show(split)}"] = len(names)
         folded = [name.casefold() for name in names]
         if alike := [i for i, name in enumerate(folded) if folded.index(name) < i]:
@@ -293,7 +301,8 @@ class Scanning:
     def _label(self, columns: TextColumns | ArrowColumns, label: str | None) -> tuple[tuple[str, ...] | None, npt.NDArray[np.int64] | None]:
         if label is None:
             return None, None
-        column = "values of several parts" if label in columns.nested else columns.column(label, self.where)
+        stray = None if label in columns.nested else columns.stray(label)
+        column = "values of several parts" if label in columns.nested else columns.column(label, self.where, names=True)
         known, fixed = self._known.get(label), self._wishes.classes
         found = None if isinstance(column, str) else as_label(column, known or fixed)
         if found is None or isinstance(column, str):
@@ -306,6 +315,10 @@ class Scanning:
         if fixed is not None and classes != fixed:
             labels, classes = as_numbered(labels, classes, fixed, self.where), fixed
         self._counts[f"labels by column {show(label)}, {how}"] = int((labels >= 0).sum())
+        if stray is not None:
+            self._warnings.append(
+                f"column {show(label)}: {told(stray, self.where)}, so that all of them are names of classes, in their order as text"
+            )
         plain = [" ".join(name.casefold().split()) for name in classes]
         if alike := next((i for i, name in enumerate(plain) if plain.index(name) < i), None) if len(set(plain)) < len(plain) else None:
             self._warnings.append(f"classes {classes[plain.index(plain[alike])]!r} and {classes[alike]!r} differ in case or spaces only")
@@ -319,7 +332,7 @@ class Scanning:
         """The fields of other columns.  With `strict` one that cannot be a field is an error."""
         called = field_names(names, label)
         fields, arrays, warnings = as_fields(
-            ((name, called[name], self._column(columns, name)) for name in names), self.where, "column", strict=strict
+            ((name, called[name], self._column(columns, name)) for name in names), self.where, "column", self._what if strict else None
         )
         self._warnings += warnings
         return fields, arrays
@@ -333,19 +346,18 @@ class Scanning:
         stops = columns.stops
         forms = [table.form for table in [*self._tables]]
         for form, shown, rows in list(zip(forms, self._shown, np.diff(stops, prepend=0).tolist(), strict=True))[:_TOLD]:
-            self._counts[f"row{_s(rows)} of {show(shown)}{f' ({form})' * bool(form)}, images by column {show(image)}"] = rows
+            self._counts[f"rows of {show(shown)}{f' ({form})' * bool(form)}, images by column {show(image)}"] = rows
         if len(forms) > _TOLD:
             self._counts[f"rows of {len(forms) - _TOLD:,} other files"] = stops[-1] - stops[_TOLD - 1]
-        if isinstance(columns, TextColumns):
-            for name, (row, cell) in columns.strays().items():
-                what = f"{show(cell[:60])} ({self.where(row)}) is no value like others in it"
-                self._warnings.append(f"column {show(name)} is left out: {what}; mend it, or take all as categories with --columns {show(name)}")
+        for name in columns.texts:
+            if stray := columns.stray(name):
+                self._warnings.append(f"column {show(name)} is left out: {told(stray, self.where)}: mend it")
         if columns.texts:
             named = ", ".join(show(name) for name in columns.texts[:5])
-            self._counts[f"column{_s(len(columns.texts))} of text left out ({named}); --columns takes such as categories"] = len(columns.texts)
+            self._counts[f"columns of text left out ({named}); --columns takes such as categories"] = len(columns.texts)
         if columns.nested:
             named = ", ".join(sorted(map(show, columns.nested))[:5])
-            self._counts[f"column{_s(len(columns.nested))} of several parts left out ({named})"] = len(columns.nested)
+            self._counts[f"columns of several parts left out ({named})"] = len(columns.nested)
 
     def _chosen(self, keys: Keys) -> npt.NDArray[np.int64]:
         """The rows that `include` and `exclude` leave."""

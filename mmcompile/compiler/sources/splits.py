@@ -18,7 +18,7 @@ from mmcompile.format.fields import Split
 from mmcompile.format.npy import hash_bytes
 from mmcompile.format.store import is_url, on_disk
 
-__all__ = ["SPLITS", "Base", "Layout", "find_bases", "parse_splits", "rank", "train_of", "within"]
+__all__ = ["SPLITS", "Base", "Layout", "check_splits", "find_bases", "parse_splits", "rank", "train_of", "why_no_splits", "within"]
 
 _T = TypeVar("_T")
 
@@ -27,13 +27,33 @@ _NAMES = (("train", "training"), ("val", "valid", "validation"), ("test", "testi
 _RANKS = {name: rank for rank, names in enumerate(_NAMES) for name in names}
 #: All of them.
 SPLITS = frozenset(_RANKS)
-#: What an index can name.
-_MOST_SPLITS = 256
+#: What an index can name, and how long a name may be: as that of a file.
+_MOST_SPLITS, _LONGEST = 256, 255
 
 
 def rank(name: str) -> tuple[int, str]:
     """Sorts the names of splits."""
     return _RANKS.get(name.lower(), len(_NAMES)), name
+
+
+def why_no_splits(names: Sequence[str]) -> str:
+    """Why these cannot be the splits of one dataset; "" where they can."""
+    if len(names) > _MOST_SPLITS:
+        return f"{len(names):,} splits, at most {_MOST_SPLITS} are possible"
+    for name in names:
+        if not name.isprintable() or name != name.strip() or not name.strip(".") or "/" in name or len(name) > _LONGEST:
+            return f"{name!r:.60} is no name of a split: expected a printable word, without /"
+    if "all" in names and len(names) > 1:
+        return 'a split is called all, and reading split="all" joins all splits: give it another name'
+    if twice := next((name for at, name in enumerate(names) if name in names[:at]), None):
+        return f"two splits are called {twice}: give one another name"
+    return ""
+
+
+def check_splits(splits: Sequence[Split], where: str) -> None:
+    """Raises SourceError where splits of a source cannot be called what they are."""
+    if why := why_no_splits([split.name for split in splits]):
+        raise SourceError(f"{where}: {why}" if where else why)
 
 
 def train_of(splits: Sequence[Split]) -> Split:
@@ -137,8 +157,10 @@ def parse_splits(raw: Sequence[str], given: Iterable[str]) -> tuple[tuple[str, s
     out: list[tuple[str, str]] = []
     for text in given:
         name, sign, folder = text.partition("=")
-        if not (name and sign and folder) or not name.isprintable():
+        if not (name and sign and folder):
             raise OptionError(f"--split {show(text)}: expected NAME=FOLDER, as in train=images/train", options=["split"])
+        if why := why_no_splits([name]):
+            raise OptionError(f"--split {show(text)}: {why}", options=["split"])
         key = _key_of(raw, folder)
         if key is None:
             expected = "a folder below RAW, as in train=images/train" if len(raw) == 1 else "one of the RAW given, or a folder below one"
@@ -150,11 +172,8 @@ def parse_splits(raw: Sequence[str], given: Iterable[str]) -> tuple[tuple[str, s
                     options=["split"],
                 )
         out.append((name, key))
-    names = {name for name, _ in out}
-    if "all" in names and len(names) > 1:
-        raise OptionError('--split all=…: reading split="all" joins all splits; give this one another name', options=["split"])
-    if len(names) > _MOST_SPLITS:
-        raise OptionError(f"--split: {len(names)} splits, at most {_MOST_SPLITS} are possible", options=["split"])
+    if why := why_no_splits(list(dict.fromkeys(name for name, _ in out))):
+        raise OptionError(f"--split: {why}", options=["split"])
     return tuple(out)
 
 

@@ -83,6 +83,15 @@ class TableSource:
                 found.append(self._fields(self._parts[part].read(self._readings, first, last)))
         return _joined(found)
 
+    def where(self, row: int) -> str:
+        """A row as a person finds it; of rows that were sorted aside, which of them it is."""
+        scan = self._scanned()
+        if scan.order is not None:
+            return scan.where(int(scan.order[row]))
+        if self._spool is not None:
+            return f"row {row + 1:,} of {show(self.root)} in their order"
+        return scan.where(next(scan.ranges.within(row, row + 1))[0])
+
     def __getstate__(self) -> dict[str, Any]:
         scan = self._scanned()
         if scan.order is not None:

@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcompile.compiler.sources.names import show
+from mmcompile.compiler.sources.parquet import opened
 from mmcompile.compiler.sources.tablefast import as_numpy, first_gap
 from mmcompile.compiler.sources.tablefields import ColumnKind, Reading
-from mmcompile.errors import OptionError, SourceError
+from mmcompile.errors import SourceError
 
 __all__ = ["ArrowPart"]
 
@@ -81,19 +82,7 @@ class ArrowPart:
 
     def _opened(self) -> Any:
         if self._file is None:
-            try:
-                import pyarrow
-                import pyarrow.parquet
-            except ImportError as error:
-                raise OptionError(
-                    f"{show(self.path)} is read by pyarrow, which is not installed: pip install 'mmcompile[parquet]'", path=self.path
-                ) from error
-            try:
-                self._file = pyarrow.parquet.ParquetFile(self.path, memory_map=False)
-            except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError) as error:
-                raise self._wrong("it is no Parquet file, or is damaged") from error
-            except OSError as error:
-                raise SourceError(f"cannot read {show(self.path)}: {error.strerror or 'it is damaged'}", path=self.path) from error
+            self._file = opened(self.path)
         return self._file
 
     # ------------------------------------------------------------------ scanning

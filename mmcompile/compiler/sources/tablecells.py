@@ -1,58 +1,29 @@
-"""Hides what the text of a cell says: whole numbers, numbers, yes and no, times; and which of these all cells of a column are.
-
-Pure.  Numbers are the nearest float64, times are ISO 8601; nothing is guessed from a locale: a comma in a number is none of these.
-"""
+"""Hides how it is found, block by block, which kind of value all cells of a column are, and in which dtype they fit.  Pure."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
-
+from mmcompile.compiler.sources.celltext import GAPS, KINDS, Times, as_times, is_kind, kinds_of
 from mmcompile.compiler.sources.tablefields import ColumnKind
 from mmcompile.errors import OptionError
 from mmcompile.format.fields import UNITS
 
-__all__ = ["GAPS", "CellKinds", "as_times", "as_values", "cut_of", "is_number"]
+__all__ = ["CellKinds", "cut_of"]
 
-Array = npt.NDArray[np.generic]
-
-#: What stands for no value in columns that hold no texts.
-GAPS = frozenset({"", "NA", "N/A", "n/a", "NaN", "nan", "-nan", "NAN", "NULL", "null", "None", "none", "<NA>", "#N/A", "NaT", "."})
-_GAP = "|".join(re.escape(word) for word in sorted(GAPS, reverse=True))
-_OFFSET = r"(?:Z|[+-][0-9]{2}(?::?[0-9]{2})?)"
-_FORMS = {
-    "int": r"[ \t]*[+-]?[0-9]{1,30}[ \t]*",
-    "float": r"[ \t]*[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[ \t]*|[+-]?(?i:inf(?:inity)?|nan)",
-    "bool": r"true|True|TRUE|false|False|FALSE",
-    "time": rf"[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}(?:[ T][0-9]{{2}}:[0-9]{{2}}(?::[0-9]{{2}}(?:[.,][0-9]{{1,9}})?)?{_OFFSET}?)?",
-}
-_ONE = {kind: re.compile(rf"(?:{form})\Z") for kind, form in _FORMS.items()}
-#: All cells of a block, each ended by a NUL, which no cell holds.
-_ALL = {kind: re.compile(rf"(?:(?>{form}|{_GAP})\0)*+\Z") for kind, form in _FORMS.items()}
-_ENDS_IN_OFFSET = re.compile(rf"(?<=[0-9]){_OFFSET}\Z")
-_ENDS = re.compile(r"(?:[.,]([0-9]+))?(Z|[+-][0-9]{2}(?::?[0-9]{2})?)?\Z")
-_PLACES = {0: "s", 3: "ms", 6: "us", 9: "ns"}
 #: Least and greatest of whole numbers.
 _INT64, _UINT64 = (-(2**63), 2**63 - 1), 2**64 - 1
-
-
-def is_number(cell: str) -> bool:
-    """Is this a number, or a time: nothing that a column is called?"""
-    return any(form.match(cell) for form in _ONE.values())
 
 
 class CellKinds:
     """What the cells of one column are, as they come."""
 
     def __init__(self) -> None:
-        self.kinds = set(_FORMS)
+        self.kinds = set(KINDS)
         self._rows = self._missing = self._empty = 0
         self.gap = -1
         self._low, self._high = 0, 0
-        self._unit, self._aware = 0, set[bool]()
+        self._times = Times()
 
     @property
     def seen(self) -> bool:
@@ -62,8 +33,7 @@ class CellKinds:
     def extend(self, cells: Sequence[str]) -> int | None:
         """More cells, without NUL.  The first that is none of what all cells before are, where there is one: from then on the column holds texts."""
         start, self._rows = self._rows, self._rows + len(cells)
-        joined = "\0".join(cells) + "\0"
-        fits = {kind for kind in self.kinds if _ALL[kind].match(joined)}
+        fits = kinds_of(cells, self.kinds)
         if self.kinds and not fits:
             stray = self._stray(cells)
             self.kinds = set()
@@ -75,7 +45,7 @@ class CellKinds:
             whole = list(map(int, values))
             self._low, self._high = min(self._low, *whole, 0), max(self._high, *whole, 0)
         if fits == {"time"}:
-            self._look_at_times(values)
+            self._times.extend(values)
         return None
 
     @property
@@ -106,19 +76,10 @@ class CellKinds:
         for i, cell in enumerate(cells):
             if cell in GAPS:
                 continue
-            left = {kind for kind in left if _ONE[kind].match(cell)}
+            left = {kind for kind in left if is_kind(cell, kind)}
             if not left:
                 return i
         return 0
-
-    def _look_at_times(self, values: Sequence[str]) -> None:
-        for cell in _shapes(values):
-            if len(cell) == 10:
-                self._aware.add(False)
-                continue
-            fraction, offset = _ENDS.search(cell[16:]).groups()  # type: ignore[union-attr]
-            self._aware.add(bool(offset))
-            self._unit = max(self._unit, 1 + -(-len(fraction or "") // 3))
 
     def kind(self) -> ColumnKind | str:
         """What the column holds, or why it cannot be held."""
@@ -135,73 +96,7 @@ class CellKinds:
             return ColumnKind("float64", missing=missing, gap=gap)
         if "bool" in self.kinds:
             return ColumnKind("bool", missing=missing, gap=gap)
-        if len(self._aware) > 1:
-            return "some times say how far from UTC they are (Z, +02:00), others do not"
-        return ColumnKind("int64", UNITS[self._unit], self._aware == {True}, missing=missing, gap=gap)
-
-
-_ZEROS = str.maketrans("123456789", "000000000")
-
-
-def _shapes(cells: Sequence[str]) -> set[str]:
-    """The different cells, with 0 for each digit."""
-    return set("\0".join(cells).translate(_ZEROS).split("\0"))
-
-
-def as_values(cells: Sequence[str], dtype: str) -> Array:
-    """Cells as numbers of a dtype (N,); a gap is NaN.  Raises ValueError, OverflowError for a cell that is no such number."""
-    if dtype == "bool":
-        return np.array([_yes(cell) for cell in cells], np.bool_)
-    if dtype.startswith("float"):
-        try:
-            return np.array(list(map(float, cells))).astype(dtype, copy=False)
-        except ValueError:
-            return np.array([_float(cell) for cell in cells]).astype(dtype, copy=False)
-    try:
-        return np.array(list(map(int, cells)), dtype)
-    except ValueError:  # yes and no, beside columns of whole numbers
-        return np.array([int(_yes(cell)) if _ONE["bool"].match(cell) else int(cell) for cell in cells], dtype)
-
-
-def _yes(cell: str) -> bool:
-    if not _ONE["bool"].match(cell):
-        raise ValueError(cell)
-    return cell[0] in "tT"
-
-
-def _float(cell: str) -> float:
-    if cell in GAPS:
-        return float("nan")
-    return float(_yes(cell)) if _ONE["bool"].match(cell) else float(cell)
-
-
-def as_times(cells: Sequence[str], unit: str) -> npt.NDArray[np.int64]:
-    """ISO times as units since 1970 (N,), of UTC where they say how far from it they are.  Raises ValueError for what is no time, or beyond int64."""
-    offsets: npt.NDArray[np.int64] | None = None
-    if any(len(shape) > 16 and _ENDS_IN_OFFSET.search(shape, 16) for shape in _shapes(cells)):
-        found = [(_ENDS_IN_OFFSET.search(cell, 16) if len(cell) > 16 else None) for cell in cells]
-        offsets = np.array([0 if m is None else _seconds(m[0]) for m in found], np.int64)
-        cells = [cell if m is None else cell[: m.start()] for cell, m in zip(cells, found, strict=True)]
-    seconds = np.array([cell[:19] for cell in cells], "datetime64[s]").astype(np.int64)
-    if offsets is not None:
-        seconds -= offsets
-    if unit == "D":
-        return np.asarray(seconds // 86_400)
-    places = {name: n for n, name in _PLACES.items()}[unit]
-    scale = 10**places
-    if len(seconds) and max(abs(int(seconds.min())), abs(int(seconds.max()))) >= 2**63 // scale - 1:
-        raise ValueError(f"a time is beyond what int64 holds in {unit}")
-    out = seconds * scale
-    if places:
-        out += np.array([int(cell[20:].ljust(places, "0")) if len(cell) > 20 else 0 for cell in cells], np.int64)
-    return np.asarray(out)
-
-
-def _seconds(offset: str) -> int:
-    if offset == "Z":
-        return 0
-    digits = offset[1:].replace(":", "").ljust(4, "0")
-    return (1 if offset[0] == "+" else -1) * (int(digits[:2]) * 3600 + int(digits[2:]) * 60)
+        return self._times.fault or ColumnKind("int64", self._times.unit, self._times.aware, missing=missing, gap=gap)
 
 
 def _one_time(text: str) -> tuple[str, str, bool] | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from urllib.parse import unquote
 from mmcompile.compiler.formats import EXTENSIONS
 from mmcompile.compiler.sources.names import show
 from mmcompile.compiler.sources.splits import SPLITS, rank
+from mmcompile.compiler.sources.walk import expect_file
 from mmcompile.errors import SourceError
 
 __all__ = ["PARQUETS", "SUFFIXES", "TableFile", "by_key", "is_tables", "list_tables"]
@@ -116,13 +116,12 @@ def list_tables(raw: Sequence[str]) -> tuple[list[TableFile], Counter[str]]:
         if len(raw) > 1 and os.path.isdir(place) and _split_of(os.path.basename(place)):
             found[first:] = [(path, f"{os.path.basename(place)}/{name}") for path, name in found[first:]]
     for path, _ in found:
-        if os.path.exists(path) and not stat.S_ISREG(os.stat(path).st_mode):
-            raise SourceError(f"{show(path)}: a pipe or device: expected a file, as rows are read more than once", path=path)
+        expect_file(path, "a table, whose rows are read more than once")
     if not found:
         raise SourceError(f"{', '.join(map(show, raw))}: no table in it: expected files called {', '.join(SUFFIXES)}", path=raw[0])
     if len({name.lower().endswith(PARQUETS) for _, name in found}) > 1:
-        texts = next(path for path, name in found if not name.lower().endswith(PARQUETS))
-        raise SourceError(f"{show(texts)}: text, and others are Parquet files: expected tables of one form", path=texts)
+        text, other = (next(path for path, name in found if name.lower().endswith(PARQUETS) is packed) for packed in (False, True))
+        raise SourceError(f"{show(text)} is text and {show(other)} a Parquet file: give tables of one form, or build them apart and merge", path=text)
     alone = len(found) == 1 and not os.path.isdir(raw[0])
     splits = [""] if alone else _splits(found)
     return _in_order([_placed(path, name, split, alone=alone) for (path, name), split in zip(found, splits, strict=True)]), left_out

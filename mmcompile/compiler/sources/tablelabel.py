@@ -16,10 +16,7 @@ from mmcompile.compiler.sources.names import show
 from mmcompile.compiler.sources.tablefields import MOST_TEXTS, ColumnKind, Reading, reading_of
 from mmcompile.errors import OptionError
 
-__all__ = ["NO_LABEL", "Label", "as_classes", "find_label", "take_label"]
-
-#: For --label-column: no column is the label.
-NO_LABEL = "none"
+__all__ = ["Label", "as_classes", "find_label", "take_label"]
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcompile.compiler.sources import LABEL
-from mmcompile.compiler.sources.columns import find_column
+from mmcompile.compiler.sources.columns import NO_LABEL, find_column
 from mmcompile.compiler.sources.names import show
 from mmcompile.compiler.sources.rows import RowScan, fresh_stamp
 from mmcompile.compiler.sources.splits import rank
 from mmcompile.compiler.sources.tablecells import cut_of
 from mmcompile.compiler.sources.tablefields import MOST_TEXTS, ColumnKind, Layout, Reading, lay_out, merged, reading_of
 from mmcompile.compiler.sources.tablefiles import TableFile
-from mmcompile.compiler.sources.tablelabel import NO_LABEL, Label, find_label, take_label
+from mmcompile.compiler.sources.tablelabel import Label, find_label, take_label
 from mmcompile.compiler.sources.tableorder import OrderCheck, Ranges, Rows, as_ranges, cut_counts, in_parts, sorted_rows, split_names
 from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.canonical import canonical, name_to_json

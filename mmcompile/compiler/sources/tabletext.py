@@ -16,12 +16,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mmcompile.compiler.sources.celltext import GAPS, as_times, as_values, is_number
 from mmcompile.compiler.sources.delimited import TextTable
 from mmcompile.compiler.sources.names import show
-from mmcompile.compiler.sources.tablecells import GAPS, CellKinds, as_times, as_values, is_number
+from mmcompile.compiler.sources.tablecells import CellKinds
 from mmcompile.compiler.sources.tablefast import as_numpy, first_gap, parse_lines
 from mmcompile.compiler.sources.tablefields import ColumnKind, Reading
 from mmcompile.errors import SourceError
+from mmcompile.text import counted
 
 __all__ = ["TextPart"]
 
@@ -211,8 +213,9 @@ class TextPart:
                     rows = [cells for cells in rows if cells]
                     for i, cells in enumerate(rows):
                         if len(cells) != width:
-                            count = f"{len(cells)} cell{'s'[: len(cells) != 1]}"
-                            raise self._table.wrong(f"row {row + i + 1:,} has {count}, expected {width} as in the first", row=row + i)
+                            raise self._table.wrong(
+                                f"row {row + i + 1:,} has {counted(len(cells), 'cells')}, expected {width} as in the first", row=row + i
+                            )
                 if rows:
                     return _Block(row, offset, line, len(rows), dict(zip(self.names, zip(*rows, strict=True), strict=True)))
         except csv.Error as error:

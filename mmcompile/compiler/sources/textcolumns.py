@@ -32,7 +32,7 @@ class TextColumns:
                             self._cells[name] = Cells(name, keeps_text=name in texts)
                         cells = self._cells[name]
                         _fill(cells, rows)
-                        cells.extend(column, quoted=name in block.quoted)
+                        cells.extend(column, quoted=name in block.quoted, mixed=name in block.mixed)
                 rows += block.rows
             self.stops.append(rows)
         for cells in self._cells.values():
@@ -48,20 +48,23 @@ class TextColumns:
         """Those that are text, and were not asked for."""
         return tuple(name for name, cells in self._cells.items() if name not in self.nested and cells.is_text and not cells.keeps_text)
 
-    def strays(self) -> dict[str, tuple[int, str]]:
-        """Of `texts`, those that are text for a few cells only: the row of the first of these, and that cell."""
-        return {name: stray for name in self.texts if (stray := self._cells[name].stray) is not None}
+    def stray(self, name: str) -> tuple[int, str] | None:
+        """Of a column that is text for a few cells only: the row of the first of these, and that cell; to be asked for before the column."""
+        return self._cells[name].stray
 
     def paths(self, name: str) -> Keys:
         """The cells of a column as bytes; to be asked for once."""
         return self._cells.pop(name).keys()
 
-    def column(self, name: str, where: Callable[[int], str], *, text: bool = False) -> Column | str:
-        """A column, or why it cannot be held; to be asked for once.  With `text` it is one of text, whatever it looks like."""
+    def column(self, name: str, where: Callable[[int], str], *, names: bool = False, text: bool = False) -> Column | str:
+        """A column, or why it cannot be held; to be asked for once.
+
+        `names`: it may be one of names, some of which look like numbers; with `text` it is one of text, whatever it looks like.
+        """
         cells = self._cells.pop(name)
         if text:
             cells.kinds.clear()
-        return typed(cells, where)
+        return typed(cells, where, names=names or text)
 
 
 def _fill(cells: Cells, rows: int) -> None:

@@ -31,7 +31,7 @@ from mmcompile.compiler.sources.names import NO_EXTENSION, Choice, show
 from mmcompile.errors import SourceError
 from mmcompile.format.canonical import as_text
 
-__all__ = ["HEAD_BYTES", "OPEN_FLAGS", "list_folders", "list_tree", "stat_columns"]
+__all__ = ["HEAD_BYTES", "OPEN_FLAGS", "expect_file", "list_folders", "list_tree", "stat_columns"]
 
 #: O_NONBLOCK: opening a FIFO that took a file's place returns at once; it has no effect on regular files.
 OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -56,6 +56,12 @@ def stat_columns(found: os.stat_result) -> tuple[int, int, int, int]:
     """(size, mtime_ns, ctime_ns, inode), as STAT_DTYPE has them."""
     inode = found.st_ino if found.st_ino < 2**63 else found.st_ino - 2**64  # some file systems use all 64 bits
     return found.st_size, found.st_mtime_ns, found.st_ctime_ns, inode
+
+
+def expect_file(path: str, what: str) -> None:
+    """Raises SourceError where `path` is there and is no regular file, but a folder, or a pipe, which would be waited for; `what` it should be."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise SourceError(f"{show(path)}: no regular file: expected {what}", path=path)
 
 
 def list_tree(root: str, choice: Choice, progress: Callable[[int], None] | None = None, prefix: bytes = b"") -> Iterator[Folder]:

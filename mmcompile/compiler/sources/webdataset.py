@@ -16,6 +16,7 @@ import numpy.typing as npt
 import xxhash
 
 from mmcompile.compiler.formats import sniff
+from mmcompile.compiler.sources.jsonparts import as_cell, record_of
 from mmcompile.compiler.sources.keys import Keys
 from mmcompile.compiler.sources.members import ArchiveFile, Blob, FolderRules, Place, TreeMembers, first_twice, member_stats, refuse_twice
 from mmcompile.compiler.sources.names import NO_EXTENSION, Choice, show
@@ -44,6 +45,7 @@ class Values:
     at: array[int] = field(default_factory=lambda: array("q"))
     cells: list[str] = field(default_factory=list)
     quoted: bool = False
+    plain: bool = False
     nested: bool = False
 
     def add(self, sample: int, at: int, cell: str) -> None:
@@ -171,11 +173,14 @@ class _Gathering:
         if size > _MOST_RECORD:
             self._left_out[f".json of more than {_MOST_RECORD:,} bytes"] += 1
             return
+        text = self._text(at, size)
         try:
-            record = json.loads(self._text(at, size))
-        except (ValueError, RecursionError):
-            raise self._wrong(at, "a .json member that is no JSON") from None
-        if not isinstance(record, dict):
+            record = record_of(text)
+        except ValueError as error:
+            raise self._wrong(at, f"a .json member: {error}: give it one value") from None
+        if record is None:
+            if not _is_json(text):
+                raise self._wrong(at, "a .json member that is no JSON")
             self._left_out[".json that is no object"] += 1
             return
         self._read_records += 1
@@ -190,7 +195,8 @@ class _Gathering:
                 values.nested = True
             elif value is not None:
                 values.quoted |= isinstance(value, str)
-                values.add(run, at, value if isinstance(value, str) else repr(value))
+                values.plain |= not isinstance(value, str)
+                values.add(run, at, as_cell(value))
 
     def _text(self, at: int, size: int) -> str:
         try:
@@ -245,3 +251,11 @@ class _Gathering:
                 a, b = (f"byte {values.at[i]:,}" for i in pair)
                 key = self._runs.keys()[int(begins[values.samples[pair[0]]])]
                 raise SourceError(f"{self._file.shown}: sample {show(as_text(key))} has two {what} (at {a} and {b})", path=self._file.path)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True

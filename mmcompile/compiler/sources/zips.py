@@ -23,6 +23,7 @@ from mmcompile.compiler.sources.names import NO_EXTENSION, Choice, show
 from mmcompile.compiler.sources.walk import HEAD_BYTES
 from mmcompile.errors import SourceError
 from mmcompile.format.canonical import as_text
+from mmcompile.text import counted
 
 __all__ = ["list_zip", "read_member"]
 
@@ -104,7 +105,7 @@ def list_zip(file: ArchiveFile, number: int, prefix: bytes, choice: Choice) -> T
     if unreadable:
         count = len(unreadable)
         raise SourceError(
-            f"{file.shown}: {count:,} image{'s' if count > 1 else ''} in it cannot be read: {', '.join(unreadable[:_SHOWN])}"
+            f"{file.shown}: {counted(count, 'images')} in it cannot be read: {', '.join(unreadable[:_SHOWN])}"
             f"{', …' if count > _SHOWN else ''}; pack the archive anew, stored or deflated and not encrypted",
             path=file.path,
         )
