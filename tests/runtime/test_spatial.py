@@ -20,6 +20,8 @@ from mmcompile.compiler.spatial import Form, Mover
 from mmcompile.format.fields import Field, row_dtype
 from mmcompile.runtime.augment import Cut
 from mmcompile.runtime.spatial import _move_boxes, _move_points, _places
+from tests.compiler.builds import inline, run
+from tests.compiler.test_many_fields import make as make_pairs
 from tests.runtime.test_device import resident
 from tests.support import draw_scenes, make_dataset, make_scenes
 
@@ -275,6 +277,8 @@ def test_what_cannot_follow_is_refused_in_one_line(tmp_path: Path) -> None:
         ShardLoader(MMapShardDataset(tmp_path / "scenes", fields=("boxes",)), augment=Augment(hflip=0.5))
     with pytest.raises(ValueError, match="windows are of pictures and values, not of boxes \\(boxes\\): leave them out with fields="):
         MMapShardDataset(tmp_path / "scenes", fields=("image", "boxes")).windows(2)
+    with pytest.raises(ValueError, match=r"windows are of pictures and values, not of mask \(mask\)"):
+        MMapShardDataset(tmp_path / "scenes", fields=("image",)).windows(2, horizon=0, target="mask")
     windows = MMapShardDataset(tmp_path / "scenes", fields=("image", "labels", "caption")).windows(2, horizon=1, target="caption")
     assert windows[0][3] == MMapShardDataset(tmp_path / "scenes", fields=("caption",))[2]
     assert windows[[0, 1]][3] == MMapShardDataset(tmp_path / "scenes", fields=("caption",))[2:4]
@@ -373,3 +377,16 @@ def test_a_centre_crop_is_what_a_build_with_that_crop_stores(tmp_path: Path, res
     assert 0 < int(found["boxes_count"].sum()) < int(SCENES["boxes_count"].sum())
     for f in fields:
         assert np.allclose(found[f.name], wanted[f.name], rtol=0, atol=1e-4 if resize else 0), f.name
+
+
+def test_reading_with_a_crop_is_reading_what_was_built_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inline(monkeypatch)
+    source = make_pairs(tmp_path / "raw", 20, lambda i: i % 4 + 1)
+    run(source, tmp_path / "whole", Preprocess(crop=(16, 24)))
+    run(source, tmp_path / "cut", Preprocess(crop=6))
+    whole, cut = MMapShardDataset(tmp_path / "whole", crop=6), MMapShardDataset(tmp_path / "cut")
+    assert list(whole.fields) == ["image", "mask", "boxes", "labels", "boxes_count"]
+    assert 0 < int(cut[:][4].sum()) < 20
+    for augment in (None, Augment(crop=8, padding=2, hflip=0.5), Augment(resized_crop=(9, 20))):
+        for here, there in zip(ShardLoader(whole, 4, augment=augment), ShardLoader(cut, 4, augment=augment), strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(here, there, strict=True))
