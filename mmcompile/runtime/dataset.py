@@ -361,8 +361,6 @@ class MMapShardDataset(Facts):
         """
         from mmcompile.runtime.windows import Windows  # reading alone does not load it
 
-        if self._views is not None:
-            raise ValueError(f"{self.root}: windows are of rows in a row, and these have {self._views.count} variants each")
         if self._windows is not None or self._chosen is not None or self._resident is not None:
             raise ValueError(
                 f"{self.root}: windows are of a whole dataset or split: call windows() first, then subset(), random_split() or to_device()"
