@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.support import make_dataset
 
@@ -51,6 +52,33 @@ def test_train_learns_and_training_that_was_stopped_goes_on(dataset: Path, tmp_p
 def test_replay_shows_what_the_loader_gave(dataset: Path) -> None:
     said = run(ROOT / "scripts" / "examples" / "replay.py", dataset, "--row", 77, "--epoch", 3, "--crop", 8, "--flip", 0.5)
     assert "77" in said
+
+
+def drawn(root: Path, n: int) -> None:
+    """Images of 32 x 32 with one bright rectangle, tall or wide, in images/; its mask in masks/ and its box as text in labels/."""
+    rng = np.random.default_rng(0)
+    for i in range(n):
+        image, ids = rng.integers(0, 60, (32, 32, 3), dtype=np.uint8), np.zeros((32, 32), np.uint8)
+        height, width = ((16, 6), (6, 16))[i % 2]
+        top, left = int(rng.integers(0, 33 - height)), int(rng.integers(0, 33 - width))
+        image[top : top + height, left : left + width] += 150
+        ids[top : top + height, left : left + width] = 1
+        ids[0] = 255
+        for name, array in (("images", image), ("masks", ids)):
+            (root / name).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(array).save(root / name / f"{i:03}.png")
+        (root / "labels").mkdir(exist_ok=True)
+        box = [(left + width / 2) / 32, (top + height / 2) / 32, width / 32, height / 32]
+        (root / "labels" / f"{i:03}.txt").write_text(" ".join(map(str, [i % 2, *box])) + "\n")
+
+
+def test_segmentation_and_detection_learn_from_folders_side_by_side(tmp_path: Path) -> None:
+    drawn(tmp_path / "raw", 200)
+    run("-m", "mmcompile", "build", tmp_path / "raw", tmp_path / "out", "--workers", 1)
+    said = run(TRAIN.with_name("train_segmentation.py"), tmp_path / "out", "--epochs", 3, "--want", 0.9)
+    assert said.count("of the pixels of 20 held-out images") == 3
+    said = run(TRAIN.with_name("train_detection.py"), tmp_path / "out", "--epochs", 10, "--want", 0.5)
+    assert said.count("of the objects of 20 held-out images") == 10
 
 
 #: Runs a script and says which threads of a process group are alive behind it: one that is when the interpreter ends may abort the process.
