@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -295,3 +297,40 @@ def test_names_of_classes_that_cannot_be_read_are_an_error(tmp_path: Path) -> No
         write(tmp_path, {"data.yaml": text.encode()})
         with pytest.raises(SourceError, match=rf"data.yaml: .*{said}"):
             scanned(tmp_path)
+
+
+# -------------------------------------------------------------------- real pairs
+
+
+@pytest.fixture
+def real() -> tuple[Path, dict[str, Any]]:
+    """The folder of real pairs, and what is known of them."""
+    layouts = os.environ.get("MMCOMPILE_CORPUS_LAYOUTS")
+    if layouts is None:
+        pytest.skip("MMCOMPILE_CORPUS_LAYOUTS is not set")
+    root = Path(layouts, "pairs")
+    return root, json.loads((root / "expected.json").read_bytes())
+
+
+@pytest.mark.parametrize("geometry", [{"pad": 500}, {"resize": 128, "crop": 128}, {"resize": (97, 131)}])
+def test_masks_of_voc_have_no_class_that_was_not_there(tmp_path: Path, real: tuple[Path, dict[str, Any]], geometry: dict[str, Any]) -> None:
+    root, expected = real
+    assert run(Raw(root / "voc"), tmp_path / "out", Preprocess(**geometry)).samples == expected["voc_pairs"]
+    found = np.unique(rows_of(tmp_path / "out")["mask"]).tolist()
+    assert set(found) <= set(expected["voc_mask_values"])
+    if "pad" in geometry:  # none of their pixels is left out
+        assert found == expected["voc_mask_values"]
+
+
+def test_cells_of_16_bits_keep_every_id(tmp_path: Path, real: tuple[Path, dict[str, Any]]) -> None:
+    root, expected = real
+    for name, file in (("images", "img2d.tif"), ("masks", "mask2d.tif")):
+        write(tmp_path / "raw", {f"{name}/cells.tif": (root / "cells" / file).read_bytes()})
+    kept = {"mask": {"dtype": expected["cells"]["dtype"]}}
+    run(Raw(tmp_path / "raw"), tmp_path / "out", Preprocess(mode="gray", dtype=expected["cells"]["dtype"], fields=kept))
+    rows = rows_of(tmp_path / "out")
+    for name, file in (("image", "img2d.tif"), ("mask", "mask2d.tif")):
+        assert rows[name].dtype == expected["cells"]["dtype"]
+        assert np.array_equal(np.squeeze(rows[name]), ids_of((root / "cells" / file).read_bytes()))
+    ids = np.unique(rows["mask"])
+    assert (len(ids) - 1, int(ids.max())) == (expected["cells"]["instances"], expected["cells"]["max"])
