@@ -23,6 +23,7 @@ from mmcompile.options import (
     COLUMNS,
     COUNT,
     CUBE,
+    KEPT,
     NUMBERS,
     PLACE,
     RANGE,
@@ -173,7 +174,7 @@ _HELP_GROUPS = {
 @option("--resize", Typed(SIZE), "Short side (then add --crop), or HxW.  Without geometry: the size that all have, else 256 and --crop 256.")
 @option("--crop", Typed(SIDES), "Cut this much out of the centre, filled with 0 where a picture is smaller; of volumes DxHxW.")
 @option("--pad", Typed(CUBE), "Long side N, centred in N x N, filled with 0; volumes are filled up to DxHxW.")
-@option("--keep-size", Typed(SIDES), "Take only pictures of this size, as they are.")
+@option("--keep-size", Typed(KEPT), "Take only pictures of this size, as they are.")
 @option("--dtype", _DTYPES, "What lies on disk.  Default: uint8.")
 @option("--layout", one_of("chw|hwc"), "How a row lies on disk; samples are (C, H, W) either way.  Default: chw.")
 @option("--normalize", one_of("imagenet|auto"), "(value - mean) / std for training; auto: this dataset's own.  Default: none.")

@@ -27,8 +27,8 @@ __all__ = [
     "COLUMNS",
     "COUNT",
     "CUBE",
+    "KEPT",
     "NUMBERS",
-    "PAIR",
     "PLACE",
     "RANGE",
     "RATIO",
@@ -93,6 +93,10 @@ def _sides(text: str) -> int | tuple[int, ...]:
     return sides if len(sides) > 1 else sides[0]
 
 
+def _kept(text: str) -> tuple[int, ...]:
+    return _triple(text) if text.lower().count("x") == 2 else _pair(text)
+
+
 def _cube(text: str) -> int | tuple[int, int, int]:
     return _triple(text) if "x" in text.lower() else _positive(text)
 
@@ -154,7 +158,7 @@ RATIO = Form("RATIO", "a number of at least 1", _ratio, types=(int, float))
 SIZE = Form("N|HxW", "a whole number above 0, or height x width as in 240x320", _size, "x")
 SIDES = Form("N|HxW|DxHxW", "a whole number above 0, height x width as in 240x320, or depth x height x width", _sides, "x")
 CUBE = Form("N|DxHxW", "a whole number above 0, or depth x height x width as in 64x128x128", _cube, "x")
-PAIR = Form("HxW", "height x width as in 240x320", _pair, "x", (str,))
+KEPT = Form("HxW|DxHxW", "height x width as in 240x320, or depth x height x width", _kept, "x", (str,))
 TRIPLE = Form("HxWxC", "height x width x channels as in 224x224x1", _triple, "x", (str,))
 NUMBERS = Form(
     "A,B,...", "numbers with commas between them, one for each channel", lambda text: tuple(_finite(part) for part in text.split(",")), ","
