@@ -279,14 +279,14 @@ def build(ctx: click.Context, /, raw: tuple[str, ...], out: str, dry_run: bool, 
     from mmcompile.compiler.sources.choose import SourceOptions, open_source
     from mmcompile.compiler.sources.rows import is_row_source
 
-    given["fields"] = parse_fields(given.pop("field"))
+    given["fields"] = parse_fields(given.pop("field")) or None
     wishes = ["source", "include", "hidden", "split", "classes_from", "shape", "array_dtype", "images", "image_column", "label_column", "columns"]
     wishes += ["group_by", "order_by", "split_by", "where", "rows"]
     chosen = SourceOptions(
         exclude=(*ctx.meta.get("mmcompile.exclude", ()), *given.pop("exclude")),
         compat=given["compat"],
         as_=given.pop("as"),
-        fields=fields_of(given["fields"]),
+        fields=fields_of(given["fields"] or {}),
         **{name: given.pop(name) for name in wishes},
     )
     source = open_source(raw, chosen)

@@ -122,7 +122,7 @@ def typed(preprocess: Preprocess) -> str:
     """The geometry as options of the command."""
 
     def size(value: Any) -> str:
-        return f"{value[0]}x{value[1]}" if isinstance(value, tuple) else str(value)
+        return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
     names = (("resize", "--resize"), ("crop", "--crop"), ("pad", "--pad"), ("keep_size", "--keep-size"))
     return " ".join(f"{flag} {size(value)}" for name, flag in names if (value := getattr(preprocess, name)) is not None)

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from PIL import Image
 
+from mmcompile.cli import program
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.sources.choose import Raw
 from mmcompile.errors import DecodeError, OptionError, SourceError
@@ -115,6 +117,23 @@ def test_volumes_with_channels_and_one_that_has_none(tmp_path: Path) -> None:
     write(raw, {"3.npy": npy(values(3))})
     report = run(Raw(raw), tmp_path / "out", asked, max_rejects=1)
     assert (report.samples, report.rejects) == (3, 1)
+
+
+def test_the_config_of_volumes_builds_them_again_and_datasets_of_them_are_merged(tmp_path: Path) -> None:
+    raw, outs = tmp_path / "raw", [tmp_path / name for name in ("one", "two", "merged")]
+    write(raw, {f"images/{i}.npy": npy(values(i)) for i in range(3)})
+    write(raw, {f"masks/{i}.npy": npy((values(i) > 0).astype(np.uint8)) for i in range(3)})
+    words = ["build", str(raw), str(outs[0]), "--dtype", "int16", "--crop", "2x4x4", "--field", "image:kind=volume,fill=-9", "--json"]
+    done = [CliRunner().invoke(program, words)]
+    config = CliRunner().invoke(program, ["info", str(outs[0]), "--config"])
+    (tmp_path / "config.json").write_text(config.stdout)
+    done.append(CliRunner().invoke(program, ["build", str(raw), str(outs[1]), "--config", str(tmp_path / "config.json")]))
+    done.append(CliRunner().invoke(program, ["build", str(outs[0]), str(outs[2])]))
+    assert [result.exit_code for result in (*done, config)] == [0, 0, 0, 0], [result.output for result in done]
+    assert dataset(outs[0]) == dataset(outs[1])
+    assert "--crop 2x4x4" in done[1].output
+    first, merged = rows_of(outs[0]), rows_of(outs[2])
+    assert all(np.array_equal(first[name], merged[name]) for name in first)
 
 
 def double(volume: Any) -> Any:
