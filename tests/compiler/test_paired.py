@@ -113,6 +113,7 @@ def test_more_than_two_folders_and_one_that_a_field_names(tmp_path: Path) -> Non
     scan = scanned(raw)
     assert scan.parts == (("image", "image"), ("depth", "image"), ("mask", "mask"))
     assert any("not used, as their names say nothing: thermal" in line for line in scan.warnings)
+    assert scan.left_out == {"in no folder of a field": 2}
     fields = {"thermal": {"kind": "image", "mode": "gray"}, "depth": {"mode": "gray"}}
     run(Raw(raw), tmp_path / "out", Preprocess(crop=8, fields=fields))
     assert {name: rows.shape for name, rows in rows_of(tmp_path / "out").items()} == {
@@ -138,12 +139,16 @@ def test_left_and_right_are_pairs_where_nothing_else_can_be_meant(tmp_path: Path
 
 
 def test_classes_called_images_and_masks_stay_classes(tmp_path: Path) -> None:
-    write(tmp_path, {f"images/{i}.jpg": picture(i, "JPEG") for i in range(6)})
-    write(tmp_path, {f"masks/{i}.jpg": picture(i, "JPEG") for i in range(4, 10)})
-    assert not is_paired(str(tmp_path))
-    assert scanned(tmp_path).classes == ("images", "masks")
+    classes, voc = tmp_path / "classes", tmp_path / "voc"
+    write(classes, {f"images/{i}.jpg": picture(i, "JPEG") for i in range(6)})
+    write(classes, {f"masks/{i}.jpg": picture(i, "JPEG") for i in range(4, 10)})
+    assert not is_paired(str(classes))
+    assert scanned(classes).classes == ("images", "masks")
     with pytest.raises(SourceError, match="8 files cannot be paired"):
-        scanned(tmp_path, source="pairs")
+        scanned(classes, source="pairs")
+    write(voc, {f"JPEGImages/{i}.jpg": picture(i, "JPEG") for i in range(3)})
+    write(voc, {f"Annotations/{i}.xml": b"<annotation/>" for i in range(3)})
+    assert not is_paired(str(voc))
 
 
 def test_a_file_without_a_partner_is_named_with_both_places(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from mmcompile.compiler.fieldoptions import FieldOptions
-from mmcompile.compiler.formats import VOLUME_EXTENSIONS
+from mmcompile.compiler.formats import EXTENSIONS, VOLUME_EXTENSIONS, extension
 from mmcompile.compiler.sources import Scan
 from mmcompile.compiler.sources import pairedlabels as labels
 from mmcompile.compiler.sources.folder import FolderSource
@@ -34,6 +34,8 @@ from mmcompile.format.fields import Split, row_dtype
 
 __all__ = ["PairedSource", "is_paired"]
 
+#: Extensions of what may belong to a picture.
+_HOLD = EXTENSIONS | VOLUME_EXTENSIONS | {TEXT}
 #: Pictures whose partners are looked for before it is said what RAW is.
 _LOOKED_AT = 64
 
@@ -109,6 +111,7 @@ class PairedSource:
             )
         pairing = Pairing(tree, sets, asked, include, exclude)
         found = [pairing.pair(one) for one in sets]
+        tree.leave_others([one.main for one in sets] + [beside.folder for one in sets for beside in one.beside])
         pairing.raise_any()
         if not any(len(one.rows) for one in found):
             raise SourceError(f"no pictures in {', '.join(show(one.main) for one in sets)}", path=self.root)
@@ -237,7 +240,8 @@ def _has(folder: str, stem: str, known: dict[str, set[str]]) -> bool:
     above, name = os.path.split(os.path.join(folder, stem))
     if above not in known:
         try:
-            known[above] = {os.fsdecode(stem_of(os.fsencode(other))) for other in os.listdir(above)}
+            names = [other for other in os.listdir(above) if extension(other) in _HOLD or os.path.isdir(os.path.join(above, other))]
+            known[above] = {other[: len(other) - len(extension(other))] for other in names}
         except OSError:
             known[above] = set()
     return name in known[above]

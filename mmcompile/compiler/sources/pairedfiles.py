@@ -53,6 +53,13 @@ class Tree:
                 self.folders[folder.text] = folder
                 self.above.update(paths)
 
+    def leave_others(self, places: Sequence[str]) -> None:
+        """Count the files in none of these folders as left out."""
+        for text, folder in self.folders.items():
+            if not any(text == place or text.startswith(f"{place}/") for place in places):
+                names = [as_text(key.rpartition(b"/")[2]) for key in folder.keys]
+                self.left_out["in no folder of a field"] += sum(name not in labels.CLASS_FILES for name in names)
+
     def column(self, place: str) -> Column:
         """All files below a folder, in the order of their paths."""
         start = len(place) + 1
