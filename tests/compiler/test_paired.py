@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from mmcompile.errors import DecodeError, OptionError, SourceError
 from mmcompile.format.reader import Reader
 from mmcompile.format.rejects import load_rejects
 from tests.compiler.builds import dataset, inline, picture, run, write
+from tests.s3 import Bucket
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +50,7 @@ def pairs(root: Path, names: list[str], images: str = "images", masks: str = "ma
     return root
 
 
-def source(root: Path, **options: Any) -> Any:
+def source(root: Path | str, **options: Any) -> Any:
     fields = fields_of(options.pop("fields", {}))
     return open_source([str(root)], SourceOptions(fields=fields, **options))
 
@@ -302,6 +304,19 @@ def test_names_of_classes_that_cannot_be_read_are_an_error(tmp_path: Path) -> No
         write(tmp_path, {"data.yaml": text.encode()})
         with pytest.raises(SourceError, match=rf"data.yaml: .*{said}"):
             scanned(tmp_path)
+
+
+def test_pairs_of_an_object_store_are_those_of_the_disk(tmp_path: Path, s3_bucket: Bucket) -> None:
+    raw = pairs(yolo(tmp_path / "raw"), ["a", "b", "c"])
+    write(raw, {"data.yaml": b"names: [cat, dog]\n"})
+    url = s3_bucket.fill({str(path.relative_to(raw)): path.read_bytes() for path in raw.rglob("*") if path.is_file()}, "raw")
+    here, there = source(raw), pickle.loads(pickle.dumps(source(url, source="pairs")))
+    mine, its = here.scan(), there.scan()
+    assert (mine.keys, mine.fields, mine.parts, mine.forms) == (its.keys, its.fields, its.parts, its.forms)
+    assert np.array_equal(mine.values, its.values)
+    assert [key.beside for key in mine.keys] == [key.beside for key in its.keys]
+    assert all(here.read(key) == there.read(key) for key in its.keys)
+    assert [there.stat(key) for key in its.keys] == [tuple(stat) for stat in its.stat.tolist()]
 
 
 # -------------------------------------------------------------------- real pairs
