@@ -237,6 +237,10 @@ def test_a_folder_of_slices_is_a_sample_in_hounsfield_units(tmp_path: Path) -> N
     assert rows["label"].tolist() == [0, 1, 1]
     assert keys(out) == [b"ill/a/", b"well/b/", b"well/deep/c/"]
     assert run(Raw(raw), out, asked).decoded == 0
+    less = Raw(raw, exclude=["*/4.dcm"])
+    run(less, tmp_path / "less", asked)
+    assert np.array_equal(rows_of(tmp_path / "less")["image"], [np.delete(values(i), 2, 0) for i in range(3)])
+    assert run(less, tmp_path / "less", asked).decoded == 0
     (raw / "well/b/4.dcm").unlink()
     with pytest.raises(OptionError, match=r"2 sizes .* from 3 x 6 x 8 to 4 x 6 x 8"):
         run(Raw(raw), out, asked)
@@ -252,3 +256,16 @@ def test_series_pair_with_masks_of_the_same_name(tmp_path: Path) -> None:
     run(Raw(raw), tmp_path / "out", Preprocess(dtype="int16", crop=4))
     rows = rows_of(tmp_path / "out")
     assert np.array_equal(rows["mask"], rows["image"] > 0)
+    report = run(Raw(raw, exclude=["images/case0"]), tmp_path / "less", Preprocess(dtype="int16", crop=4))
+    assert keys(tmp_path / "less") == [b"images/case1/"]
+    assert report.samples == 1
+
+
+def test_pages_with_masks_of_pages(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    write(raw, {f"images/{i}.tif": pages(np.abs(values(i)).astype(np.uint16)) for i in range(2)})
+    write(raw, {f"masks/{i}.tif": pages((values(i) > 0).astype(np.uint8)) for i in range(2)})
+    run(Raw(raw), tmp_path / "out", Preprocess(dtype="uint16", frames="all"))
+    rows = rows_of(tmp_path / "out")
+    assert np.array_equal(rows["image"], [np.abs(values(i)) for i in range(2)])
+    assert np.array_equal(rows["mask"], [values(i) > 0 for i in range(2)])

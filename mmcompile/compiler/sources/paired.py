@@ -57,7 +57,7 @@ class PairedSource:
     _files: FolderSource | RemoteSource = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_files", folder_source(self.raw))
+        object.__setattr__(self, "_files", folder_source(self.raw, hidden=self.hidden))
 
     @property
     def root(self) -> str:

@@ -190,7 +190,7 @@ class Pairing:
 
     def _chosen(self, column: Column, *, include: bool) -> npt.NDArray[np.bool_]:
         """Which files (N,) patterns leave in."""
-        texts = [as_text(key) for key in column.keys]
+        texts = [as_text(key).rstrip("/") for key in column.keys]
         kept = np.fromiter((not self._exclude.match(text) for text in texts), bool, len(texts))
         self.left_out["excluded"] += int((~kept).sum())
         if include and self._include:

@@ -85,8 +85,12 @@ class Series:
         return stat_joined([self.files.stat(name) for name in self._slices(key)]) if key.endswith(b"/") else self.files.stat(key)
 
     def _slices(self, key: bytes) -> list[bytes]:
-        names = os.listdir(os.path.join(os.fsencode(self.files.root), key))
-        found = sorted((name for name in names if is_slice(name) and not name.startswith(b".")), key=as_text)
+        """The files of a series, in order: those that its listing takes."""
+        files, folder = self.files, as_text(key[:-1])
+        choice = Choice(files.include, files.exclude, files.hidden, VOLUME_EXTENSIONS)
+        names = os.listdir(os.path.join(os.fsencode(files.root), key))
+        slices = [name for name in names if is_slice(name) and not choice.is_hidden(name) and not choice.why_not(name, folder)]
+        found = sorted(slices, key=as_text)
         if not found:
             raise FileNotFoundError(errno.ENOENT, "no slice left in it", as_text(key))
         return [key + name for name in found]
