@@ -142,6 +142,8 @@ class Preprocess:
                 "--resize: volumes are cropped and padded, as their values are measurements: give --crop or --pad; a --transform may resample",
                 options=["resize"],
             )
+        if self.kind == "volume" and self.layout == "hwc":
+            raise OptionError("--layout hwc: the axes of a volume are (D, H, W), with channels before them: leave it out", options=["layout"])
         if self.kind == "volume" and isinstance(self.crop, tuple) and len(self.crop) != 3:
             raise OptionError(f"--crop {typed(self.crop)}: volumes have three sides, as in --crop 64x128x128", options=["crop"])
         given = [n for n in ("resize", "crop", "pad", "keep_size") if getattr(self, n) is not None]
@@ -341,7 +343,7 @@ class Preprocess:
         if options.kind == "mask":
             shared |= {**_OF_MASKS, "orientation": self.resolved().orientation}
         if options.kind == "volume":
-            shared |= {"kept_channels": 0, "normalize": None, "range": None, "depth16": None, "fill": 0}
+            shared |= {"kept_channels": 0, "layout": "chw", "normalize": None, "range": None, "depth16": None, "fill": 0}
         try:
             return replace(self, **(shared | self._replaced(given))).resolved()
         except OptionError as error:

@@ -29,6 +29,7 @@ SIZE = {"resize": 256, "crop": 224}
         ({"crop": (1, 2, 3), "resize": (4, 4)}, {"crop", "resize"}),
         ({"kind": "volume", "crop": (1, 2)}, {"crop"}),
         ({"kind": "volume", "resize": (4, 4)}, {"resize"}),
+        ({"kind": "volume", "layout": "hwc"}, {"layout"}),
         ({"pad": (3, 4)}, {"pad"}),
         ({"resize": (10, 100_000)}, {"resize"}),
         ({"mode": "bgr"}, {"mode"}),
