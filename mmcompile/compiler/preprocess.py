@@ -18,6 +18,7 @@ import numpy as np
 from mmcompile.compiler.cast import PIXEL_REVISION, channel_sums, store
 from mmcompile.compiler.fieldoptions import FieldOptions, fields_of
 from mmcompile.compiler.modes import channels_of
+from mmcompile.compiler.views import Views, views_of
 from mmcompile.errors import OptionError, spelled
 from mmcompile.format.fields import PIXELS, Field
 
@@ -46,7 +47,7 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
 }
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _TORCH_FILTERS = ("bilinear", "bicubic")
-_NEWER = frozenset({"axes", "jpeg_scaling", "transform", "transform_version", "transform_shape", "kind", "fill", "fields"})
+_NEWER = frozenset({"views", "axes", "jpeg_scaling", "transform", "transform_version", "transform_shape", "kind", "fill", "fields"})
 _GEOMETRY = ("resize", "crop", "pad", "keep_size")
 #: What a mask has whatever its picture has: class ids, the nearest of them.
 _OF_MASKS: dict[str, Any] = {
@@ -114,6 +115,7 @@ class Preprocess:
     `axes`: where `.npy` pictures with three axes have their channels, if the shape does not tell (`chw` or `hwc`).
     `fields` are settings of single fields by name, FieldOptions or dicts of them: further pictures, masks, boxes, and whatever else a sample holds.
     Pictures and masks without geometry of their own have that of the sample.
+    `views=K` stores K variants of each sample, random resized crops of the whole picture to the size that `crop` says: a number, or Views.
     `keep_size` (height, width) and `kept_mode` are set by a build that looked at its sources, when no geometry or `mode="keep"` was
     asked for, `kind` and `fill` by `of`.
     """
@@ -148,9 +150,11 @@ class Preprocess:
     fields: Any = ()
     kind: str = "image"
     fill: int = 0
+    views: Any = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fields", fields_of(self.fields))
+        object.__setattr__(self, "views", views_of(self.views))
         for name, allowed in _CHOICES.items():
             value = getattr(self, name)
             if value not in allowed:
@@ -183,6 +187,17 @@ class Preprocess:
             crop_rows, crop_columns = _pair(self.crop)
             if crop_rows > rows or crop_columns > columns:
                 clash("crop", "resize", f"the crop {crop_rows}x{crop_columns} is larger than the resized picture ({_typed(self.resize)})")
+
+        if self.views is not None:
+            for name in ("pad", "keep_size", "jpeg_scaling"):
+                if getattr(self, name) is not None:
+                    clash("views", name, f"variants are cut from whole pictures: give their size with --crop, and leave {_flag(name)} out")
+            if self.resize is not None and self.crop is not None:
+                clash("views", "resize", "variants are cut from whole pictures: give their size with --crop, and leave --resize out")
+            if self.crop is None and self.resize is None:
+                raise OptionError("--views needs the size of a variant: add --crop 224", options=["views", "crop"])
+            if self.kind == "volume":
+                clash("views", "field", "variants are of pictures, not of volumes")
 
     def _check_values(self) -> None:
         if isinstance(self.max_pixels, bool) or not isinstance(self.max_pixels, int) or self.max_pixels < 1:
@@ -357,11 +372,13 @@ class Preprocess:
 
     def field(self, name: str) -> Field:
         """The pixel field that these options make, under this name."""
+        views = None if self.drawn is None else self.drawn.count
+        lead = () if views is None else (views,)
         if self.kind == "mask":
-            return Field(name, self.dtype, self.output_hw(), "mask")
+            return Field(name, self.dtype, (*lead, *self.output_hw()), "mask", views=views)
         normalize = self.read_normalize()
         constants = None if normalize is None else (normalize.mean, normalize.std)
-        return Field(name, self.dtype, self.row_shape(), "image", self.layout, self.read_scale(), constants)
+        return Field(name, self.dtype, (*lead, *self.row_shape()), "image", self.layout, self.read_scale(), constants, views=views)
 
     # ---------------------------------------------------------------- shapes
 
@@ -389,6 +406,15 @@ class Preprocess:
             height, width, channels = self.transform_shape
             return channels, height, width
         return (self.channels, *self.output_hw())
+
+    @property
+    def drawn(self) -> Views | None:
+        """`views`, checked."""
+        return self.views  # type: ignore[no-any-return]
+
+    def of_one_view(self) -> Preprocess:
+        """What makes a variant of the part of a picture that it shows."""
+        return replace(self, views=None, resize=self.output_hw(), crop=None)
 
     def row_shape(self) -> tuple[int, int, int]:
         """The shape of a row as it lies on disk: (C, H, W), or (H, W, C) for layout hwc."""
@@ -493,6 +519,8 @@ def _described(normalize: Mapping[str, Any]) -> Normalize:
 def _plain(value: object) -> object:
     if isinstance(value, Normalize):
         return {"mean": list(value.mean), "std": list(value.std)}
+    if isinstance(value, Views):
+        return value.to_json()
     if isinstance(value, FieldOptions):
         return {name: _plain(own) for name, own in value.given().items()}
     if isinstance(value, tuple) and value and isinstance(value[-1], tuple) and isinstance(value[-1][-1], FieldOptions):
