@@ -19,7 +19,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from mmcompile.compiler import decode, resample
+from mmcompile.compiler import decode, resample, volumetask
 from mmcompile.compiler.ahead import ReadAhead
 from mmcompile.compiler.copying import Copier
 from mmcompile.compiler.formats import belongs, may_be_tga
@@ -28,7 +28,7 @@ from mmcompile.compiler.pixelrows import PixelRows, Unfinished
 from mmcompile.compiler.preprocess import Preprocess, channel_sums, store
 from mmcompile.compiler.reuse import RowTable
 from mmcompile.compiler.sources import Source
-from mmcompile.compiler.sources.parts import beside_of, unpack
+from mmcompile.compiler.sources.parts import beside_of, files_of, unpack
 from mmcompile.compiler.spatial import Mover
 from mmcompile.compiler.staging import Fetched
 from mmcompile.compiler.transform import transformed
@@ -309,9 +309,9 @@ def _decode(job: Job, data: bytes, key: bytes, digest: str, row: PixelRows, hand
     began = time.perf_counter()
     files = [data] if len(row.arrays) == 1 else unpack(data)
     try:
-        decoded = decode.decode(files[0], as_text(key), job.preprocess, on_open=hand.opened)
+        decoded = volumetask.decoded(files[0], key, job.preprocess, hand.opened)
         pixels, depth = _stepped(decoded.pixels, decoded.depth, job.preprocess)
-        _store(pixels, job.preprocess, depth, row.arrays[0][0])
+        sums = _stored(pixels, job.preprocess, depth, row.arrays[0][0])
     except (MMCompileError, MemoryError):
         raise
     except OwnFault as fault:
@@ -326,7 +326,7 @@ def _decode(job: Job, data: bytes, key: bytes, digest: str, row: PixelRows, hand
     record["mode"], record["format"] = decoded.mode.encode(), decoded.format.encode()
     record["orientation"], record["depth"] = decoded.orientation, depth
     record["flags"] = sum(_BITS[word] for word in set(decoded.warnings))
-    record["sum"], record["sum_squares"] = channel_sums(_pixels_of(row.arrays[0][0], pixels, job.preprocess))
+    record["sum"], record["sum_squares"] = sums
     shown = _shown(job.preprocess, key, record)
     for spec, file, name, array in zip(job.pixels[1:], files[1:], beside_of(key), row.arrays[1:], strict=True):
         _decode_part(job, spec, file, name, array[0], record, shown)
@@ -341,11 +341,6 @@ def _stepped(pixels: npt.NDArray[Any], depth: int, preprocess: Preprocess) -> tu
         return transformed(pixels, depth, preprocess)
     made = [transformed(view, depth, preprocess) for view in pixels]
     return np.stack([view for view, _ in made]), made[0][1]
-
-
-def _store(pixels: npt.NDArray[Any], preprocess: Preprocess, depth: int, row: npt.NDArray[Any]) -> None:
-    for view, out in zip(pixels, row, strict=True) if preprocess.views is not None else ((pixels, row),):
-        store(view, preprocess, depth, out)
 
 
 def _shown(preprocess: Preprocess, key: bytes, record: npt.NDArray[Any]) -> tuple[Shown, ...] | None:
@@ -367,7 +362,7 @@ def _decode_part(
         if spec.meaning == "mask":
             row[...] = decode.mask(data, as_text(name), options, size, int(record["orientation"]), shown)
             return
-        decoded = decode.decode(data, as_text(name), options, shown=shown)
+        decoded = volumetask.decoded(data, name, options, shown=shown)
         if shown is not None and (decoded.width, decoded.height) != size:
             words = [f"{w}x{h}" for w, h in ((decoded.width, decoded.height), size)]
             raise DecodeError(
@@ -375,7 +370,7 @@ def _decode_part(
                 stage="geometry",
                 code="size",
             )
-        _store(decoded.pixels, options, decoded.depth, row)
+        sums = _stored(decoded.pixels, options, decoded.depth, row)
     except DecodeError as error:
         raise DecodeError(f"{spec.name} ({as_text(name)}): {error}", **error.details) from error
     except (MMCompileError, MemoryError):
@@ -384,7 +379,17 @@ def _decode_part(
         raise _unforeseen(error, f"{spec.name} ({as_text(name)}): ") from error
     suffix = f"_{spec.name}"
     record[f"depth{suffix}"] = decoded.depth
-    record[f"sum{suffix}"], record[f"sum_squares{suffix}"] = channel_sums(_pixels_of(row, decoded.pixels, options))
+    record[f"sum{suffix}"], record[f"sum_squares{suffix}"] = sums
+
+
+def _stored(pixels: npt.NDArray[Any], options: Preprocess, depth: int, row: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Store pixels in a row; (sums, sums of squares) of each channel."""
+    if options.kind == "volume":
+        volumetask.store_volume(pixels, options, depth, row)
+        return volumetask.sums_of_volume(pixels)
+    for view, out in zip(pixels, row, strict=True) if options.views is not None else ((pixels, row),):
+        store(view, options, depth, out)
+    return channel_sums(_pixels_of(row, pixels, options))
 
 
 def _unforeseen(error: Exception, where: str = "") -> DecodeError:
@@ -433,13 +438,17 @@ def first_file(data: bytes, key: bytes) -> bytes:
     return unpack(data)[0] if beside_of(key) else data
 
 
-def probe(job: Job, keys: list[bytes]) -> list[tuple[int, int, str] | None]:
-    """(width, height, mode) of each source as it would be stored, from its header; None where it has none."""
+def probe(job: Job, keys: list[bytes]) -> list[tuple[Any, ...] | None]:
+    """(width, height, mode) of each source as it would be stored, of a volume (sides, channels), from its header; None where it has none."""
     decode.initialise()
-    out: list[tuple[int, int, str] | None] = []
+    out: list[tuple[Any, ...] | None] = []
     for key in keys:
         try:
-            out.append(decode.probe(first_file(job.source.read(key), key), as_text(key), job.preprocess))
+            data = first_file(job.source.read(key), key)
+            if job.preprocess.kind == "volume":
+                out.append(decode.probe_volume(files_of(data, key), job.preprocess))
+            else:
+                out.append(decode.probe(data, as_text(key), job.preprocess))
         except Exception:  # no size to be had; the build itself says what is wrong with it
             out.append(None)
     return out
@@ -456,11 +465,11 @@ def measure(job: Job, keys: list[bytes], limit_s: float) -> tuple[int, float]:
     """Decode and preprocess some items for at most about `limit_s`; (items, seconds), not counting the first, which pays for start-up."""
     decode.initialise()
     done, began = -1, time.perf_counter()
+    row = np.empty(job.preprocess.field("image").shape, job.preprocess.stored_dtype())
     for key in keys:
         try:
-            decoded = decode.decode(first_file(job.source.read(key), key), as_text(key), job.preprocess)
-            channel_sums(_pixels_of(np.empty(0), decoded.pixels, job.preprocess))
-            _store(decoded.pixels, job.preprocess, decoded.depth, np.empty(job.preprocess.field("image").shape, job.preprocess.stored_dtype()))
+            decoded = volumetask.decoded(first_file(job.source.read(key), key), key, job.preprocess)
+            _stored(decoded.pixels, job.preprocess, decoded.depth, row)
         except Exception:  # a bad image takes its time, too
             pass
         done += 1

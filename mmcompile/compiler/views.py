@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mmcompile.compiler.sizes import clash, flag
 from mmcompile.errors import OptionError
 from mmcompile.format.randomcrop import draw_boxes, draw_uniform
 from mmcompile.format.samples import key_hash
@@ -61,6 +62,18 @@ class Views:
         object.__setattr__(self, "hflip", float(self.hflip))
         if type(self.seed) is not int or not 0 <= self.seed < 1 << 63:
             raise OptionError(f"--views: seed must be a whole number from 0 to 2^63 - 1, found {self.seed!r}", options=["views"])
+
+    def check(self, preprocess: Any) -> None:
+        """Raises OptionError where the geometry of a Preprocess does not say the size of a variant, and that alone."""
+        for name in ("pad", "keep_size", "jpeg_scaling"):
+            if getattr(preprocess, name) is not None:
+                clash("views", name, f"variants are cut from whole pictures: give their size with --crop, and leave {flag(name)} out")
+        if preprocess.resize is not None and preprocess.crop is not None:
+            clash("views", "resize", "variants are cut from whole pictures: give their size with --crop, and leave --resize out")
+        if preprocess.crop is None and preprocess.resize is None:
+            raise OptionError("--views needs the size of a variant: add --crop 224", options=["views", "crop"])
+        if preprocess.kind == "volume":
+            clash("views", "field", "variants are of pictures, not of volumes")
 
     def shown(self, key: bytes, height: int, width: int) -> tuple[Shown, ...]:
         """What each variant of the item with this key shows, of a picture of this size after orientation."""

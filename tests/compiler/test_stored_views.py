@@ -68,9 +68,7 @@ def test_masks_and_boxes_show_what_their_picture_shows(tmp_path: Path) -> None:
     assert rows["labels"].shape == (6, 5, 3)
     assert rows["boxes_count"].shape == (6, 5)
     seen = 0
-    for image, ids, boxes, count in zip(
-        *(rows[n].reshape(-1, *rows[n].shape[2:]) for n in ("image", "mask", "boxes", "boxes_count")), strict=True
-    ):
+    for image, ids, boxes, count in zip(*(rows[n].reshape(-1, *rows[n].shape[2:]) for n in ("image", "mask", "boxes", "boxes_count")), strict=True):
         there = image[0] == 200
         assert np.array_equal(ids == 255, there)
         if not there.any():
