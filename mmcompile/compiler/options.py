@@ -13,12 +13,12 @@ from fractions import Fraction
 from typing import Any, ParamSpec, TypeVar
 
 from mmcompile.compiler.plan import SHARD_BYTES
-from mmcompile.compiler.preprocess import Normalize, Preprocess
+from mmcompile.compiler.preprocess import TORCH_FILTERS, Normalize, Preprocess
 from mmcompile.compiler.rowstore import RowPreprocess
 from mmcompile.errors import OptionError, spelled
 from mmcompile.format.canonical import name_from_json
 
-__all__ = ["ENGINES", "BuildOptions", "allowed_rejects", "as_config", "tells_of_keywords", "typed"]
+__all__ = ["ENGINES", "BuildOptions", "allowed_rejects", "as_config", "notes", "tells_of_keywords", "typed"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -126,6 +126,20 @@ def typed(preprocess: Preprocess) -> str:
 
     names = (("resize", "--resize"), ("crop", "--crop"), ("pad", "--pad"), ("keep_size", "--keep-size"))
     return " ".join(f"{flag} {size(value)}" for name, flag in names if (value := getattr(preprocess, name)) is not None)
+
+
+def notes(preprocess: Preprocess) -> tuple[str, ...]:
+    """Lines for a person about choices that were made for them."""
+    normalize, said = preprocess.normalize, []
+    if isinstance(normalize, Normalize) and preprocess.scale == "unit" and max(map(abs, normalize.mean)) > 2:
+        shown = ",".join(f"{v:g}" for v in normalize.mean)
+        said.append(f"--mean {shown} looks like statistics of 0 to 255; values go from 0 to 1 here: divide --mean and --std by 255")
+    if preprocess.resampler is None and preprocess.compat is None and (preprocess.resize or preprocess.pad):
+        if preprocess.filter not in TORCH_FILTERS:
+            said.append(f"--filter {preprocess.filter} uses Pillow's kernel")
+        elif preprocess.keeps_alpha:
+            said.append(f"--mode {preprocess.mode} uses Pillow's premultiplied resize")
+    return tuple(said)
 
 
 def as_config(settings: Mapping[str, Any], out: str) -> dict[str, Any]:

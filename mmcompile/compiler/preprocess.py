@@ -23,7 +23,7 @@ from mmcompile.compiler.views import Views, views_of
 from mmcompile.errors import OptionError, spelled
 from mmcompile.format.fields import PIXELS, Field
 
-__all__ = ["IMAGENET", "PIXEL_REVISION", "Normalize", "Preprocess", "channel_sums", "store"]
+__all__ = ["IMAGENET", "PIXEL_REVISION", "TORCH_FILTERS", "Normalize", "Preprocess", "channel_sums", "store"]
 
 #: Pillow's own error limit: twice the pixels of a quarter GiB of RGB.
 MAX_PIXELS = 178_956_970
@@ -44,7 +44,7 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
     "kind": ("image", "mask", "volume"),
 }
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
-_TORCH_FILTERS = ("bilinear", "bicubic")
+TORCH_FILTERS = ("bilinear", "bicubic")
 _NEWER = frozenset({"axes", "jpeg_scaling", "transform", "transform_version", "transform_shape", "kind", "fill", "fields", "kept_channels", "views"})
 _GEOMETRY = ("resize", "crop", "pad", "keep_size")
 #: What a mask has whatever its picture has: class ids, the nearest of them.
@@ -244,12 +244,14 @@ class Preprocess:
         if self.compat == "torchvision" and self.jpeg_scaling is not None:
             clash("compat", "jpeg_scaling", "torchvision decodes every picture whole: leave one of them out")
         if self.resampler == "torch":
-            if self.filter not in _TORCH_FILTERS:
+            if self.filter not in TORCH_FILTERS:
                 clash("resampler", "filter", f"the torch resampler has bilinear and bicubic: use --resampler pillow for {self.filter}")
-            if self._keeps_alpha():
+            if self.keeps_alpha:
                 clash("resampler", "mode", "kept transparency needs Pillow's premultiplied resize: use --resampler pillow")
 
-    def _keeps_alpha(self) -> bool:
+    @property
+    def keeps_alpha(self) -> bool:
+        """Is transparency kept, as a channel?"""
         return self.mode == "rgba" or self.kept_mode in ("LA", "RGBA")
 
     # ---------------------------------------------------------------- presets
@@ -258,7 +260,7 @@ class Preprocess:
         """These options with everything that a preset decides filled in; resolving twice changes nothing."""
         exact = self.compat == "torchvision"
         depth16 = self.depth16 or ("clip" if exact else "reject" if self.dtype == "uint8" else "keep")
-        torch_can = self.filter in _TORCH_FILTERS and not self._keeps_alpha() and not exact
+        torch_can = self.filter in TORCH_FILTERS and not self.keeps_alpha and not exact
         alpha = self.alpha or ("keep" if self.mode in ("rgba", "keep") else "drop" if exact else "white")
         return replace(
             self,
@@ -268,23 +270,6 @@ class Preprocess:
             depth16=depth16,
             normalize=_normalizer(self.normalize) if self.normalize == "imagenet" else self.normalize,
         )
-
-    def notes(self) -> tuple[str, ...]:
-        """Lines for a person about choices that were made for them."""
-        if isinstance(self.normalize, Normalize) and self.scale == "unit" and max(map(abs, self.normalize.mean)) > 2:
-            shown = ",".join(f"{v:g}" for v in self.normalize.mean)
-            return (
-                f"--mean {shown} looks like statistics of 0 to 255; values go from 0 to 1 here: divide --mean and --std by 255",
-                *self._resize_notes(),
-            )
-        return self._resize_notes()
-
-    def _resize_notes(self) -> tuple[str, ...]:
-        if self.resampler is not None or self.compat is not None or not (self.resize or self.pad):
-            return ()
-        if self.filter not in _TORCH_FILTERS:
-            return (f"--filter {self.filter} uses Pillow's kernel",)
-        return (f"--mode {self.mode} uses Pillow's premultiplied resize",) if self._keeps_alpha() else ()
 
     def needs_size(self) -> bool:
         """True where no geometry was asked for, so that a build must choose it from its sources."""
