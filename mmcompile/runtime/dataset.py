@@ -148,7 +148,7 @@ class MMapShardDataset(Facts):
             bounds = np.array([0, *(s.stop for s in index.splits)], np.int64)
             self._columns = self._windows.columns(self._columns, self._reader, self._dtype, self._crop)
             if self._chosen is None:
-                self._rows = self._windows.selection(self._reader.origins.groups[1], bounds, *self._range, str(self.root))
+                self._rows = self._windows.selection(self._reader.origins.series, bounds, *self._range, str(self.root))
         self._pools = [Pool(_SPARE) for _ in self._columns]
         self._sized: set[str] = set()
         self._image = next((i for i, c in enumerate(self._columns) if isinstance(c.base, ImageColumn)), None)
@@ -361,8 +361,6 @@ class MMapShardDataset(Facts):
         """
         from mmcompile.runtime.windows import Windows  # reading alone does not load it
 
-        if self._views is not None:
-            raise ValueError(f"{self.root}: windows are of rows in a row, and these have {self._views.count} variants each")
         if self._windows is not None or self._chosen is not None or self._resident is not None:
             raise ValueError(
                 f"{self.root}: windows are of a whole dataset or split: call windows() first, then subset(), random_split() or to_device()"

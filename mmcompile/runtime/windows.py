@@ -70,7 +70,7 @@ class Windows:
         `dtype` and `crop` as the columns were made with.
         """
         where = str(reader.root)
-        _check_moved(columns, where)
+        _check_single(columns, where)
         if self.target is None or self.horizon is None:
             return [WindowColumn(column, self.length) for column in columns]
         of = {column.name: column for column in columns}
@@ -83,7 +83,7 @@ class Windows:
             found = {name if name in others else owner: None for name in strange for owner in ([name] if name in others else _owners(name, others))}
             known |= {name: others[name] for name in found}
             of |= {name: column_of(reader, others[name], dtype, crop) for name in found}
-            _check_moved(of.values(), where)
+            _check_single(of.values(), where)
         wanted: dict[tuple[str, bool], list[int]] = {}  # a field, are columns of it the target, and which
         owner: str | None = None
         for name in names:
@@ -278,8 +278,10 @@ def _owners(name: str, known: dict[str, Field]) -> list[str]:
     return [field for field, spec in known.items() if spec.columns is not None and name in spec.columns.listed]
 
 
-def _check_moved(columns: Iterable[Column], where: str) -> None:
-    """ValueError for what moves with a single picture."""
+def _check_single(columns: Iterable[Column], where: str) -> None:
+    """ValueError for what is of single rows: what moves with a picture, and what has variants to choose from."""
+    if viewed := [f"{column.name} ({column.views} variants)" for column in columns if column.views is not None]:
+        raise ValueError(f"{where}: windows are of rows in a row that are one each, not of {', '.join(viewed)}: leave them out with fields=")
     if moved := [f"{column.name} ({column.meaning})" for column in columns if column.meaning in ("mask", "boxes", "keypoints")]:
         raise ValueError(f"{where}: windows are of pictures and values, not of {', '.join(moved)}: leave them out with fields=")
 

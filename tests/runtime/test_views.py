@@ -110,8 +110,11 @@ def test_one_variant_can_be_asked_for(root: Path) -> None:
         MMapShardDataset(root, view=4)
     with pytest.raises(ValueError, match=r"view=0, and the fields \['label'\] have no variants"):
         MMapShardDataset(root, fields=("label",), view=0)
-    with pytest.raises(ValueError, match="windows are of rows in a row, and these have 4 variants each"):
+    said = r"windows are of rows in a row that are one each, not of .*boxes_count \(4 variants\): leave them out with fields="
+    with pytest.raises(ValueError, match=said):
         MMapShardDataset(root).windows(2)
+    with pytest.raises(ValueError, match=said):
+        MMapShardDataset(root, fields=("label",)).windows(2, horizon=1, target="boxes_count")
 
 
 @pytest.mark.parametrize("workers", [0, 2])
