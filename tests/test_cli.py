@@ -213,7 +213,7 @@ def test_the_choices_are_those_of_preprocess() -> None:
 
 def test_every_option_of_preprocess_can_be_typed() -> None:
     typed = {parameter.name for parameter in cli.build.params}
-    assert set(Preprocess.__dataclass_fields__) - {"kept_mode"} <= typed
+    assert set(Preprocess.__dataclass_fields__) - {"kept_mode", "kept_channels", "kind", "fill", "fields"} <= typed  # fields: as --field
 
 
 WRONG = """--resize 0x|--resize 1x2x3|--resize -5|--crop ten|--pad 0|--mean 1,2|--mean 1,x,2 --std 1,1,1|--mean nan,0,0 --std 1,1,1|--range 5

@@ -13,7 +13,7 @@ from PIL import Image
 
 from mmcompile.cli import program
 from mmcompile.compiler.preprocess import Preprocess
-from mmcompile.compiler.sources.choose import Raw
+from mmcompile.compiler.sources.choose import Raw, SourceOptions, open_source
 from mmcompile.errors import DecodeError, OptionError, SourceError
 from mmcompile.format.reader import Reader
 from mmcompile.format.verify import verify
@@ -182,6 +182,17 @@ def test_labels_of_volumes_are_cut_as_these_and_keep_their_ids(tmp_path: Path) -
     run(Raw(raw), tmp_path / "wide", Preprocess(dtype="int16", crop=(2, 8, 4), fields=wide))
     assert rows_of(tmp_path / "wide")["label"].max() == 300
     assert verify(tmp_path / "wide").ok
+
+
+def test_names_with_two_extensions_are_volumes_and_pair_with_those_of_one(tmp_path: Path) -> None:
+    write(tmp_path / "flat", {"a.nii.gz": b"", "b.NII.GZ": b"", "c.gz": b"", "d.nii": b"", "notes.txt": b""})
+    scan = open_source([str(tmp_path / "flat")], SourceOptions()).scan()
+    assert list(scan.keys) == [b"a.nii.gz", b"b.NII.GZ", b"d.nii"]
+    assert (scan.parts, scan.left_out) == ((("image", "volume"),), {"extension .gz": 1, "extension .txt": 1})
+    write(tmp_path / "task", {"imagesTr/a.nii.gz": b"", "labelsTr/a.nii": b""})
+    scan = open_source([str(tmp_path / "task")], SourceOptions()).scan()
+    assert scan.parts == (("image", "volume"), ("label", "mask"))
+    assert scan.keys[0].beside == (b"labelsTr/a.nii",)
 
 
 def test_nifti_is_recognised_alone_and_in_pairs(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ class Choice:
         """
         dot = name.rfind(b".")
         suffix = name[dot:] if dot >= 0 else b""
-        if suffix == b".gz" and name[-7:].lower() == b".nii.gz":
+        if suffix.lower() == b".gz" and name[-7:].lower() == b".nii.gz":
             suffix = name[-7:]
         reason = self._known.get(suffix)
         if reason is None:
