@@ -30,21 +30,24 @@ Array = npt.NDArray[Any]
 class Copier:
     """Copies rows found in a table as `preprocess` and `fields` want them; `mover` moves what belongs to a picture.
 
-    Belongs to one process; memory is one run of rows.
+    With `sha256` records have a place for that of the source, which is filled where the old row has it.  Belongs to one process; memory is one run of
+    rows.
     """
 
-    def __init__(self, table: RowTable, preprocess: Preprocess, fields: tuple[Field, ...], mover: Mover | None = None) -> None:
+    def __init__(self, table: RowTable, preprocess: Preprocess, fields: tuple[Field, ...], mover: Mover | None = None, sha256: bool = False) -> None:
         self._table, self._preprocess, self._mover = table, preprocess, mover
-        self._dtype, pixels = sample_dtype(fields), pixel_fields(fields)
+        self._dtype, pixels = sample_dtype(fields, sha256), pixel_fields(fields)
+        self._whole = np.array([shard.sha256 or not sha256 for shard in table.shards])
         self.most = max(1, _RUN_BYTES // max(1, sum(f.row_bytes for f in pixels)))
         self._space = PixelRows.empty(pixels, self.most)
 
     def runs(self, hashes: npt.NDArray[np.uint64], wanted: npt.NDArray[np.int64]) -> Iterator[tuple[npt.NDArray[np.int64], int, int]]:
         """(some of `wanted`, shard, first row): runs of items whose rows follow each other in an old shard, for the source hashes (N, 2) of a piece.
 
-        Items without a row are in none.
+        Items without a row, or with one that does not tell all that is wanted of its source, are in none.
         """
         found = self._table.rows.find(hashes[wanted])
+        found[found >= 0] = np.where(self._whole[self._table.rows.place["shard"][found[found >= 0]]], found[found >= 0], -1)
         wanted, place = wanted[found >= 0], self._table.rows.place[found[found >= 0]]
         if not len(wanted):
             return
@@ -94,7 +97,7 @@ class Copier:
                 fresh.update(after[i])
                 hashes[i] = fresh.intdigest()
         records = np.zeros(n, self._dtype)
-        for name in self._dtype.names or ():
+        for name in set(self._dtype.names or ()) & set(found.dtype.names or ()):
             records[name] = found[name]
         records["row_hash"] = hashes
         return values, records, right

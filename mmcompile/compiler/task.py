@@ -31,6 +31,7 @@ from mmcompile.compiler.sources import Source
 from mmcompile.compiler.sources.parts import beside_of, unpack
 from mmcompile.compiler.spatial import Mover
 from mmcompile.compiler.staging import Fetched
+from mmcompile.compiler.trace import PLAIN, Trace, source_sha256
 from mmcompile.compiler.transform import transformed
 from mmcompile.errors import DecodeError, MMCompileError
 from mmcompile.format.canonical import as_text, name_to_json
@@ -81,6 +82,7 @@ class Job:
     versions: dict[str, str] = field(default_factory=dict)
     #: Moves what belongs to a picture; None where nothing does.
     mover: Mover | None = None
+    trace: Trace = PLAIN
 
     @property
     def pixels(self) -> tuple[Field, ...]:
@@ -144,7 +146,7 @@ def _copier_of(job: Job) -> Copier | None:
     if key not in _copiers:
         _copiers.clear()
         bring = None if job.store is None else Fetched(job.store, job.reuse.parent / "fetched")
-        _copiers[key] = Copier(RowTable(job.reuse, bring), job.preprocess, job.fields, job.mover)
+        _copiers[key] = Copier(RowTable(job.reuse, bring), job.preprocess, job.fields, job.mover, job.trace.sha256)
     return _copiers[key]
 
 
@@ -172,7 +174,11 @@ def run_piece(job: Job, piece: Piece) -> PieceResult:
         warm_up(job.preprocess)
     n = len(piece.keys)
     result = PieceResult(
-        np.zeros(n, np.uint8), np.zeros(n, sample_dtype(job.fields)), np.zeros((n, 2), np.uint64), np.zeros(n, bool), np.zeros(n, bool)
+        np.zeros(n, np.uint8),
+        np.zeros(n, sample_dtype(job.fields, job.trace.sha256)),
+        np.zeros((n, 2), np.uint64),
+        np.zeros(n, bool),
+        np.zeros(n, bool),
     )
     result.moved = None if job.mover is None else piece.values.copy()
     copier, remembered = _copier_of(job), _remembered(job)
@@ -193,7 +199,7 @@ def run_piece(job: Job, piece: Piece) -> PieceResult:
             values = piece.values[i : i + 1]
             data = None
             try:
-                if piece.known[i]:
+                if piece.known[i] and not job.trace.sha256:  # else the row that was found does not have it
                     digest = pair_hash(piece.hashes[i])
                 else:
                     data = _read(ahead.read, at)
@@ -213,9 +219,11 @@ def run_piece(job: Job, piece: Piece) -> PieceResult:
                     state = next(row.states())
                     state.update(values.tobytes())
                     record["row_hash"] = state.intdigest()
+                if record is not None and data is not None and job.trace.sha256:
+                    record["sha256"] = source_sha256(data)
             except DecodeError as error:
                 result.outcome[i] = REJECTED
-                result.rejects[i] = _reject(key, data, digest, error)
+                result.rejects[i] = _reject(job.trace.key(key), data, digest, error)
                 result.told = result.told or str(error.details.get("told", ""))
             except MemoryError:
                 result.outcome[i], result.failures[i] = FAILED, "memory"
@@ -226,7 +234,7 @@ def run_piece(job: Job, piece: Piece) -> PieceResult:
             else:
                 if record is None:
                     result.outcome[i] = REJECTED
-                    result.rejects[i] = {**cast(dict[str, Any], line), "key": name_to_json(key)}
+                    result.rejects[i] = {**cast(dict[str, Any], line), "key": name_to_json(job.trace.key(key))}
                 else:
                     result.outcome[i] = outcome
                     result.records[i] = record
@@ -343,11 +351,11 @@ def _decode_part(job: Job, spec: Field, data: bytes, name: bytes, row: npt.NDArr
         decoded = decode.decode(data, as_text(name), options)
         store(decoded.pixels, options, decoded.depth, row)
     except DecodeError as error:
-        raise DecodeError(f"{spec.name} ({as_text(name)}): {error}", **error.details) from error
+        raise DecodeError(f"{spec.name}{job.trace.called(name)}: {error}", **error.details) from error
     except (MMCompileError, MemoryError):
         raise
     except Exception as error:
-        raise _unforeseen(error, f"{spec.name} ({as_text(name)}): ") from error
+        raise _unforeseen(error, f"{spec.name}{job.trace.called(name)}: ") from error
     suffix = f"_{spec.name}"
     record[f"depth{suffix}"] = decoded.depth
     record[f"sum{suffix}"], record[f"sum_squares{suffix}"] = channel_sums(decoded.pixels)

@@ -71,7 +71,9 @@ class Origins:
 
     def samples(self, shard: int) -> Array:
         """The provenance of a shard's rows: a structured array, see `samples.sample_dtype`."""
-        return self._opened.read(self._opened.name("samples", shard), sample_dtype(self._index.fields), (int(self._opened.table["rows"][shard]),))
+        return self._opened.read(
+            self._opened.name("samples", shard), sample_dtype(self._index.fields, self._index.sha256), (int(self._opened.table["rows"][shard]),)
+        )
 
     def keys(self, shard: int) -> list[bytes]:
         """The source keys of a shard's rows, as raw bytes."""
@@ -86,7 +88,7 @@ class Origins:
         shard = int(np.searchsorted(self._starts, row, side="right")) - 1
         local = row - int(self._starts[shard])
         rows = int(self._opened.table["rows"][shard])
-        path, dtype = self._opened.path("samples", shard), sample_dtype(self._index.fields)
+        path, dtype = self._opened.path("samples", shard), sample_dtype(self._index.fields, self._index.sha256)
         file, stops = self._opened.open_name(path.name, dtype, (rows,)), []
         for at in (local - 1, local, rows - 1):
             record = np.zeros(1, dtype)

@@ -133,7 +133,7 @@ def _mend_keys(d: Damaged, name: str, generation: Generation, shard: int) -> Non
     sound = samples is not None
     samples = samples if sound else d.guess(generation, shard)
     if samples is None:
-        samples = np.zeros(0, sample_dtype(index.fields))
+        samples = np.zeros(0, sample_dtype(index.fields, index.sha256))
     placing = Placing(index, load_classes(d.root, index))
     lengths = np.diff(samples["key_stop"].astype(np.int64), prepend=0).tolist()
     places = d.workshop.digests(set(samples["source_size"].tolist()))
@@ -204,7 +204,9 @@ def _mend_samples(d: Damaged, recipe: Recipe, group: list[Place]) -> None:
             if (file := file_name(kind, digest)) in d.bad:
                 d.put_file(file, folder / file)
         if name in d.bad and seal.rows == len(work.keys):
-            made = read_array(folder / file_name("samples", seal.files["samples"]), sample_dtype(generation.index.fields), (seal.rows,))
+            made = read_array(
+                folder / file_name("samples", seal.files["samples"]), sample_dtype(generation.index.fields, generation.index.sha256), (seal.rows,)
+            )
             d.give_up(f"shards/{name}", *_blame(d, generation, shard, work.keys, made, labels), recipe.versions())
         for kind, digest in seal.files.items():
             (folder / file_name(kind, digest)).unlink(missing_ok=True)

@@ -121,7 +121,11 @@ class _Wreck:
 
     def settle(self, seal: Seal, folder: Path, recipe: Recipe) -> None:
         """Take the rows that were made aside, if they are the right ones."""
-        made = read_array(folder / file_name("samples", seal.files["samples"]), sample_dtype(self.generation.index.fields), (seal.rows,))
+        made = read_array(
+            folder / file_name("samples", seal.files["samples"]),
+            sample_dtype(self.generation.index.fields, self.generation.index.sha256),
+            (seal.rows,),
+        )
         wrong = np.flatnonzero(made["row_hash"] != self.samples["row_hash"]).tolist()
         if wrong:
             sources = [(self.keys[i], self.digests[i]) for i in wrong]

@@ -241,7 +241,7 @@ class Damaged:
 
     def _records(self, generation: Generation, shard: int) -> Any:
         path = self.shards / self.file(generation, "samples", shard)
-        return read_array(path, sample_dtype(generation.index.fields), (int(generation.table["rows"][shard]),))
+        return read_array(path, sample_dtype(generation.index.fields, generation.index.sha256), (int(generation.table["rows"][shard]),))
 
     def keys(self, generation: Generation, shard: int) -> list[bytes]:
         """The keys of a shard's rows.  Where their lengths are lost, RAW tells them, or the bad file: a guess then.  Raises RecipeError."""
