@@ -18,14 +18,12 @@ from mmcompile.compiler.sources.keys import Keys
 from mmcompile.errors import OptionError
 from mmcompile.format.canonical import as_text, name_to_json
 from mmcompile.format.index import Index
-from mmcompile.format.keyhash import hashed_key
+from mmcompile.format.keyhash import hashed_key, key_setting
 
-__all__ = ["PLAIN", "Trace", "key_setting", "source_sha256"]
+__all__ = ["PLAIN", "Trace", "kept_keys", "source_sha256"]
 
 #: A secret that can be guessed hides nothing: as many bytes as a key has.
 _LEAST = 16
-#: Hashed with a secret it tells one secret from another; no name of a source begins so.
-_CHECK = b"/mmcompile/"
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ class Trace:
             return made
         file = options.keys.partition(":")[2]
         secret = _secret(file) if file else None
-        asked = cls(sha256, "hash" if secret is None else f"hash:{_check(secret)}", True, secret)
+        asked = cls(sha256, key_setting(secret), True, secret)
         if kept is None or kept == asked.keys:
             return asked if kept is None else made
         raise OptionError("--keys: the rows are of a dataset whose keys are hashed already, in another way: leave it out", options=["keys"])
@@ -100,7 +98,7 @@ class Trace:
 PLAIN = Trace()
 
 
-def key_setting(index: Index) -> str | None:
+def kept_keys(index: Index) -> str | None:
     """What the settings of a dataset say of its keys; None where they are the names of sources."""
     found = index.settings.get("keys")
     return found if index.key_hash is not None and isinstance(found, str) else None
@@ -109,10 +107,6 @@ def key_setting(index: Index) -> str | None:
 def source_sha256(data: bytes) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """SHA-256 of the bytes of a source, uint8 (32,)."""
     return np.frombuffer(hashlib.sha256(data).digest(), np.uint8)
-
-
-def _check(secret: bytes) -> str:
-    return hashed_key(_CHECK, secret).decode("ascii")
 
 
 def _secret(file: str) -> bytes:

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from mmcompile.errors import CorruptShardError, FormatError
-from mmcompile.format.describe import SAMPLE_COLUMNS, describe, samples_table
+from mmcompile.format.describe import describe
 from mmcompile.format.index import load_index
 from mmcompile.format.reader import Reader
 from mmcompile.format.samples import pair_hash
+from mmcompile.format.sampletable import SAMPLE_COLUMNS, samples_table
 from tests.format.builders import GOLDEN, age, change_index, file_of, pixels, put_array, small
 from tests.support import make_dataset
 

@@ -18,12 +18,13 @@ from hypothesis import strategies as st
 from mmcompile import summary
 from mmcompile.errors import CorruptShardError, FormatError
 from mmcompile.format.canonical import canonical
-from mmcompile.format.describe import SAMPLE_COLUMNS, describe, samples_table
+from mmcompile.format.describe import describe
 from mmcompile.format.index import Names, load_groups, load_index
 from mmcompile.format.npy import save_blob
 from mmcompile.format.prune import prune
 from mmcompile.format.reader import Reader
 from mmcompile.format.samples import BLOCK_BYTES, block_hashes, block_rows
+from mmcompile.format.sampletable import SAMPLE_COLUMNS, samples_table
 from mmcompile.format.verify import verify
 from tests.format.builders import REPOSITORY, change_index, file_of, put_array, put_index, read_everything, tree
 from tests.format.test_hostile import NASTY, attack, spots

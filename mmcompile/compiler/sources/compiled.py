@@ -35,7 +35,7 @@ from mmcompile.compiler.sources.provenance import (
 )
 from mmcompile.compiler.sources.selected import Selection
 from mmcompile.compiler.sources.splits import Layout, parse_splits
-from mmcompile.compiler.trace import key_setting
+from mmcompile.compiler.trace import kept_keys
 from mmcompile.errors import FormatError, OptionError, SourceError
 from mmcompile.format.canonical import as_text, read_limited
 from mmcompile.format.catalog import load_table
@@ -185,7 +185,7 @@ class CompiledSource:
         stat["size"] = columns["sizes"]
         ends = np.searchsorted(columns["splits"], np.arange(len(self._splits)), side="right").tolist()
         splits = tuple(Split(name, start, stop) for name, start, stop in zip(self._splits, [0, *ends], ends, strict=False) if stop > start)
-        hashed = key_setting(self._datasets[0].index) if len(self._datasets) == 1 else None
+        hashed = kept_keys(self._datasets[0].index) if len(self._datasets) == 1 else None
         return Scan(
             keys,
             self._fields,
