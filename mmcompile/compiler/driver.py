@@ -291,7 +291,7 @@ class Build:
         at_ns = time.time_ns()
         self.scan = self.source.scan(lambda n: self.progress(Progress("scan", n)))
         check_splits(self.scan.splits, self.source.root)
-        self.scan = Trace.of(self.options, self.scan.lent).seen(self.scan)
+        self.scan = Trace.of(self.options, self.scan.lent).seen(self.scan, self.source.identity())
         if self.options.seed is not None:
             self.scan = shuffled(self.scan, self.options.seed)
         if not self.scan.keys:

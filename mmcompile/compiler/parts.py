@@ -17,9 +17,10 @@ from mmcompile.compiler.listing import load_head, load_listing, save_listing
 from mmcompile.compiler.options import BuildOptions
 from mmcompile.compiler.output import describe_changes
 from mmcompile.compiler.plan import SHARD_BYTES, ShardTask
-from mmcompile.compiler.planning import Wanted
+from mmcompile.compiler.planning import Wanted, order_setting
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.sources import Scan, Source
+from mmcompile.compiler.trace import Trace
 from mmcompile.errors import BuildError, OptionError
 from mmcompile.format.lock import Lock
 
@@ -27,6 +28,8 @@ __all__ = ["PartNumber", "Plan", "load_plan", "locked", "plan_exists", "refuse_o
 
 #: Settings that an error names.
 _NAMED = 4
+#: Settings that stand beside those of pixels and source, where they were given.
+_TOLD = ("order", "sha256", "keys")
 #: What the identity of a source says that nobody gave as an option.
 _NO_SETTINGS = ("kind", "roots")
 
@@ -71,6 +74,7 @@ class Plan:
     source: dict[str, Any]
     shard_bytes: int
     versions: dict[str, str]
+    told: dict[str, Any]
 
     def check(self, source: Source, asked: Preprocess, options: BuildOptions) -> None:
         """Settings that are given must be those of the plan; those left at their defaults, altogether, are taken from it.  Raises OptionError."""
@@ -86,6 +90,18 @@ class Plan:
                 f"a part is built as it was planned, but {_some(differs)} was given; leave the settings out, or run --plan-only again with these",
                 differs=differs,
             )
+
+    def options(self, given: BuildOptions) -> BuildOptions:
+        """The options of a part: those of the plan where none were given.  Raises OptionError where others were, or no secret."""
+        told = self.told
+        sha256, keys = given.sha256 or "sha256" in told, "hash" if given.keys == "plain" and told.get("keys") == "hash" else given.keys
+        order = told.get("order", "source") if given.order == "source" else given.order
+        made = replace(given, shard_bytes=self.shard_bytes, sha256=sha256, keys=keys, order=order)
+        found = {**order_setting(made), **Trace.of(made, self.scan.lent).settings}
+        if differs := list(describe_changes(told, found)):
+            secret = "; the secret of --keys hash:FILE is in no plan: give it with each part" if given.keys == "plain" and "keys" in told else ""
+            raise OptionError(f"a part is built as it was planned, and this differs: {_some(differs)}{secret}", differs=differs)
+        return made
 
     def wanted(self, source: Source, options: BuildOptions) -> Wanted:
         """What the plan is to make."""
@@ -122,6 +138,7 @@ def save_plan(out: Path, scan: Scan, at_ns: int, wanted: Wanted, versions: dict[
         "source": wanted.settings["source"],
         "shard_bytes": wanted.settings["shard_bytes"],
         "versions": versions,
+        "told": {name: wanted.settings[name] for name in _TOLD if name in wanted.settings},
     }
     save_listing(_path(out), scan, at_ns, head)
 
@@ -132,6 +149,7 @@ def refuse_other(out: Path, wanted: Wanted) -> None:
     if head is None:
         return
     planned = {"preprocess": head.get("chosen"), "source": head.get("source"), "shard_bytes": head.get("shard_bytes")}
+    planned |= head.get("told", {})
     if differs := list(describe_changes(planned, wanted.settings)):
         raise OptionError(
             f"{out}: parts were planned with other settings ({_some(differs)}): give those of --plan-only to finish what the parts "
@@ -148,7 +166,7 @@ def load_plan(out: Path) -> Plan:
             raise KeyError
         scan, at_ns, head = found
         asked, chosen = (Preprocess.from_settings(head[name]) for name in ("asked", "chosen"))
-        return Plan(scan, at_ns, asked, chosen, head["why"], head["source"], head["shard_bytes"], head["versions"])
+        return Plan(scan, at_ns, asked, chosen, head["why"], head["source"], head["shard_bytes"], head["versions"], head["told"])
     except (KeyError, TypeError, ValueError):
         raise BuildError(
             f"{out}: there is no plan here (a build that publishes removes it); run the same command with --plan-only in place of --part first"

@@ -6,6 +6,7 @@ Everything in a build goes by the names of sources, so neither the order of rows
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from mmcompile.format.canonical import as_text, name_to_json
 from mmcompile.format.index import Index
 from mmcompile.format.keyhash import hashed_key, key_setting
 
-__all__ = ["PLAIN", "Trace", "kept_keys", "source_sha256"]
+__all__ = ["PLAIN", "Trace", "kept_keys", "made_trace", "source_sha256"]
 
 #: A secret that can be guessed hides nothing: as many bytes as a key has.
 _LEAST = 16
@@ -71,6 +72,11 @@ class Trace:
         """What tells shards made so from others; nothing where nothing was asked for."""
         return "".join(f" {name}={value}" for name, value in self.settings.items())
 
+    @property
+    def told(self) -> bool:
+        """Is it known how names become keys?  Not where there is a secret, of what was made earlier."""
+        return not self.hashing or self.secret is not None or self.keys == "hash"
+
     def key(self, name: bytes) -> bytes:
         """The key of a source."""
         return hashed_key(name, self.secret) if self.hashing else name
@@ -79,11 +85,14 @@ class Trace:
         """The keys of sources."""
         return Keys.of(map(self.key, names.bare)) if self.hashing else names
 
-    def seen(self, scan: Scan) -> Scan:
-        """A scan whose faults, "field: value, what is wrong", may be written: a value may be a name, too.  Warns of patterns, which may as well."""
+    def seen(self, scan: Scan, source: Mapping[str, object]) -> Scan:
+        """A scan whose faults, "field: value, what is wrong", may be written: a value may be a name, too.  Warns of settings that may show names."""
         if not self.hashing:
             return scan
-        return replace(scan, faults={at: f"{said.partition(':')[0]}: a value that does not fit" for at, said in scan.faults.items()})
+        faults = {at: f"{said.partition(':')[0]}: a value that does not fit" for at, said in scan.faults.items()}
+        shown = [f"--{name}" for name in ("include", "exclude", "where") if source.get(name)]
+        warning = f"--keys hash: the dataset's settings hold {' and '.join(shown)} as given: if names stand there, they are shown"
+        return replace(scan, faults=faults, warnings=(*scan.warnings, *[warning] * bool(shown)))
 
     def called(self, name: bytes) -> str:
         """ " (NAME)", for a message; nothing where names are kept out."""
@@ -102,6 +111,11 @@ def kept_keys(index: Index) -> str | None:
     """What the settings of a dataset say of its keys; None where they are the names of sources."""
     found = index.settings.get("keys")
     return found if index.key_hash is not None and isinstance(found, str) else None
+
+
+def made_trace(index: Index) -> Trace:
+    """How a dataset was made, so far as its index tells: with hashes for keys, but not with which secret."""
+    return Trace(index.sha256, kept_keys(index), index.key_hash is not None)
 
 
 def source_sha256(data: bytes) -> np.ndarray[Any, np.dtype[np.uint8]]:

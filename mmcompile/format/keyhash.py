@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 
-__all__ = ["KEY_HASHES", "hashed_key", "key_setting", "sought_key"]
+__all__ = ["KEY_DIGITS", "KEY_HASHES", "hashed_key", "key_setting", "sought_key"]
 
 #: What an index says of its keys: made without a secret, and with one.
 KEY_HASHES = ("sha256", "hmac-sha256")
 #: Hex digits of a key: two of 10^9 names have the same with a chance of 10^-21.
-_DIGITS = 32
+KEY_DIGITS = 32
 #: Hashed with a secret it tells one secret from another; no name of a source begins so.
 _CHECK = b"/mmcompile/"
 
@@ -22,7 +22,7 @@ _CHECK = b"/mmcompile/"
 def hashed_key(name: bytes, secret: bytes | None = None) -> bytes:
     """The key of a source of this name: 32 hex digits."""
     made = hashlib.sha256(name).hexdigest() if secret is None else hmac.digest(secret, name, "sha256").hex()
-    return made[:_DIGITS].encode("ascii")
+    return made[:KEY_DIGITS].encode("ascii")
 
 
 def key_setting(secret: bytes | None) -> str:

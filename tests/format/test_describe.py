@@ -31,7 +31,7 @@ def test_counts_are_those_of_the_labels_for_each_split(tmp_path: Path) -> None:
 
 
 def test_labels_are_counted_piece_by_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmcompile.format.describe._LABELS", 7)
+    monkeypatch.setattr("mmcompile.format.describe.ROWS_AT_ONCE", 7)
     labels = np.arange(50) % 3
     make_dataset(tmp_path / "out", pixels(50), labels, shards=(20, 30), splits={"a": 15, "b": 35})
     info = describe(tmp_path / "out")

@@ -166,7 +166,7 @@ def test_the_table_tells_group_and_number_of_every_row(tmp_path: Path, monkeypat
     values = {"x": np.ones(9)}
     make_dataset(tmp_path, None, [0, 1, 7] * 3, values=values, keyed=False, groups=groups, classes=("u", "v"), shards=(6, 3), splits={"a": 5, "b": 4})
     rows = list(samples_table(tmp_path))
-    monkeypatch.setattr("mmcompile.format.describe._LABELS", 2)
+    monkeypatch.setattr("mmcompile.format.sampletable.ROWS_AT_ONCE", 2)
     assert list(samples_table(tmp_path)) == rows
     assert tuple(rows[0]) == SAMPLE_COLUMNS
     assert [r["key"] for r in rows] == ["A[0]", "A[1]", "A[2]", "A[3]", "A[4]", "B[0]", "A[0]", "A[1]", "A[2]"]
