@@ -286,7 +286,7 @@ class Damaged:
 def told(recipe: Recipe) -> Recipe:
     """The same recipe.  Raises RecipeError where it does not tell how names become keys."""
     if not recipe.trace.told:
-        raise RecipeError("keys are hashed with a secret, which is not here: run the same `mmcompile build` again, which mends this")
+        raise RecipeError("keys are hashed with a secret, which is not here: the same `mmcompile build` into a new folder makes the same files")
     return recipe
 
 
