@@ -109,6 +109,7 @@ class Contents:
     groups: tuple[tuple[str, int], ...] = ()
     revision: int = 1
     trace: Trace = PLAIN
+    order: str = ""
 
 
 @dataclass(frozen=True)
@@ -353,6 +354,7 @@ def draft_index(contents: Contents, samples: int, shards: int, statistics: Mappi
         sha256=contents.trace.sha256,
         groups=len(contents.groups) if "groups" in files else 0,
         groups_file=files.get("groups"),
+        order=contents.order,
     )
 
 

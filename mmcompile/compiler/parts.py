@@ -11,27 +11,48 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
 
 from mmcompile.compiler.listing import load_head, load_listing, save_listing
 from mmcompile.compiler.options import BuildOptions
 from mmcompile.compiler.output import describe_changes
-from mmcompile.compiler.plan import SHARD_BYTES, ShardTask
-from mmcompile.compiler.planning import Wanted, order_setting
+from mmcompile.compiler.plan import SHARD_BYTES
+from mmcompile.compiler.planning import Wanted
 from mmcompile.compiler.preprocess import Preprocess
-from mmcompile.compiler.sources import Scan, Source
+from mmcompile.compiler.sources import STAT_DTYPE, Scan, Source, labelled
+from mmcompile.compiler.sources.keys import Keys
 from mmcompile.compiler.trace import Trace
 from mmcompile.errors import BuildError, OptionError
 from mmcompile.format.lock import Lock
 
-__all__ = ["PartNumber", "Plan", "load_plan", "locked", "plan_exists", "refuse_other", "remove_plan", "save_plan", "scratch_of"]
+__all__ = [
+    "PartNumber",
+    "Plan",
+    "load_plan",
+    "locked",
+    "more_of",
+    "plan_exists",
+    "planned_tasks",
+    "refuse_other",
+    "remove_plan",
+    "save_plan",
+    "scratch_of",
+]
 
+_T = TypeVar("_T", bound="_Numbered")
 #: Settings that an error names.
 _NAMED = 4
-#: Settings that stand beside those of pixels and source, where they were given.
-_TOLD = ("order", "sha256", "keys")
 #: What the identity of a source says that nobody gave as an option.
 _NO_SETTINGS = ("kind", "roots")
+
+
+class _Numbered(Protocol):
+    """A shard that has to be made."""
+
+    @property
+    def number(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -54,7 +75,7 @@ class PartNumber:
         """The same for I = 0 and I = N."""
         return f"{self.index % self.count}-of-{self.count}"
 
-    def of(self, tasks: list[ShardTask]) -> list[ShardTask]:
+    def of(self, tasks: list[_T]) -> list[_T]:
         """The shards of this part."""
         return [t for t in tasks if t.number % self.count == self.index % self.count]
 
@@ -73,8 +94,10 @@ class Plan:
     why: str
     source: dict[str, Any]
     shard_bytes: int
+    order: str
     versions: dict[str, str]
-    told: dict[str, Any]
+    #: What it says of sha256 and keys.
+    trace: dict[str, Any]
 
     def check(self, source: Source, asked: Preprocess, options: BuildOptions) -> None:
         """Settings that are given must be those of the plan; those left at their defaults, altogether, are taken from it.  Raises OptionError."""
@@ -85,6 +108,8 @@ class Plan:
             planned["source"], given["source"] = self.source, identity
         if options.shard_bytes != SHARD_BYTES:
             planned["shard_bytes"], given["shard_bytes"] = self.shard_bytes, options.shard_bytes
+        if options.seed is not None:
+            planned["order"], given["order"] = self.order, f"shuffled:{options.seed}"
         if differs := list(describe_changes(planned, given)):
             raise OptionError(
                 f"a part is built as it was planned, but {_some(differs)} was given; leave the settings out, or run --plan-only again with these",
@@ -93,13 +118,12 @@ class Plan:
 
     def options(self, given: BuildOptions) -> BuildOptions:
         """The options of a part: those of the plan where none were given.  Raises OptionError where others were, or no secret."""
-        told = self.told
-        sha256, keys = given.sha256 or "sha256" in told, "hash" if given.keys == "plain" and told.get("keys") == "hash" else given.keys
-        order = told.get("order", "source") if given.order == "source" else given.order
-        made = replace(given, shard_bytes=self.shard_bytes, sha256=sha256, keys=keys, order=order)
-        found = {**order_setting(made), **Trace.of(made, self.scan.lent).settings}
-        if differs := list(describe_changes(told, found)):
-            secret = "; the secret of --keys hash:FILE is in no plan: give it with each part" if given.keys == "plain" and "keys" in told else ""
+        sha256, keys = given.sha256 or "sha256" in self.trace, given.keys
+        if keys == "plain" and self.trace.get("keys") == "hash":
+            keys = "hash"
+        made = replace(given, shard_bytes=self.shard_bytes, order=self.order, sha256=sha256, keys=keys)
+        if differs := list(describe_changes(self.trace, Trace.of(made, self.scan.lent).settings)):
+            secret = "; the secret of --keys hash:FILE is in no plan: give it with each part" if keys == "plain" else ""
             raise OptionError(f"a part is built as it was planned, and this differs: {_some(differs)}{secret}", differs=differs)
         return made
 
@@ -128,29 +152,36 @@ def plan_exists(out: Path) -> bool:
     return _path(out).exists() or (out / ".build" / "parts").exists()
 
 
-def save_plan(out: Path, scan: Scan, at_ns: int, wanted: Wanted, versions: dict[str, str]) -> None:
-    """Save what parts have to know, in place of an earlier plan.  The caller holds the lock."""
+def save_plan(out: Path, scan: Scan | None, at_ns: int, settings: dict[str, Any], more: dict[str, Any]) -> None:
+    """Save what parts have to know, in place of an earlier plan: the `settings` that an index will have, and `more`; `scan` where they share one.
+
+    The caller holds the lock.
+    """
     remove_plan(out)
-    head = {
-        "asked": wanted.asked.settings(),
-        "chosen": wanted.preprocess.settings(),
-        "why": wanted.why,
-        "source": wanted.settings["source"],
-        "shard_bytes": wanted.settings["shard_bytes"],
-        "versions": versions,
-        "told": {name: wanted.settings[name] for name in _TOLD if name in wanted.settings},
+    save_listing(_path(out), scan or Scan(Keys.of([]), *labelled(None, 0), np.zeros(0, STAT_DTYPE)), at_ns, {**_planned(settings), **more})
+
+
+def more_of(wanted: Wanted, versions: dict[str, str]) -> dict[str, Any]:
+    """What parts of a build of images have to know beside its settings."""
+    return {"asked": wanted.asked.settings(), "why": wanted.why, "versions": versions}
+
+
+def _planned(settings: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "preprocess": settings["preprocess"],
+        "source": settings["source"],
+        "shard_bytes": settings["shard_bytes"],
+        **{name: settings.get(name) for name in ("order", "sha256", "keys")},
     }
-    save_listing(_path(out), scan, at_ns, head)
 
 
-def refuse_other(out: Path, wanted: Wanted) -> None:
+def refuse_other(out: Path, settings: dict[str, Any]) -> None:
     """Raises OptionError where parts were planned with other settings than a plain build now has: it would throw away what they made."""
     head = load_head(_path(out))
     if head is None:
         return
-    planned = {"preprocess": head.get("chosen"), "source": head.get("source"), "shard_bytes": head.get("shard_bytes")}
-    planned |= head.get("told", {})
-    if differs := list(describe_changes(planned, wanted.settings)):
+    now = _planned(settings)
+    if differs := list(describe_changes({name: head.get(name) for name in now}, now)):
         raise OptionError(
             f"{out}: parts were planned with other settings ({_some(differs)}): give those of --plan-only to finish what the parts "
             "began, or run --plan-only again with these",
@@ -165,12 +196,27 @@ def load_plan(out: Path) -> Plan:
         if found is None:
             raise KeyError
         scan, at_ns, head = found
-        asked, chosen = (Preprocess.from_settings(head[name]) for name in ("asked", "chosen"))
-        return Plan(scan, at_ns, asked, chosen, head["why"], head["source"], head["shard_bytes"], head["versions"], head["told"])
+        asked, chosen = (Preprocess.from_settings(head[name]) for name in ("asked", "preprocess"))
+        made = head["source"], head["shard_bytes"], head["order"] or "source", head["versions"]
+        trace = {name: head[name] for name in ("sha256", "keys") if head[name] is not None}
+        return Plan(scan, at_ns, asked, chosen, head["why"], *made, trace)
     except (KeyError, TypeError, ValueError):
-        raise BuildError(
-            f"{out}: there is no plan here (a build that publishes removes it); run the same command with --plan-only in place of --part first"
-        ) from None
+        raise _no_plan(out) from None
+
+
+def planned_tasks(out: Path, settings: dict[str, Any]) -> str:
+    """What a plan of rows says of its shards.  Raises BuildError where there is none, OptionError where it was made with other settings."""
+    head = load_head(_path(out))
+    if head is None or "tasks" not in head:
+        raise _no_plan(out)
+    refuse_other(out, settings)
+    return str(head["tasks"])
+
+
+def _no_plan(out: Path) -> BuildError:
+    return BuildError(
+        f"{out}: there is no plan here (a build that publishes removes it); run the same command with --plan-only in place of --part first"
+    )
 
 
 def remove_plan(out: Path) -> None:

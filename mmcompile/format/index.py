@@ -36,6 +36,7 @@ from mmcompile.format.fields import (
 )
 from mmcompile.format.keyhash import KEY_HASHES
 from mmcompile.format.npy import file_name, hash_bytes
+from mmcompile.format.permutation import is_order
 from mmcompile.format.remains import not_a_dataset, put_back
 
 __all__ = [
@@ -78,7 +79,7 @@ _LAST = {"boxes": 4, "keypoints": 3}
 _TOP = ["classes", "fields", "format", "pixel_revision", "rejects", "samples", "settings", "shards", "splits", "statistics", "table", "version"]
 _TOP += ["versions"]
 #: Keys that stand in an index, or a field of it, only where they say something.
-_TOP_OPTIONAL, _FIELD_OPTIONAL = ("groups", "keys", "sha256"), ("categories", "columns", "count", "unit", "views")
+_TOP_OPTIONAL, _FIELD_OPTIONAL = ("groups", "keys", "order", "sha256"), ("categories", "columns", "count", "unit", "views")
 
 
 @dataclass(frozen=True)
@@ -87,8 +88,8 @@ class Index:
 
     `keyed`: each row has a source of its own, with a key, and its shard a file of samples and one of keys.  Else (rows of arrays and tables) each
     shard has a file of hashes, and `groups`, a number of ranges of rows with names, tell where rows come from and what belongs together.
-    `key_hash`: how keys were made of the names of sources, one of KEY_HASHES; None where they are these names.  `sha256`: samples hold that of each
-    source, too.
+    `order`: that of rows without keys, see `permutation`.  `key_hash`: how keys were made of the names of sources, one of KEY_HASHES; None where they
+    are these names.  `sha256`: samples hold that of each source, too.
     """
 
     fields: tuple[Field, ...]
@@ -109,6 +110,7 @@ class Index:
     groups_file: str | None = None
     key_hash: str | None = None
     sha256: bool = False
+    order: str = ""
 
     @property
     def row_bytes(self) -> int:
@@ -130,6 +132,7 @@ class Index:
                 **({"keys": self.key_hash} if self.key_hash else {} if self.keyed else {"keys": False}),
                 **({"sha256": True} if self.sha256 else {}),
                 **({} if self.groups_file is None else {"groups": {"count": self.groups, "file": self.groups_file}}),
+                **({"order": self.order} if self.order else {}),
                 "format": "mmcompile",
                 "version": VERSION,
                 "fields": [f.to_json() for f in self.fields],
@@ -185,6 +188,9 @@ class Index:
             check.fail("keys", f"false, one of {KEY_HASHES}, or no such key", keys)
         if "sha256" in top and (top["sha256"] is not True or keys is False):
             check.fail("sha256", "true where rows have keys, or no such key", top["sha256"])
+        order = top.get("order", "")
+        if "order" in top and (keys is not False or not is_order(order)):
+            check.fail("order", "'mixed' or 'shuffled:SEED', and only of rows without keys", order)
         groups = check.mapping(top.get("groups", {"count": 0, "file": None}), "groups", ["count", "file"])
         return cls(
             fields=fields,
@@ -205,6 +211,7 @@ class Index:
             sha256="sha256" in top,
             groups=check.count(groups["count"], "groups.count", least=int("groups" in top), most=max(samples, 1)),
             groups_file=check.digest(groups["file"], "groups.file") if "groups" in top else None,
+            order=order,
         )
 
 

@@ -22,6 +22,7 @@ from mmcompile.format.damage import key_stops, records
 from mmcompile.format.index import Field, Index, load_classes, load_groups, load_index, load_names
 from mmcompile.format.mirror import Mirror
 from mmcompile.format.npy import file_name, open_array, read_into
+from mmcompile.format.origins import told_by_groups
 from mmcompile.format.samples import FLAGS, pair_hash
 from mmcompile.format.store import is_url, on_disk
 
@@ -178,19 +179,18 @@ def _named(names: tuple[str, ...], number: int | None) -> str | None:
 def _keyless_rows(root: Path, generation: Generation, field: Field | None, classes: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     names, starts = load_groups(root, generation.index)
     splits = iter(generation.index.splits)
-    split, group = next(splits), 0
+    split = next(splits)
     for shard in range(generation.index.shards):
         first, stop = (int(n) for n in generation.starts[shard : shard + 2])
         for begin in range(first, stop, ROWS_AT_ONCE):
             count = min(ROWS_AT_ONCE, stop - begin)
             labels = None if field is None else read_scalars(root, generation, shard, field, begin - first, count).tolist()
+            sources = told_by_groups(generation.index, names, starts, np.arange(begin, begin + count))
             for row in range(begin, begin + count):
                 while row >= split.stop:
                     split = next(splits)
-                while row >= starts[group + 1]:
-                    group += 1
                 label = None if labels is None else labels[row - begin]
-                told = {"row": row, "split": split.name, "key": f"{names[group]}[{row - int(starts[group])}]", "label": label}
+                told = {"row": row, "split": split.name, "key": sources[row - begin], "label": label}
                 yield dict.fromkeys(SAMPLE_COLUMNS) | told | {"class": _named(classes, label), "shard": shard}
 
 
