@@ -13,6 +13,7 @@ from mmcompile.compiler.pixelrows import PixelRows
 from mmcompile.compiler.preprocess import Preprocess, store
 from mmcompile.compiler.reuse import RowTable, Shelf
 from mmcompile.compiler.spatial import Mover
+from mmcompile.compiler.trace import PLAIN, Trace
 from mmcompile.errors import DecodeError, FormatError
 from mmcompile.format.fields import Field, pixel_fields
 from mmcompile.format.samples import sample_dtype
@@ -30,14 +31,16 @@ Array = npt.NDArray[Any]
 class Copier:
     """Copies rows found in a table as `preprocess` and `fields` want them; `mover` moves what belongs to a picture.
 
-    With `sha256` records have a place for that of the source, which is filled where the old row has it.  Belongs to one process; memory is one run of
-    rows.
+    `trace`: what records tell of their sources; the SHA-256 of one is filled in where the old row has it.
+
+    Belongs to one process; memory is one run of rows.
     """
 
-    def __init__(self, table: RowTable, preprocess: Preprocess, fields: tuple[Field, ...], mover: Mover | None = None, sha256: bool = False) -> None:
+    def __init__(self, table: RowTable, preprocess: Preprocess, fields: tuple[Field, ...], mover: Mover | None = None, trace: Trace = PLAIN) -> None:
         self._table, self._preprocess, self._mover = table, preprocess, mover
-        self._dtype, pixels = sample_dtype(fields, sha256), pixel_fields(fields)
-        self._whole = np.array([shard.sha256 or not sha256 for shard in table.shards])
+        self._dtype, pixels = sample_dtype(fields, trace.sha256), pixel_fields(fields)
+        self.nameless = trace.nameless
+        self._whole = np.array([shard.sha256 or not trace.sha256 for shard in table.shards])
         self.most = max(1, _RUN_BYTES // max(1, sum(f.row_bytes for f in pixels)))
         self._space = PixelRows.empty(pixels, self.most)
 

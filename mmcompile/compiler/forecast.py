@@ -113,7 +113,7 @@ class _Old:
             if shard.made is None:
                 self._shards.setdefault(shard.rows, []).append(shard)
         self._known: dict[int, dict[str, OldShard]] = {}
-        self._sha256 = planned.previous.trace.sha256
+        self._trace = planned.previous.trace
 
     def alike(self, hashes: npt.NDArray[np.uint64], keys: list[bytes], stops: npt.NDArray[np.int64], others: dict[str, str]) -> dict[str, str]:
         """The hashes of the pixels' files and, where it can be told, of the provenance of a shard of these sources (N, 2): where one has the same."""
@@ -124,10 +124,10 @@ class _Old:
             return {}
         found = {f.name: shard.files[f.name] for f in pixel_fields(shard.fields)}
         same = {f.name: shard.files[f.name] for f in value_fields(shard.fields)} == others
-        if same and shard.sha256 == self._sha256:  # else the records are others, or the hash of each row is another one
+        if same and shard.sha256 == self._trace.sha256:  # else the records are others, or the hash of each row is another one
             samples = shard.samples()
             samples["key_stop"] = stops
-            renamed(samples, keys)
+            renamed(samples, keys, self._trace.nameless)
             found["samples"] = array_hash(samples)
         return found
 

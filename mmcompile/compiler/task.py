@@ -22,7 +22,7 @@ import numpy.typing as npt
 from mmcompile.compiler import decode, resample
 from mmcompile.compiler.ahead import ReadAhead
 from mmcompile.compiler.copying import Copier
-from mmcompile.compiler.formats import belongs, may_be_tga
+from mmcompile.compiler.formats import belongs, extension, may_be_tga
 from mmcompile.compiler.hand import Hand, OwnFault, hand_path
 from mmcompile.compiler.pixelrows import PixelRows, Unfinished
 from mmcompile.compiler.preprocess import Preprocess, channel_sums, store
@@ -146,7 +146,7 @@ def _copier_of(job: Job) -> Copier | None:
     if key not in _copiers:
         _copiers.clear()
         bring = None if job.store is None else Fetched(job.store, job.reuse.parent / "fetched")
-        _copiers[key] = Copier(RowTable(job.reuse, bring), job.preprocess, job.fields, job.mover, job.trace.sha256)
+        _copiers[key] = Copier(RowTable(job.reuse, bring), job.preprocess, job.fields, job.mover, job.trace)
     return _copiers[key]
 
 
@@ -279,7 +279,7 @@ def _copy_known(piece: Piece, copier: Copier, target: Unfinished, hand: Hand, re
     for items, shard, first in copier.runs(piece.hashes, np.flatnonzero(wanted)):
         hand.take(int(items[0]))
         rows, values, records, right = copier.copy(shard, first, piece.values[items])
-        right &= renamed(records, [piece.keys[i] for i in items.tolist()])
+        right &= renamed(records, [piece.keys[i] for i in items.tolist()], copier.nameless)
         positions = np.array(piece.positions)[items]
         good = np.flatnonzero(right)
         for run in np.split(good, np.flatnonzero((np.diff(good) != 1) | (np.diff(positions[good]) != 1)) + 1):
@@ -298,18 +298,24 @@ def _copy_one(
     """(record, values as stored) of a row of this source that is right, wherever there is one; (None, values) where there is none."""
     for shard, at in copier.places(hash_pair(digest)):
         rows, moved, records, right = copier.copy(shard, at, values)
-        if right[0] and renamed(records, [key])[0]:
+        if right[0] and renamed(records, [key], copier.nameless)[0]:
             row.take(rows)
             return records[0], moved
     return None, values
 
 
-def renamed(records: npt.NDArray[Any], keys: list[bytes]) -> npt.NDArray[np.bool_]:
-    """Make records (N,) say what they would say had these very files been decoded; False (N,) for those that would not have been."""
+def renamed(records: npt.NDArray[Any], keys: list[bytes], nameless: bool) -> npt.NDArray[np.bool_]:
+    """Make records (N,) say what they would say had these very files been decoded; False (N,) for those that would not have been.
+
+    Of `nameless` rows a key without an extension may be a hash: these stay as they are.
+    """
     files = [(as_text(key), format.decode("ascii")) for key, format in zip(keys, records["format"].tolist(), strict=True)]
+    hidden = np.array([nameless and not extension(name) for name, _ in files])
     bit = np.uint32(_BITS["wrong-extension"])
-    records["flags"] = (records["flags"] & ~bit) | np.where([belongs(*file) for file in files], np.uint32(0), bit)
-    return np.array([format != "TGA" or may_be_tga(name) for name, format in files])
+    made = (records["flags"] & ~bit) | np.where([belongs(*file) for file in files], np.uint32(0), bit)
+    records["flags"] = np.where(hidden, records["flags"], made)
+    right: npt.NDArray[np.bool_] = hidden | np.array([format != "TGA" or may_be_tga(name) for name, format in files])
+    return right
 
 
 def _decode(job: Job, data: bytes, key: bytes, digest: str, row: PixelRows, hand: Hand, result: PieceResult) -> npt.NDArray[Any]:

@@ -32,11 +32,13 @@ class Trace:
     """`sha256`: rows hold that of their source.  `keys`: what settings say of how keys are made, None where they are the names.
 
     `hashing`: names are hashed here, with `secret` where there is one; else they are keys already, as those of a dataset that is copied from.
+    `nameless`: some of these are hashes, which do not tell what a file was called.
     """
 
     sha256: bool = False
     keys: str | None = None
     hashing: bool = False
+    nameless: bool = False
     secret: bytes | None = field(default=None, repr=False)
 
     @classmethod
@@ -47,12 +49,12 @@ class Trace:
             raise OptionError(
                 "--sha256: the rows are of a dataset without it, and sources are not read again: build that with it", options=["sha256"]
             )
-        made = cls(sha256, kept)
+        made = cls(sha256, kept, nameless=lent is not None and lent.nameless)
         if options.keys == "plain":
             return made
         file = options.keys.partition(":")[2]
         secret = _secret(file) if file else None
-        asked = cls(sha256, key_setting(secret), True, secret)
+        asked = replace(made, keys=key_setting(secret), hashing=True, secret=secret)
         if kept is None or kept == asked.keys:
             return asked if kept is None else made
         raise OptionError("--keys: the rows are of a dataset whose keys are hashed already, in another way: leave it out", options=["keys"])

@@ -259,6 +259,19 @@ def test_a_dataset_of_a_dataset_keeps_hashed_keys(raw: Path, tmp_path: Path, sec
     assert not shows(tmp_path / "later", b"patient")
 
 
+def test_rows_whose_names_are_hidden_stay_what_they_were(tmp_path: Path) -> None:
+    files = {"cat/a.tga": picture(1, "TGA"), "cat/b.png": picture(2, "JPEG"), "dog/c.jpg": picture(3, "JPEG"), "dog/d": picture(4)}
+    raw = write(tmp_path / "raw", files)
+    run(raw, tmp_path / "plain")
+    run(raw, tmp_path / "hash", keys="hash")
+    run(str(tmp_path / "plain"), tmp_path / "of-plain", None)
+    run(str(tmp_path / "hash"), tmp_path / "of-hash", None)
+    run([str(tmp_path / "hash"), str(tmp_path / "hash")], tmp_path / "twice", None)
+    told = [[(row["flags"], row["format"]) for row in rows(tmp_path / name)] for name in ("of-plain", "of-hash")]
+    assert told[0] == told[1] == [("", "TGA"), ("wrong-extension", "JPEG"), ("", "JPEG"), ("", "PNG")]
+    assert [row["flags"] for row in rows(tmp_path / "twice")].count("wrong-extension") == 2
+
+
 def test_parts_are_made_as_they_were_planned(raw: Path, tmp_path: Path, secret: str) -> None:
     for keys in ("hash", secret):
         shared = {"shard_bytes": 3 * ROW_BYTES, "workers": 1}

@@ -32,6 +32,7 @@ class Lent:
     `hashes` (N, 2): of the content of each item's source.  `datasets`: (folder, generation) of each.  `versions`, `revision`: of the libraries that
     made the rows, and of our own pixels then: those of the new dataset, whatever is installed today.  `sha256`: all rows have that of their source.
     `keys`: what the settings of the dataset say of how its keys were hashed; None where they are names, or of several datasets.
+    `nameless`: some keys are hashes, which have no extension.
     """
 
     hashes: npt.NDArray[np.uint64]
@@ -40,6 +41,7 @@ class Lent:
     revision: int
     sha256: bool = False
     keys: str | None = None
+    nameless: bool = False
 
 
 @dataclass(frozen=True)
