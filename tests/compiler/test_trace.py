@@ -266,7 +266,8 @@ def test_rows_whose_names_are_hidden_stay_what_they_were(tmp_path: Path) -> None
     run(raw, tmp_path / "hash", keys="hash")
     run(str(tmp_path / "plain"), tmp_path / "of-plain", None)
     run(str(tmp_path / "hash"), tmp_path / "of-hash", None)
-    run([str(tmp_path / "hash"), str(tmp_path / "hash")], tmp_path / "twice", None)
+    shutil.copytree(tmp_path / "hash", tmp_path / "copy")
+    run([str(tmp_path / "hash"), str(tmp_path / "copy")], tmp_path / "twice", None)
     told = [[(row["flags"], row["format"]) for row in rows(tmp_path / name)] for name in ("of-plain", "of-hash")]
     assert told[0] == told[1] == [("", "TGA"), ("wrong-extension", "JPEG"), ("", "JPEG"), ("", "PNG")]
     assert [row["flags"] for row in rows(tmp_path / "twice")].count("wrong-extension") == 2
