@@ -36,7 +36,7 @@ _NUMBERS = frozenset({"row", "label", "source_size", "width", "height", "orienta
 #: Labels read at a time.
 ROWS_AT_ONCE = 1 << 20
 #: Rows of a group of a Parquet file.
-_GROUP = 1 << 16
+_GROUP = 1 << 14
 
 
 def samples_table(root: str | Path, generation: str | None = None) -> Iterator[dict[str, Any]]:
