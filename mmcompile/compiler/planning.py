@@ -45,7 +45,7 @@ from mmcompile.format.npy import hash_bytes
 from mmcompile.format.rejects import load_rejects
 from mmcompile.format.samples import hash_pair, pair_hash
 
-__all__ = ["Listed", "Planned", "Prediction", "Wanted", "order_setting", "with_lists"]
+__all__ = ["Listed", "Planned", "Prediction", "Wanted", "with_lists"]
 
 #: Items hashed by one call of a worker, and calls on their way at a time.
 _HASH_CHUNK, _HASH_AHEAD = 128, 256
@@ -132,7 +132,9 @@ class Wanted:
         versions, revision = (versions_of(preprocess), PIXEL_REVISION) if scan.lent is None else (scan.lent.versions, scan.lent.revision)
         settings = {"preprocess": preprocess.settings(), "source": source.identity(), "shard_bytes": options.shard_bytes}
         trace = Trace.of(options, scan.lent)
-        settings |= {**order_setting(options), **trace.settings}
+        settings |= trace.settings
+        if options.seed is not None:
+            settings["order"] = f"shuffled:{options.seed}"
         if (length := len(canonical(settings))) > INDEX_LIMIT // 2:
             raise OptionError(
                 f"the settings are {length:,} bytes, at most {INDEX_LIMIT // 2:,} fit: give patterns to --include and --exclude, not single files"
@@ -432,11 +434,6 @@ class Planned:
             return self._job.source.stat(self._listed.keys[item]) == tuple(scan.stat[item].tolist())
         except OSError:
             return False
-
-
-def order_setting(options: BuildOptions) -> dict[str, Any]:
-    """What the settings say of the order of rows; nothing of that of the source."""
-    return {} if options.seed is None else {"order": f"shuffled:{options.seed}"}
 
 
 def with_lists(spec: Field, lists: dict[str, bytes]) -> Field:
