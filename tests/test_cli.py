@@ -287,7 +287,7 @@ def test_a_config_file_gives_defaults_and_the_command_line_wins(planted: Planted
         ("{", "expected JSON as in"),
         ("\ufeff\x00", "expected JSON as in"),
         ("[" * 100_000, "expected JSON as in"),
-        ('{"crop": true}', "crop must be a whole number above 0, or height x width as in 240x320, found true"),
+        ('{"crop": true}', "crop must be a whole number above 0, height x width as in 240x320, or depth x height x width, found true"),
         ('{"crop": "x"}', "crop: expected a whole number"),
         ('{"crop": [1, "2"]}', "crop must be"),
         ('{"hidden": "yes"}', "hidden must be true or false"),
