@@ -174,12 +174,16 @@ def test_partners_that_are_missing_are_named(tmp_path: Path) -> None:
 
 
 def test_of_several_images_the_first_as_text_is_taken_and_another_can_be_chosen(tmp_path: Path) -> None:
+    files = [("a.png", picture(1)), ("a.jpg", picture(2)), ("a.cls", b"0")]
+    scan = source(tar(tmp_path / "b.tar", files)).scan()
+    assert list(scan.keys) == [b"a.jpg"]
+    assert scan.left_out == {"further image of a sample": 1}
+    assert any(w.startswith("1 image beside another of the same sample and name left out") for w in scan.warnings)
+    assert list(source(tmp_path / "b.tar", image_column="png").scan().keys) == [b"a.png"]
     files = [("a.z.png", picture(1)), ("a.b.png", picture(2)), ("a.cls", b"0")]
     raw = tar(tmp_path / "a.tar", files)
     scan = source(raw).scan()
-    assert list(scan.keys) == [b"a.b.png"]
-    assert scan.left_out == {"further image of a sample": 1}
-    assert any(w.startswith("1 image beside another of the same sample left out") for w in scan.warnings)
+    assert (list(scan.keys), scan.keys[0].beside, scan.parts) == ([b"a.b.png"], (b"a.z.png",), (("image", "image"), ("z", "image")))
     scan = source(raw, exclude=("*.b.png",)).scan()
     assert list(scan.keys) == [b"a.z.png"]
     assert scan.left_out == {"excluded": 1}

@@ -14,13 +14,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from mmcompile.compiler.fieldoptions import FieldOptions
 from mmcompile.compiler.sources import Scan
 from mmcompile.compiler.sources.arrange import arrange
+from mmcompile.compiler.sources.further import wanted_texts
 from mmcompile.compiler.sources.keys import Keys, place_of
 from mmcompile.compiler.sources.manifest import typed_columns
 from mmcompile.compiler.sources.members import TOO_LARGE, ArchiveFile, Descriptors, FolderRules, Place, TreeMembers, first_twice, member_stat
 from mmcompile.compiler.sources.names import Choice, show
 from mmcompile.compiler.sources.pairing import Pairing
+from mmcompile.compiler.sources.parts import read_item, stat_item
 from mmcompile.compiler.sources.scanning import Wishes
 from mmcompile.compiler.sources.splits import Layout, rank
 from mmcompile.compiler.sources.tar import BLOCK
@@ -118,7 +121,7 @@ class ArchiveSource:
 
     A key is the member's name, behind the archive's path below the folder that all lie in and "/" where there may be several.  `include`,
     `exclude`, `hidden`, `extensions` and `layout` mean what they mean for folders.  `wishes`: the field of a sample that is its image (what follows
-    the key, as `jpg`), the value in its `.json` that is its label ("cls": the member), and those that become fields.
+    the key, as `jpg`), the value in its `.json` that is its label ("cls": the member), and those that become fields.  `fields`: settings of fields.
     """
 
     raw: tuple[str, ...]
@@ -129,6 +132,7 @@ class ArchiveSource:
     extensions: frozenset[str] | None = None
     layout: Layout = field(default_factory=Layout)
     wishes: Wishes = field(default_factory=Wishes)
+    fields: tuple[tuple[str, FieldOptions], ...] = ()
     #: The folder of the archives, and their names in it: as they were when this was made, so that numbers in places mean the same everywhere.
     folder: str = field(init=False)
     names: tuple[str, ...] = field(init=False)
@@ -185,7 +189,7 @@ class ArchiveSource:
         else, and in zip archives, they are a tree of folders, in the order of one.  Raises SourceError, naming archive and byte or member.
         """
         choice = Choice(self.include, self.exclude, self.hidden, self.extensions)
-        pairing = Pairing(self.wishes)
+        pairing = Pairing(self.wishes, dict(self.fields))
         trees: list[TreeMembers] = []
         warnings: list[str] = []
         found = 0
@@ -280,12 +284,17 @@ class ArchiveSource:
     def _list(self, number: int, choice: Choice) -> TarMembers | TreeMembers:
         file = ArchiveFile(self._path(number))
         try:
-            return (list_zip if self.form == "zip" else list_tar)(file, number, self._prefix(number), choice)
+            if self.form == "zip":
+                return list_zip(file, number, self._prefix(number), choice)
+            return list_tar(file, number, self._prefix(number), choice, wanted_texts(dict(self.fields)))
         finally:
             file.close()
 
     def read(self, key: bytes) -> bytes:
-        """The bytes of one member.  Raises OSError: the archive cannot be opened or was changed, or the member has 2 GiB or more."""
+        """The bytes of one item.  Raises OSError: the archive cannot be opened or was changed, or a member has 2 GiB or more."""
+        return read_item(self._member, key)
+
+    def _member(self, key: bytes) -> bytes:
         place = Place.of(place_of(key))
         path = self._path(place.archive)
         if place.size >= TOO_LARGE:
@@ -302,7 +311,10 @@ class ArchiveSource:
         return data
 
     def stat(self, key: bytes) -> tuple[int, int, int, int]:
-        """(bytes, the archive's mtime_ns and ctime_ns, its inode mixed with the place) of one member now.  Raises OSError."""
+        """(bytes, the archive's mtime_ns and ctime_ns, its inode mixed with the place) of one item now.  Raises OSError."""
+        return stat_item(self._stat, key)
+
+    def _stat(self, key: bytes) -> tuple[int, int, int, int]:
         place = place_of(key)
         return member_stat(place, os.stat(self._path(Place.of(place).archive)))
 

@@ -201,7 +201,7 @@ def _archive(form: str, raw: Sequence[str], options: SourceOptions) -> Source:
         splits = tuple((split, names[int(number)] + slash + rest) for split, (number, slash, rest) in ((s, f.partition("/")) for s, f in splits))
     layout = Layout(splits, _classes(options))
     wishes = Wishes(options.image_column, options.label_column, options.columns)
-    return ArchiveSource(tuple(raw), form, options.include, options.exclude, options.takes_hidden, options.extensions, layout, wishes)
+    return ArchiveSource(tuple(raw), form, options.include, options.exclude, options.takes_hidden, options.extensions, layout, wishes, options.fields)
 
 
 def _is_tables(raw: Sequence[str]) -> bool:
