@@ -13,18 +13,19 @@ import torch
 from PIL import Image
 from torch.utils.data import IterableDataset
 
-from mmcompile.compiler import driver
+from mmcompile.compiler import driver, rowbuild
 from mmcompile.compiler.preprocess import Preprocess
+from mmcompile.compiler.rowrun import Here
 from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.reader import Reader
 from mmcompile.format.verify import verify
-from tests.compiler.builds import dataset, inline
+from tests.compiler.builds import dataset
 
 
 @pytest.fixture(autouse=True)
 def in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if "processes" not in request.node.name:
-        inline(monkeypatch)
+        monkeypatch.setattr(rowbuild, "start_readers", lambda source, scratch, workers: (Here(), source, ""))
 
 
 def built(data: Any, out: Path, preprocess: Preprocess | None = None, **more: Any) -> tuple[Any, dict[str, Any]]:
