@@ -18,6 +18,7 @@ from mmcompile.compiler.formats import sniff
 from mmcompile.compiler.sources.cells import Column
 from mmcompile.compiler.sources.keys import Keys
 from mmcompile.compiler.sources.names import show
+from mmcompile.compiler.sources.roles import is_called_mask
 from mmcompile.compiler.sources.walk import HEAD_BYTES, expect_file
 from mmcompile.errors import MMCompileError, OptionError, SourceError
 
@@ -77,10 +78,10 @@ def batches(path: str, file: Any, columns: list[str], group: int | None = None) 
             yield from file.iter_batches(rows, row_groups=[number], columns=columns, use_threads=False)
 
 
-def pictures(schema: Any) -> str | None:
-    """The column that holds the bytes of images: the one that Hugging Face's note says, else one of struct<bytes, path>."""
+def pictures(schema: Any) -> list[str]:
+    """The columns that hold the bytes of images: those that Hugging Face's note says, then the others of struct<bytes, path>."""
     noted = [name for name, feature in _features(schema).items() if isinstance(feature, dict) and feature.get("_type") == "Image"]
-    return next((name for name in [*noted, *schema.names] if name in schema.names and _is_struct(schema.field(name).type)), None)
+    return [name for name in dict.fromkeys([*noted, *schema.names]) if name in schema.names and _is_struct(schema.field(name).type)]
 
 
 def _is_struct(kind: Any) -> bool:
@@ -113,10 +114,12 @@ class ParquetTable:
         self.names = tuple(self.schema.names)
         if len(set(self.names)) < len(self.names):
             raise SourceError(f"{show(path)}: two columns have one name: give them different ones", path=path)
-        self.holds = pictures(self.schema) if image is None else image if image in self.names and self._is_held(image) else None
-        if self.holds is None and image is None:
+        self.holds = image if image is not None and image in self.names and self.is_held(image) else None
+        if image is None:
+            found = pictures(self.schema)
             binary = [name for name in self.names if _is_binary(self.schema.field(name).type)]
-            self.holds = next((name for name in binary if self._begins_as_images(name)), None)
+            found = found or [name for name in binary if self._begins_as_images(name)]
+            self.holds = min(found, key=is_called_mask, default=None)
 
     def opened(self) -> Any:
         """The file, opened.  Pages are read one by one, never a whole column of a row group."""
@@ -154,9 +157,14 @@ class ParquetTable:
         kind = self.schema.field(name).type
         return "string" in str(getattr(kind, "value_type", kind)) and not str(kind).startswith(_NESTED)
 
-    def _is_held(self, name: str) -> bool:
+    def is_held(self, name: str) -> bool:
+        """May this column hold bytes of images?"""
         kind = self.schema.field(name).type
         return _is_binary(kind) or _is_struct(kind)
+
+    def holds_images(self, name: str) -> bool:
+        """Does this column, beside the one that `holds`, hold bytes of images?"""
+        return name in self.names and (_is_struct(kind := self.schema.field(name).type) or (_is_binary(kind) and self._begins_as_images(name)))
 
     def _begins_as_images(self, name: str) -> bool:
         for batch in self.batches([name]):
@@ -167,15 +175,17 @@ class ParquetTable:
 
 
 class ArrowColumns:
-    """The columns of tables, one below the other, as TextColumns has them: `texts` are those that may be text, with `numbers` others count."""
+    """The columns of tables, one below the other, as TextColumns has them: `texts` are those that may be text, with `numbers` others count.
 
-    def __init__(self, tables: Sequence[ParquetTable], texts: set[str], *, numbers: bool) -> None:
+    `held`: those with bytes of images, which are none of these.
+    """
+
+    def __init__(self, tables: Sequence[ParquetTable], texts: set[str], *, numbers: bool, held: Sequence[str] = ()) -> None:
         self._tables, self._arrow = tables, tables[0].arrow
         self.stops: list[int] = np.cumsum([table.rows for table in tables]).tolist()
         self._fields = {name: table.schema.field(name) for table in tables for name in table.names}
-        held = tables[0].holds
-        self.nested = {name for name, spec in self._fields.items() if str(spec.type).startswith(_NESTED) and name != held}
-        self._wanted = [name for name in self._fields if name not in self.nested and name != held and (name in texts or numbers)]
+        self.nested = {name for name, spec in self._fields.items() if str(spec.type).startswith(_NESTED) and name not in held}
+        self._wanted = [name for name in self._fields if name not in self.nested and name not in held and (name in texts or numbers)]
         self.texts = tuple(name for name in self._wanted if name not in texts and any(name in t.names and t.is_text(name) for t in tables))
         self.names = tuple(name for name in self._wanted if name not in self.texts)
 
