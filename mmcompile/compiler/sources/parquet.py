@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy.typing as npt
 
 from mmcompile.compiler.formats import sniff
 from mmcompile.compiler.sources.cells import Column
+from mmcompile.compiler.sources.jsonparts import form_of, whole_of
 from mmcompile.compiler.sources.keys import Keys
 from mmcompile.compiler.sources.names import show
 from mmcompile.compiler.sources.roles import is_called_mask
@@ -99,6 +101,20 @@ def _features(schema: Any) -> dict[str, Any]:
     return {}
 
 
+def _class_names(path: str, feature: Any) -> Iterator[tuple[str, tuple[str, ...]]]:
+    if isinstance(feature, list) and len(feature) == 1:
+        yield from _class_names(f"{path}[]", feature[0])
+    elif isinstance(feature, dict) and feature.get("_type") == "ClassLabel":
+        if isinstance(feature.get("names"), list):
+            yield path, tuple(map(str, feature["names"]))
+    elif isinstance(feature, dict) and "feature" in feature:
+        yield from _class_names(f"{path}[]", feature["feature"])
+    elif isinstance(feature, dict):
+        for name, inner in feature.items():
+            for found, names in _class_names(name, inner) if isinstance(inner, dict | list) else ():
+                yield f"{path.removesuffix('[]')}[].{found.removesuffix('[]')}", names
+
+
 class ParquetTable:
     """The table in a Parquet file: `names` of its columns; `holds`: the column with bytes of images, or None."""
 
@@ -132,12 +148,8 @@ class ParquetTable:
 
     @property
     def classes(self) -> dict[str, tuple[str, ...]]:
-        """Names of the numbers in columns, where the file says them."""
-        return {
-            name: tuple(map(str, feature["names"]))
-            for name, feature in _features(self.schema).items()
-            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" and isinstance(feature.get("names"), list)
-        }
+        """Names of the numbers in columns, where the file says them; of those in lists, or by a name in these, as `column[]` or `column[].name`."""
+        return dict(found for name, feature in _features(self.schema).items() for found in _class_names(name, feature))
 
     def first(self) -> list[dict[str, str]]:
         """Its first rows, at most 100: the columns of text."""
@@ -152,6 +164,15 @@ class ParquetTable:
         """All rows of these columns."""
         with self.opened() as file:
             yield from batches(self.path, file, columns)
+
+    def many(self, name: str) -> str:
+        """As TextTable."""
+        kind = str(self.schema.field(name).type) if name in self.names else ""
+        if name in self.names and self.is_text(name):
+            found = [whole_of(row[name]) for row in self.first() if row.get(name)]
+            return next((form_of(cell) for cell in found if cell), "")
+        is_object = (kind.startswith("struct<") and "list<" in kind) or re.match(r"(?:large_|fixed_size_)?list<[^<]*struct<", kind)
+        return "object" if is_object else "list" if kind.startswith(("list", "large_list", "fixed_size_list")) else ""
 
     def is_text(self, name: str) -> bool:
         kind = self.schema.field(name).type
@@ -177,15 +198,18 @@ class ParquetTable:
 class ArrowColumns:
     """The columns of tables, one below the other, as TextColumns has them: `texts` are those that may be text, with `numbers` others count.
 
-    `held`: those with bytes of images, which are none of these.
+    `held`: those with bytes of images, which are none of these; `lists`: those of which any cells are wanted.
     """
 
-    def __init__(self, tables: Sequence[ParquetTable], texts: set[str], *, numbers: bool, held: Sequence[str] = ()) -> None:
+    def __init__(
+        self, tables: Sequence[ParquetTable], texts: set[str], *, numbers: bool, held: Collection[str] = (), lists: Collection[str] = ()
+    ) -> None:
         self._tables, self._arrow = tables, tables[0].arrow
         self.stops: list[int] = np.cumsum([table.rows for table in tables]).tolist()
         self._fields = {name: table.schema.field(name) for table in tables for name in table.names}
-        self.nested = {name for name, spec in self._fields.items() if str(spec.type).startswith(_NESTED) and name not in held}
-        self._wanted = [name for name in self._fields if name not in self.nested and name not in held and (name in texts or numbers)]
+        apart = {*held, *lists}
+        self.nested = {name for name, spec in self._fields.items() if str(spec.type).startswith(_NESTED) and name not in apart}
+        self._wanted = [name for name in self._fields if name not in self.nested and name not in apart and (name in texts or numbers)]
         self.texts = tuple(name for name in self._wanted if name not in texts and any(name in t.names and t.is_text(name) for t in tables))
         self.names = tuple(name for name in self._wanted if name not in self.texts)
 
@@ -193,6 +217,23 @@ class ArrowColumns:
         """The cells of a column of text as bytes."""
         with reading(self._tables[0].path):
             return Keys.join([Keys.of(_texts(part)) for part in self._parts(name)])
+
+    def cells(self, name: str) -> Iterator[Any]:
+        """The cells of a column, as Python's values."""
+        with reading(self._tables[0].path):
+            for part in self._parts(name):
+                yield from part.to_pylist()
+
+    def dtype(self, name: str) -> str | None:
+        """The dtype of the numbers in a column, or in its lists; None where they are none."""
+        kind = self._fields[name].type
+        while hasattr(kind, "value_type"):
+            kind = kind.value_type
+        try:
+            found = np.dtype(kind.to_pandas_dtype())
+        except (NotImplementedError, TypeError):
+            return None
+        return found.name if found.kind in "iuf" else None
 
     def stray(self, name: str) -> None:
         """No cell is of another kind than the others."""

@@ -7,7 +7,7 @@ Pure.  A name decides only together with what stands in the column: paths of ima
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from mmcompile.compiler.fieldoptions import FieldOptions
@@ -24,6 +24,8 @@ _LABELS = frozenset({"label", "labels", "target", "ground_truth", "gt"})
 #: Words in the names of columns of further images.
 _IMAGES = frozenset({"image", "img", "left", "right", "depth", "frame", "rgb", "nir", "ir", "thermal", "before", "after", "view", "photo", "picture"})
 _BOXES = frozenset({"box", "boxes", "bbox", "bboxes", "bounding_boxes", "objects_bbox"})
+#: Of lists beside boxes: the classes of these.
+_IDS = frozenset({"labels", "label", "category", "categories", "classes", "class_ids", "category_ids", "class_labels", "box_labels", "bbox_labels"})
 #: What stands behind the name of what a path leads to.
 _SUFFIX = re.compile(r"_(?:file_?names?|file_?paths?|files?|paths?)\Z")
 
@@ -41,12 +43,14 @@ class Seen:
 
 @dataclass(frozen=True)
 class Role:
-    """The field that a column becomes, of which kind, and what was asked for of it."""
+    """The field that a column becomes, of which kind, and what was asked for of it; kind "objects" is several lists by name, as boxes and
+    labels; `lists`: there is one in each cell."""
 
     column: str
     field: str
     kind: str
     options: FieldOptions
+    lists: bool = False
 
     @property
     def pixels(self) -> bool:
@@ -64,23 +68,33 @@ def is_called_mask(column: str) -> bool:
     return bool(_words(_names_of(column)[2]) & _MASKS)
 
 
-def roles_of(columns: Mapping[str, Callable[[], Seen]], asked: Mapping[str, FieldOptions], others: Sequence[str], where: str) -> list[Role]:
+def roles_of(
+    columns: Mapping[str, Callable[[], Seen]],
+    asked: Mapping[str, FieldOptions],
+    guessed: Collection[str],
+    others: Sequence[str],
+    where: str,
+) -> list[Role]:
     """What these columns become, of those that are more than any column of numbers, in their order; `columns` tell what is in them when asked.
 
-    `asked`: what was said of fields, by name; those called like `others` may be said of, too.  Raises OptionError: a name that no column has, or
-    that several have.
+    `asked`: what was said of fields, by name; those called like `others` may be said of, too.  Of the others those that are `guessed` are told by
+    their names.  Raises OptionError: a name that no column has, or that several have.
     """
     said = _said(tuple(columns), asked, others, where)
     out: list[Role] = []
     for column, look in columns.items():
         name, options = said.get(column, (None, FieldOptions()))
-        kind = options.kind or _guessed(column, look())
+        kind = options.kind or (_guessed(column, look()) if column in guessed or name is not None else None)
         if kind is None and name is not None:
             kind = "value"
         if kind is not None:
-            options.check(kind)
+            options.check("boxes" if kind == "objects" else kind)
             taken = {*RESERVED, "image", *(role.field for role in out)}
-            out.append(Role(column, _field_of(column, kind, name, taken), kind, options))
+            out.append(Role(column, _field_of(column, kind, name, taken), kind, options, kind == "class" and look().lists))
+    if any(role.kind == "boxes" for role in out):
+        known = {role.column for role in out}
+        named = [column for column in guessed if column not in known and _names_of(column)[1] in _IDS and columns[column]().lists]
+        out += [Role(column, _field_of(column, "class", None, set(RESERVED)), "class", FieldOptions(), lists=True) for column in named]
     return out
 
 

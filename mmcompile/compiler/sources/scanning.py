@@ -39,6 +39,7 @@ from mmcompile.compiler.sources.parts import joined_stat
 from mmcompile.compiler.sources.roles import Role, Seen, roles_of
 from mmcompile.compiler.sources.splits import why_no_splits
 from mmcompile.compiler.sources.textcolumns import TextColumns
+from mmcompile.compiler.sources.valuecolumns import read_columns
 from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.canonical import as_text
 from mmcompile.format.index import Field, Split, row_dtype
@@ -102,11 +103,11 @@ def _has_extensions(cells: list[str]) -> bool:
 
 
 def _columns_of(
-    tables: Sequence[TextTable] | Sequence[ParquetTable], texts: set[str], *, numbers: bool, held: Sequence[str] = ()
+    tables: Sequence[TextTable] | Sequence[ParquetTable], texts: set[str], *, numbers: bool, held: Sequence[str] = (), lists: Sequence[str] = ()
 ) -> TextColumns | ArrowColumns:
     if isinstance(tables[0], ParquetTable):
-        return ArrowColumns(cast(Sequence[ParquetTable], tables), texts, numbers=numbers, held=held)
-    return TextColumns(cast(Sequence[TextTable], tables), texts, numbers=numbers)
+        return ArrowColumns(cast(Sequence[ParquetTable], tables), texts, numbers=numbers, held=held, lists=lists)
+    return TextColumns(cast(Sequence[TextTable], tables), texts, numbers=numbers, lists=lists)
 
 
 def _with_names(column: Column, names: tuple[str, ...] | None) -> Column:
@@ -171,7 +172,8 @@ class Scanning:
         split = None if split in (label, *(chosen or ())) else split
         texts = {*(name for name in (label, split) if name), *(chosen or ()), *apart}
         held = [name for name in (image, *(role.column for role in pixels)) if self._is_held(name)]
-        columns = _columns_of(self._tables, texts, numbers=chosen is None, held=held)
+        lists = [role for role in roles if not role.pixels]
+        columns = _columns_of(self._tables, texts, numbers=chosen is None, held=held, lists=[role.column for role in lists])
         self._stops = np.array(columns.stops)
         n = columns.stops[-1]
         if not n:
@@ -185,17 +187,22 @@ class Scanning:
         fields, arrays = self._values(columns, [name for name in rest if name not in {label, split, *apart}], label, strict=chosen is not None)
         if labels is not None:
             fields, arrays = [LABEL, *fields], [labels, *arrays]
+        several = read_columns(columns, lists, rows, self._known, self.where)
+        self._counts |= several.counts
+        fields, arrays = [*fields, *(spec for spec, _ in several.fields)], [array[rows] for array in arrays]
+        self._refuse_alike([*(role.field for role in pixels), *(spec.name for spec in fields)])
         self._tell(columns, image)
-        made = tuple[Split, ...]()
+        made, order = tuple[Split, ...](), np.arange(len(rows))
         if splits is not None:
             order, made = as_splits(splits, numbers[rows])
             keys, stat, rows = keys.take(order), stat[order], rows[order]
         values: npt.NDArray[np.void] = np.zeros(len(rows), row_dtype(tuple(fields)))
-        for spec, array in zip(fields, arrays, strict=True):
-            values[spec.name] = array[rows]
+        for spec, array in zip(fields, [*arrays, *(array for _, array in several.fields)], strict=True):
+            values[spec.name] = array[order]
+        faults_at = {at: why for at, row in enumerate(rows.tolist()) if (why := several.faults.get(row))} if several.faults else {}
         parts = (("image", "image"), *((role.field, role.kind) for role in pixels))
         told = dict(self._left_out), tuple(self._warnings), dict(self._counts)
-        return Scan(keys, tuple(fields), values, stat, classes, *told, made, parts=parts)
+        return Scan(keys, tuple(fields), values, stat, classes, *told, made, parts=parts, forms=tuple(several.forms), faults=faults_at)
 
     def _images(
         self,
@@ -280,8 +287,8 @@ class Scanning:
         """What further columns are more than numbers, or texts."""
         left = [name for name in self._names if name != image]
         guessed = [name for name in left if name != self._wishes.label and (chosen is None or name in chosen)]
-        looks = {name: functools.partial(self._seen, name) if name in guessed else Seen for name in left}
-        return roles_of(looks, dict(self._wishes.fields), ("image", LABEL.name), self._what)
+        looks = {name: functools.partial(self._seen, name) for name in left}
+        return roles_of(looks, dict(self._wishes.fields), guessed, ("image", LABEL.name), self._what)
 
     def _seen(self, column: str) -> Seen:
         """What stands in a column."""
@@ -291,6 +298,9 @@ class Scanning:
         cells = self._cells(column)
         count = sum(map(len, cells))
         paths = _has_extensions([cell for part in cells for cell in part])
+        many = table.many(column)
+        if many:
+            return Seen(lists=many == "list", objects=many == "object")
         return Seen(images=paths and 2 * sum(self._base(part, found)[1] for part, found in zip(self._parts, cells, strict=True)) > count)
 
     def _image_column(self) -> tuple[str, list[str]]:
@@ -414,6 +424,11 @@ class Scanning:
         )
         self._warnings += warnings
         return fields, arrays
+
+    def _refuse_alike(self, names: list[str]) -> None:
+        """Raises OptionError where two columns became fields of one name."""
+        if twice := next((name for i, name in enumerate(names) if name in names[:i]), None):
+            raise OptionError(f"{self._what}: two columns would be the field {twice}: rename one, or choose with --columns", options=["columns"])
 
     def _column(self, columns: TextColumns | ArrowColumns, name: str) -> Column | str:
         """A column with the names that its numbers stand for, or why it cannot be held."""
