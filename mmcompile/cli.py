@@ -158,8 +158,8 @@ _HELP_GROUPS = {
     "What RAW is, and what of it": "source include exclude hidden split classes-from images image-column label-column columns "
     "group-by order-by split-by where rows as shape array-dtype",
     "Size": "pad keep-size filter resampler jpeg-scaling",
-    "Pixels": "mode mean std scale orientation alpha depth16 range icc frames truncated max-pixels max-aspect compat transform transform-version "
-    "transform-shape field",
+    "Pixels": "mode mean std scale orientation alpha depth16 range axes icc frames truncated max-pixels max-aspect compat transform "
+    "transform-version transform-shape field",
     "Rows and shards": "layout order shard-bytes",
     "How it runs": "decode-timeout checksum redecode no-lock json help",
     "On many machines": "engine address plan-only part",
@@ -186,7 +186,8 @@ _HELP_GROUPS = {
 @option("--orientation", one_of("apply|ignore"), "EXIF orientation.  Default: apply.")
 @option("--alpha", str, "What transparent pixels are laid over.  Default: white.", metavar="white|black|#rrggbb|drop")
 @option("--depth16", one_of("reject|scale|clip|keep"), "16-bit sources in 8 bit: scale for photographs, clip for labels.  Default: reject.")
-@option("--range", Typed(RANGE), "Values of 32-bit sources that become 0 and 255.  Default: reject such files.")
+@option("--range", Typed(RANGE), "Values of deep sources that become 0 and 255, or with a float dtype 0 and 1.  Default: reject what does not fit.")
+@option("--axes", one_of("chw|hwc"), "Where .npy pictures have their channels.  Default: as the shape tells.")
 @option("--icc", one_of("ignore|srgb"), "Colour profiles.  Default: ignore.")
 @option("--frames", one_of("first|error"), "Files with several frames.  Default: first.")
 @option("--truncated", one_of("reject|accept"), "Files that end early.  Default: reject.")

@@ -79,10 +79,11 @@ def _unpublished_lines(report: BuildReport, head: str) -> list[str]:
         took = []
     elif report.part is None:
         head += f" planned in {number(report.shards, 'shard')}{standing}; nothing was built"
-        rows = [("geometry", escape(report.geometry))]
+        rows = [("geometry", escape(report.geometry))] if report.geometry else []
     else:
         head += f" in the {number(report.shards, 'shard')} of part {report.part}{standing}; nothing was published"
-        rows = [("sealed", f"{number(report.sealed, 'shard')}: {report.decoded:,} decoded, {report.copied:,} copied")]
+        done = "rows read" if report.unit == "row" else f"decoded, {report.copied:,} copied"
+        rows = [("sealed", f"{number(report.sealed, 'shard')}: {report.decoded:,} {done}")]
     rows += _counted("rejects", report.reject_reasons, report.rejects)
     rows += [("warning", escape(line)) for line in report.warnings]
     return [head, *table([*rows, *took])]

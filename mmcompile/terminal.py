@@ -22,7 +22,7 @@ __all__ = ["Show", "Terminable", "fill_standard_streams", "say", "say_json"]
 #: Plain progress lines where standard error is no terminal: the first after this many seconds, then one every so many.
 _FIRST_LINE_S, _LINES_S = 3.0, 10.0
 #: Stages whose progress counts bytes, or rows; all others count images.
-_IN_BYTES, _IN_ROWS = frozenset({"verify"}), frozenset({"rows"})
+_IN_BYTES, _IN_ROWS = frozenset({"verify"}), frozenset({"rows", "order"})
 
 
 def say(lines: Iterable[str] | str, *, err: bool = False) -> None:

@@ -153,3 +153,52 @@ def _within(rows: tuple[int, ...], sums: list[Any], split: Split) -> list[Any]:
     """The sums of the shards that begin in a split (right where splits end with shards, which is what a build makes)."""
     starts = np.cumsum([0, *rows[:-1]]) if rows else []
     return [s for at, s in zip(starts, sums, strict=True) if split.start <= at < split.stop]
+
+
+def draw_scenes(n: int, height: int = 48, width: int = 64, most: int = 6, seed: int = 0) -> dict[str, Array]:
+    """Pictures of rectangles that do not touch, and what belongs to them, n samples with up to `most` objects.
+
+    image (n, 3, H, W): 10 times an object's number in each channel; mask (n, H, W): its number; boxes (n, most, 4); labels (n, most): its number,
+    else 0; keypoints (n, most, 2, 3): the middles of its first and last pixel; boxes_count (n,); caption (n, 24), UTF-8.
+    """
+    rng = np.random.default_rng(seed)
+    cells = [(y, x) for y in range(3) for x in range(4)]
+    out: dict[str, Array] = {
+        "image": np.zeros((n, 3, height, width), np.uint8),
+        "mask": np.zeros((n, height, width), np.uint8),
+        "boxes": np.zeros((n, most, 4), np.float32),
+        "labels": np.zeros((n, most), np.int64),
+        "keypoints": np.zeros((n, most, 2, 3), np.float32),
+        "boxes_count": np.zeros(n, np.int64),
+        "caption": np.zeros((n, 24), np.uint8),
+    }
+    for i in range(n):
+        count = out["boxes_count"][i] = rng.integers(0, most + 1)
+        for k, cell in enumerate(rng.permutation(len(cells))[:count]):
+            (y, x), (tall, wide) = cells[cell], (height // 3, width // 4)
+            top, left = y * tall + rng.integers(0, tall // 2), x * wide + rng.integers(0, wide // 2)
+            bottom, right = top + rng.integers(2, tall // 2), left + rng.integers(2, wide // 2)
+            out["mask"][i, top:bottom, left:right] = out["labels"][i, k] = k + 1
+            out["image"][i, :, top:bottom, left:right] = 10 * (k + 1)
+            out["boxes"][i, k] = left, top, right, bottom
+            out["keypoints"][i, k] = (left + 0.5, top + 0.5, 2), (right - 0.5, bottom - 0.5, 1)
+        text = f"{count} Körper".encode()
+        out["caption"][i, : len(text)] = list(text)
+    return out
+
+
+#: What the fields of `draw_scenes` are.
+SCENE_FACTS: dict[str, dict[str, Any]] = {
+    "mask": {"meaning": "mask"},
+    "boxes": {"meaning": "boxes", "count": "boxes_count"},
+    "labels": {"count": "boxes_count"},
+    "keypoints": {"meaning": "keypoints", "count": "boxes_count"},
+    "caption": {"meaning": "text"},
+}
+
+
+def make_scenes(root: Path, scenes: dict[str, Array], facts: dict[str, dict[str, Any]] | None = None, **options: Any) -> str:
+    """A dataset of scenes, or of some of their fields; `facts` adds to what is said of a field."""
+    values = {name: array for name, array in scenes.items() if name != "image"}
+    said = {name: {**SCENE_FACTS.get(name, {}), **(facts or {}).get(name, {})} for name in values}
+    return make_dataset(root, scenes.get("image"), values=values, facts=said, **options)

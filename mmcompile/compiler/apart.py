@@ -13,7 +13,7 @@ from typing import Any
 from mmcompile.compiler.driver import Build
 from mmcompile.compiler.outcome import BuildReport
 from mmcompile.compiler.output import open_output, unless_removed
-from mmcompile.compiler.parts import PartNumber, load_plan, locked, save_plan, scratch_of
+from mmcompile.compiler.parts import PartNumber, load_plan, locked, more_of, save_plan, scratch_of
 from mmcompile.compiler.planning import Listed, Planned
 from mmcompile.compiler.shardcall import check_versions, versions_here
 from mmcompile.compiler.statcache import StatCache
@@ -43,7 +43,8 @@ class PartBuild(Build):
                     self._choose(scratch)
                     self._plan()
                     self.planned.check_versions(self.progress)
-                    save_plan(self.out, self.scan, self.listed.at_ns, self.wanted, versions_here(self.wanted.preprocess))
+                    more = more_of(self.wanted, versions_here(self.wanted.preprocess))
+                    save_plan(self.out, self.scan, self.listed.at_ns, self.wanted.settings, more)
             finally:
                 self._stop()
                 self._save_stats()
@@ -73,12 +74,12 @@ class PartBuild(Build):
         """Have the shards of a part as they were planned, and see which of them are there already."""
         plan = load_plan(self.out)
         plan.check(self.source, self.asked, self.options)
-        self.asked, self.options = plan.asked, replace(self.options, shard_bytes=plan.shard_bytes)
+        self.asked, self.options = plan.asked, replace(self.options, shard_bytes=plan.shard_bytes, order=plan.order)
         self.scan = plan.scan
         self.listed = Listed(self.scan, plan.at_ns, StatCache(self.out / ".build" / "stat-cache", self.source.location()))
         self.listed.cache = None  # it is not this part's to write
         self.job = replace(self._job(plan.chosen, scratch), versions=plan.versions)
-        check_versions(self.job)
+        check_versions(plan.versions, lambda: versions_here(plan.chosen))
         self.wanted = plan.wanted(self.source, self.options)
         self.planned = Planned(self.out, self.job, self.wanted, self.listed, self.options, self.executor)
         self.planned.tasks = part.of(self.planned.tasks)

@@ -15,17 +15,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 from mmcompile.compiler.away import share, unshare
 from mmcompile.compiler.engines import run_pickled, usable_cpus
-from mmcompile.compiler.run import Counts, ShardWork
-from mmcompile.compiler.seals import Seal
-from mmcompile.compiler.shardcall import ShardDone, build_shard, shard_folder
-from mmcompile.compiler.task import Job
+from mmcompile.compiler.run import Counts
+from mmcompile.compiler.shardcall import shard_folder
 from mmcompile.errors import EngineError, RemoteError
-from mmcompile.format.canonical import as_text
 
-__all__ = ["Cluster"]
+__all__ = ["Cluster", "Done", "Job", "Work"]
 
 #: Calls for one shard that may be lost.  An engine has often tried again by itself before it says so.
 _TRIES = 4
@@ -41,11 +40,60 @@ _TELL_S = 5.0
 _NO_WORKERS_S = 600.0
 
 
+class Job(Protocol):
+    """What all calls of a run share."""
+
+    @property
+    def source(self) -> Any: ...
+
+    @property
+    def scratch(self) -> Path: ...
+
+    @property
+    def store(self) -> Any: ...
+
+    @property
+    def timeout_s(self) -> float: ...
+
+
+class Work(Protocol):
+    """A shard that has to be made: of so many `items`, whose sources have `size` bytes; `first` is what it begins with, for people."""
+
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def items(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def first(self) -> str: ...
+
+
+@runtime_checkable
+class Done(Protocol):
+    """What came of a shard: its seal (None where none of it could be made), counts, and what could not be settled: (key, reason)."""
+
+    counts: Counts
+    failures: list[tuple[bytes, str]]
+
+    @property
+    def seal(self) -> Any: ...
+
+    def is_of(self, work: Any) -> bool:
+        """Is this what came of that shard, and not of another one?"""
+
+    def tell(self, work: Any) -> None:
+        """Note what is known of the shard's sources now."""
+
+
 @dataclass
 class _Shard:
     """A shard and the calls that are out for it, each with the time when it was made."""
 
-    work: ShardWork
+    work: Work
     calls: dict[Future[bytes], float] = field(default_factory=dict)
     lost: int = 0
     said: str = ""
@@ -53,14 +101,14 @@ class _Shard:
 
     def limit_s(self, timeout_s: float) -> float:
         """Seconds after the newest call at which a further one is made."""
-        size = int(self.work.stat["size"].clip(0).sum())
-        first = _BEGIN_S + 2 * timeout_s + _ITEM_S * len(self.work.keys) + size / _BYTES_PER_S
+        first = _BEGIN_S + 2 * timeout_s + _ITEM_S * self.work.items + self.work.size / _BYTES_PER_S
         return first * float(_GROWTH ** (len(self.calls) - 1))
 
 
 class Cluster:
     """Runs shards on an engine, with the surface of a `Runner`: `on_sealed(work, seal)` is called in the caller's thread as each becomes durable,
-    `on_progress(counts)` now and then, with a message behind it where there is something to say.
+    `on_progress(counts)` now and then, with a message behind it where there is something to say.  `build(job, work, look)` is what a call does; with
+    `look` it may raise an EngineError whose `details["unreached"]` are keys of files that cannot be seen from there.
 
     There are as many calls out as the engine has workers at the moment (`executor.workers` where it says so), and at most `workers`.
     """
@@ -68,12 +116,13 @@ class Cluster:
     def __init__(
         self,
         executor: Executor,
+        build: Callable[[Any, Any, bool], Done],
         job: Job,
-        on_sealed: Callable[[ShardWork, Seal], None],
+        on_sealed: Callable[[Any, Any], None],
         on_progress: Callable[..., None],
         workers: int | None = None,
     ) -> None:
-        self._executor, self._job, self._most = executor, job, workers
+        self._executor, self._build, self._job, self._most = executor, build, job, workers
         self._on_sealed, self._on_progress = on_sealed, on_progress
         self._calls: dict[Future[bytes], _Shard] = {}
         self._again: list[_Shard] = []
@@ -84,7 +133,7 @@ class Cluster:
         self.counts = Counts()
         self.failures: list[tuple[bytes, str]] = []
 
-    def run(self, works: Iterable[ShardWork]) -> None:
+    def run(self, works: Iterable[Work]) -> None:
         """Settle and seal all shards.  Items that could be neither stored nor rejected are in `failures`: (key, reason).
 
         Raises EngineError where the engine or one of its machines cannot go on; what is sealed stays so.
@@ -92,7 +141,7 @@ class Cluster:
         feed, store = iter(works), self._job.store
         try:
             if store is not None:
-                share(self._job)
+                share(self._job)  # type: ignore[arg-type]
             while self._fill(feed):
                 self._turn()
         finally:
@@ -111,7 +160,7 @@ class Cluster:
 
     # ------------------------------------------------------------------ calls
 
-    def _fill(self, feed: Iterator[ShardWork]) -> bool:
+    def _fill(self, feed: Iterator[Work]) -> bool:
         """Keep every worker busy; False when nothing is out and nothing is left."""
         room = self._room()
         while room > 0:
@@ -137,8 +186,8 @@ class Cluster:
         return max(slots, 1) - len({id(shard) for shard in self._calls.values()})
 
     def _call(self, shard: _Shard) -> None:
-        shard_folder(self._job, shard.work.task.number).mkdir(exist_ok=True)
-        data = pickle.dumps((build_shard, (self._job, shard.work, shard.look), {}), pickle.HIGHEST_PROTOCOL)
+        shard_folder(self._job, shard.work.number).mkdir(exist_ok=True)
+        data = pickle.dumps((self._build, (self._job, shard.work, shard.look), {}), pickle.HIGHEST_PROTOCOL)
         try:
             future = self._executor.submit(run_pickled, data)
         except Exception as error:  # BrokenExecutor; RuntimeError after a shutdown; whatever somebody else's engine has
@@ -163,7 +212,7 @@ class Cluster:
             except Exception as error:
                 self._lost(shard, _said(error))
                 continue
-            if ok and not (isinstance(value, ShardDone) and value.is_of(shard.work)):
+            if ok and not (isinstance(value, Done) and value.is_of(shard.work)):
                 self._lost(shard, "it gave the result of another call")
                 continue
             self._came = True
@@ -175,11 +224,11 @@ class Cluster:
         self._look()
         self._on_progress(self.counts)
 
-    def _settle(self, shard: _Shard, found: ShardDone) -> None:
+    def _settle(self, shard: _Shard, found: Done) -> None:
         work = shard.work
-        shutil.rmtree(shard_folder(self._job, work.task.number), ignore_errors=True)  # ends other calls for it, and clears what lost ones left
+        shutil.rmtree(shard_folder(self._job, work.number), ignore_errors=True)  # ends other calls for it, and clears what lost ones left
         self._forget(shard)
-        work.hashes, work.known = found.hashes, found.known
+        found.tell(work)
         self.failures += found.failures
         self.counts = self.counts.plus(found.counts)
         if found.seal is not None:
@@ -222,7 +271,7 @@ class Cluster:
 
     def _lost_error(self, shards: list[_Shard]) -> EngineError:
         first, more = shards[0], f" and {len(shards) - 1:,} more" if len(shards) > 1 else ""
-        key = as_text(first.work.keys[0])
+        key = first.work.first
         return EngineError(
             f"the engine lost the shard that begins with {key!r}{more} {_TRIES} times ({first.said}); all that is finished is kept: see what its "
             "workers say, then run the same command again, or without an engine",

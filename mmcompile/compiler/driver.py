@@ -48,7 +48,7 @@ from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.rowstore import RowPreprocess
 from mmcompile.compiler.run import Counts, Runner, ShardWork
 from mmcompile.compiler.seals import Seal
-from mmcompile.compiler.shardcall import versions_here
+from mmcompile.compiler.shardcall import build_shard, versions_here
 from mmcompile.compiler.sources import Scan, Source, roots_of
 from mmcompile.compiler.sources.choose import given_source
 from mmcompile.compiler.sources.compiled import CompiledSource
@@ -114,27 +114,28 @@ def build(
     progress = progress or (lambda _: None)
     out = on_disk(out)
     source, preprocess = given_source(source, preprocess)
+    make: Callable[[Path, Callable[[Progress], None], Staging | None], Build | RowBuild]
     if is_row_source(source):
-        from mmcompile.compiler.rowbuild import RowBuild
+        from mmcompile.compiler.rowapart import row_build
 
-        return _outcome(RowBuild(source, out, preprocess, options, progress), dry_run)
-    if isinstance(preprocess, RowPreprocess):
+        make = functools.partial(row_build, source, preprocess, options)
+    elif isinstance(preprocess, RowPreprocess):
         raise OptionError("a RowPreprocess is for arrays, tables and datasets in Python, and this source has files of images: give a Preprocess")
-    preprocess = source.settle(preprocess) if isinstance(source, CompiledSource) else preprocess or Preprocess()
-    given = cast(Source, source)
-    if is_url(out):
+    else:
+        preprocess = source.settle(preprocess) if isinstance(source, CompiledSource) else preprocess or Preprocess()
+        made: type[Build] = Build
         if options.part is not None or options.plan_only:
-            raise OptionError(f"{out}: parts are sealed in a folder that all machines share; with a URL for OUT let an engine spread the work")
-        with Staging(str(out), progress) as staging:
-            try:
-                run = Build(given, staging.folder, preprocess, options, max_rejects, staging.progress, staging)
-                return staging.report(_outcome(run, dry_run))
-            except MMCompileError as error:
-                raise staging.told(error) from error
-    made: type[Build] = Build
+            from mmcompile.compiler.apart import PartBuild as made  # it is a Build itself
+        make = functools.partial(made, cast(Source, source), preprocess, options, max_rejects)
+    if not is_url(out):
+        return _outcome(make(Path(out), progress, None), dry_run)
     if options.part is not None or options.plan_only:
-        from mmcompile.compiler.apart import PartBuild as made  # it is a Build itself
-    return _outcome(made(given, Path(out), preprocess, options, max_rejects, progress), dry_run)
+        raise OptionError(f"{out}: parts are sealed in a folder that all machines share; with a URL for OUT let an engine spread the work")
+    with Staging(str(out), progress) as staging:
+        try:
+            return staging.report(_outcome(make(staging.folder, staging.progress, staging), dry_run))
+        except MMCompileError as error:
+            raise staging.told(error) from error
 
 
 def _outcome(run: Build | RowBuild, dry_run: bool) -> BuildReport:
@@ -152,10 +153,10 @@ class Build:
     def __init__(
         self,
         source: Source,
-        out: Path,
         preprocess: Preprocess,
         options: BuildOptions,
         max_rejects: int | str,
+        out: Path,
         progress: Callable[[Progress], None],
         staging: Staging | None = None,
     ) -> None:
@@ -319,7 +320,7 @@ class Build:
     def _plan(self) -> None:
         """Cut shards, and see which of them are there already."""
         if not self.options.plan_only:
-            refuse_other(self.out, self.wanted)
+            refuse_other(self.out, self.wanted.settings)
         if self.early is None or not self.early.holds:
             self.planned = Planned(self.out, self.job, self.wanted, self.listed, self.options, self.executor)
         if self.planned.changed:
@@ -378,7 +379,7 @@ class Build:
             self.runner = Runner(self.executor, self.job, on_sealed, on_progress, self.workers)
         else:
             self.job = replace(self.job, versions=versions_here(self.wanted.preprocess))
-            self.runner = Cluster(self.engine, self.job, on_sealed, on_progress, self.options.workers)
+            self.runner = Cluster(self.engine, build_shard, self.job, on_sealed, on_progress, self.options.workers)
             self.workers = self.runner.workers
         self.runner.run(self.planned.works())
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os.path
 
-__all__ = ["EXTENSIONS", "TORCHVISION_EXTENSIONS", "belongs", "extension", "may_be_tga", "sniff"]
+__all__ = ["ARRAY_EXTENSIONS", "EXTENSIONS", "TORCHVISION_EXTENSIONS", "VOLUME_EXTENSIONS", "belongs", "extension", "may_be_tga", "sniff"]
 
 _BY_EXTENSION = {
     ext: family
@@ -21,6 +21,7 @@ _BY_EXTENSION = {
         "TIFF": ".tif .tiff",
         "PPM": ".ppm .pgm .pbm .pnm .pfm",
         "AVIF": ".avif .avifs",
+        "HEIF": ".heic .heif .heics .heifs .hif",
         "JPEG2000": ".jp2 .j2k .jpc .jpf .jpx .j2c",
         "TGA": ".tga .icb .vda .vst",
         "ICO": ".ico",
@@ -31,6 +32,11 @@ _BY_EXTENSION = {
 
 #: Extensions of the list, lower case, with the dot.
 EXTENSIONS = frozenset(_BY_EXTENSION)
+#: What holds a picture only where somebody says so: beside pictures such files are most often something else.
+ARRAY_EXTENSIONS = frozenset({".npy"})
+_OF_VOLUMES = {".npy": "NPY", ".nii": "NIFTI", ".nii.gz": "NIFTI", ".dcm": "DICOM", ".dicom": "DICOM", ".tif": "TIFF", ".tiff": "TIFF"}
+#: What holds a volume, or (DICOM) a piece of one.
+VOLUME_EXTENSIONS = frozenset(_OF_VOLUMES)
 #: The extensions that torchvision's ImageFolder takes.
 TORCHVISION_EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"})
 
@@ -40,11 +46,17 @@ _TIFF = (b"II*\0", b"MM\0*", b"II\0*", b"MM*\0", b"II+\0", b"MM\0+")
 _AVIF_BRANDS = (b"avif", b"avis")
 #: Containers that hold AVIF, HEIC and others: AVIF only if a brand behind says so.
 _CONTAINER_BRANDS = (b"mif1", b"msf1")
+_HEIF_BRANDS = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"hevm", b"hevs")
+#: Two endings that are one.
+_DOUBLE = (".nii.gz",)
 
 
 def extension(name: str) -> str:
-    """The extension of a name, lower case, with its dot; empty where there is none."""
-    return os.path.splitext(name)[1].lower()
+    """The extension of a name, lower case, with its dot; empty where there is none; `.nii.gz` is one."""
+    lower = name.lower()
+    if (double := next((end for end in _DOUBLE if lower.endswith(end)), None)) is not None:
+        return double
+    return os.path.splitext(lower)[1]
 
 
 def may_be_tga(name: str) -> bool:
@@ -54,7 +66,7 @@ def may_be_tga(name: str) -> bool:
 
 def belongs(name: str, format: str) -> bool:
     """False where a listed extension promises another format than the content has."""
-    promised = _BY_EXTENSION.get(extension(name))
+    promised = _BY_EXTENSION.get(extension(name)) or _OF_VOLUMES.get(extension(name))
     return promised is None or promised == _FAMILY.get(format, format)
 
 
@@ -73,7 +85,7 @@ def sniff(head: bytes) -> str | None:
     if head.startswith((b"\xff\x4f\xff\x51", b"\0\0\0\x0cjP  \r\n\x87\n")):
         return "JPEG2000"
     if head[4:8] == b"ftyp":
-        return "AVIF" if _says_avif(head) else None
+        return _in_container(head)
     if head.startswith(b"\0\0\1\0"):
         return "ICO"
     if head.startswith(b"8BPS"):
@@ -85,11 +97,11 @@ def sniff(head: bytes) -> str | None:
     return None
 
 
-def _says_avif(head: bytes) -> bool:
-    if head[8:12] in _AVIF_BRANDS:
-        return True
-    behind = [head[at : at + 4] for at in range(16, 32, 4)]
-    return head[8:12] in _CONTAINER_BRANDS and any(brand in _AVIF_BRANDS for brand in behind)
+def _in_container(head: bytes) -> str | None:
+    behind = [head[at : at + 4] for at in range(16, 32, 4)] if head[8:12] in _CONTAINER_BRANDS else [head[8:12]]
+    if any(brand in _AVIF_BRANDS for brand in behind):
+        return "AVIF"
+    return "HEIF" if any(brand in _HEIF_BRANDS for brand in behind) else None
 
 
 def _is_bmp(head: bytes) -> bool:

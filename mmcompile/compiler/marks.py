@@ -47,7 +47,7 @@ class Fingerprints:
 
     def rejects(self, other: Fingerprints, line: Mapping[str, Any]) -> bool:
         """Would a source that was rejected with this line, under `other`, be rejected with it again?"""
-        if not line["source_hash"]:
+        if not line["source_hash"] or line["code"] == "needs-extra":  # what was missing may have been installed
             return False
         if line["stage"] == "value":
             return False  # the file is not what was wrong

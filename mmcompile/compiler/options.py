@@ -38,8 +38,8 @@ class BuildOptions:
     "I/N" of that plan (0 <= I <= N, 0 and N are the same), and publish nothing.  `decode_timeout_s`: seconds that one image may take, and one more
     for each megapixel.  `lock=False` is for file systems without file locks: the caller makes sure that no other run is at work.  `checksum`: read
     all files, also those whose size, times and inode say that they are unchanged.  `redecode`: decode again what other library versions made.
-    `order`: "source", or "shuffled" or "shuffled:SEED": the rows of each split stand in a random order, which a row that is added or taken away does
-    not change for the others.
+    `order`: "source", or "shuffled" or "shuffled:SEED": the rows of each split stand in a random order; of rows with keys, one that a row that is
+    added or taken away does not change for the others.
     """
 
     workers: int | None = None

@@ -107,6 +107,7 @@ class Contents:
     keyed: bool = True
     groups: tuple[tuple[str, int], ...] = ()
     revision: int = 1
+    order: str = ""
 
 
 @dataclass(frozen=True)
@@ -349,6 +350,7 @@ def draft_index(contents: Contents, samples: int, shards: int, statistics: Mappi
         keyed=contents.keyed,
         groups=len(contents.groups) if "groups" in files else 0,
         groups_file=files.get("groups"),
+        order=contents.order,
     )
 
 

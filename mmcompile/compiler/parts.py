@@ -11,24 +11,47 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
 
 from mmcompile.compiler.listing import load_head, load_listing, save_listing
 from mmcompile.compiler.options import BuildOptions
 from mmcompile.compiler.output import describe_changes
-from mmcompile.compiler.plan import SHARD_BYTES, ShardTask
+from mmcompile.compiler.plan import SHARD_BYTES
 from mmcompile.compiler.planning import Wanted
 from mmcompile.compiler.preprocess import Preprocess
-from mmcompile.compiler.sources import Scan, Source
+from mmcompile.compiler.sources import STAT_DTYPE, Scan, Source, labelled
+from mmcompile.compiler.sources.keys import Keys
 from mmcompile.errors import BuildError, OptionError
 from mmcompile.format.lock import Lock
 
-__all__ = ["PartNumber", "Plan", "load_plan", "locked", "plan_exists", "refuse_other", "remove_plan", "save_plan", "scratch_of"]
+__all__ = [
+    "PartNumber",
+    "Plan",
+    "load_plan",
+    "locked",
+    "more_of",
+    "plan_exists",
+    "planned_tasks",
+    "refuse_other",
+    "remove_plan",
+    "save_plan",
+    "scratch_of",
+]
 
+_T = TypeVar("_T", bound="_Numbered")
 #: Settings that an error names.
 _NAMED = 4
 #: What the identity of a source says that nobody gave as an option.
 _NO_SETTINGS = ("kind", "roots")
+
+
+class _Numbered(Protocol):
+    """A shard that has to be made."""
+
+    @property
+    def number(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -51,7 +74,7 @@ class PartNumber:
         """The same for I = 0 and I = N."""
         return f"{self.index % self.count}-of-{self.count}"
 
-    def of(self, tasks: list[ShardTask]) -> list[ShardTask]:
+    def of(self, tasks: list[_T]) -> list[_T]:
         """The shards of this part."""
         return [t for t in tasks if t.number % self.count == self.index % self.count]
 
@@ -70,6 +93,7 @@ class Plan:
     why: str
     source: dict[str, Any]
     shard_bytes: int
+    order: str
     versions: dict[str, str]
 
     def check(self, source: Source, asked: Preprocess, options: BuildOptions) -> None:
@@ -81,6 +105,8 @@ class Plan:
             planned["source"], given["source"] = self.source, identity
         if options.shard_bytes != SHARD_BYTES:
             planned["shard_bytes"], given["shard_bytes"] = self.shard_bytes, options.shard_bytes
+        if options.seed is not None:
+            planned["order"], given["order"] = self.order, f"shuffled:{options.seed}"
         if differs := list(describe_changes(planned, given)):
             raise OptionError(
                 f"a part is built as it was planned, but {_some(differs)} was given; leave the settings out, or run --plan-only again with these",
@@ -112,27 +138,36 @@ def plan_exists(out: Path) -> bool:
     return _path(out).exists() or (out / ".build" / "parts").exists()
 
 
-def save_plan(out: Path, scan: Scan, at_ns: int, wanted: Wanted, versions: dict[str, str]) -> None:
-    """Save what parts have to know, in place of an earlier plan.  The caller holds the lock."""
+def save_plan(out: Path, scan: Scan | None, at_ns: int, settings: dict[str, Any], more: dict[str, Any]) -> None:
+    """Save what parts have to know, in place of an earlier plan: the `settings` that an index will have, and `more`; `scan` where they share one.
+
+    The caller holds the lock.
+    """
     remove_plan(out)
-    head = {
-        "asked": wanted.asked.settings(),
-        "chosen": wanted.preprocess.settings(),
-        "why": wanted.why,
-        "source": wanted.settings["source"],
-        "shard_bytes": wanted.settings["shard_bytes"],
-        "versions": versions,
+    save_listing(_path(out), scan or Scan(Keys.of([]), *labelled(None, 0), np.zeros(0, STAT_DTYPE)), at_ns, {**_planned(settings), **more})
+
+
+def more_of(wanted: Wanted, versions: dict[str, str]) -> dict[str, Any]:
+    """What parts of a build of images have to know beside its settings."""
+    return {"asked": wanted.asked.settings(), "why": wanted.why, "versions": versions}
+
+
+def _planned(settings: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "preprocess": settings["preprocess"],
+        "source": settings["source"],
+        "shard_bytes": settings["shard_bytes"],
+        "order": settings.get("order"),
     }
-    save_listing(_path(out), scan, at_ns, head)
 
 
-def refuse_other(out: Path, wanted: Wanted) -> None:
+def refuse_other(out: Path, settings: dict[str, Any]) -> None:
     """Raises OptionError where parts were planned with other settings than a plain build now has: it would throw away what they made."""
     head = load_head(_path(out))
     if head is None:
         return
-    planned = {"preprocess": head.get("chosen"), "source": head.get("source"), "shard_bytes": head.get("shard_bytes")}
-    if differs := list(describe_changes(planned, wanted.settings)):
+    now = _planned(settings)
+    if differs := list(describe_changes({name: head.get(name) for name in now}, now)):
         raise OptionError(
             f"{out}: parts were planned with other settings ({_some(differs)}): give those of --plan-only to finish what the parts "
             "began, or run --plan-only again with these",
@@ -147,12 +182,26 @@ def load_plan(out: Path) -> Plan:
         if found is None:
             raise KeyError
         scan, at_ns, head = found
-        asked, chosen = (Preprocess.from_settings(head[name]) for name in ("asked", "chosen"))
-        return Plan(scan, at_ns, asked, chosen, head["why"], head["source"], head["shard_bytes"], head["versions"])
+        asked, chosen = (Preprocess.from_settings(head[name]) for name in ("asked", "preprocess"))
+        made = head["source"], head["shard_bytes"], head["order"] or "source", head["versions"]
+        return Plan(scan, at_ns, asked, chosen, head["why"], *made)
     except (KeyError, TypeError, ValueError):
-        raise BuildError(
-            f"{out}: there is no plan here (a build that publishes removes it); run the same command with --plan-only in place of --part first"
-        ) from None
+        raise _no_plan(out) from None
+
+
+def planned_tasks(out: Path, settings: dict[str, Any]) -> str:
+    """What a plan of rows says of its shards.  Raises BuildError where there is none, OptionError where it was made with other settings."""
+    head = load_head(_path(out))
+    if head is None or "tasks" not in head:
+        raise _no_plan(out)
+    refuse_other(out, settings)
+    return str(head["tasks"])
+
+
+def _no_plan(out: Path) -> BuildError:
+    return BuildError(
+        f"{out}: there is no plan here (a build that publishes removes it); run the same command with --plan-only in place of --part first"
+    )
 
 
 def remove_plan(out: Path) -> None:

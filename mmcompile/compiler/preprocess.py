@@ -17,18 +17,16 @@ import numpy as np
 
 from mmcompile.compiler.cast import PIXEL_REVISION, channel_sums, store
 from mmcompile.compiler.fieldoptions import FieldOptions, fields_of
+from mmcompile.compiler.modes import channels_of
 from mmcompile.errors import OptionError, spelled
 from mmcompile.format.fields import PIXELS, Field
 
-__all__ = ["CHANNELS", "IMAGENET", "PIXEL_REVISION", "Normalize", "Preprocess", "channel_sums", "store"]
+__all__ = ["IMAGENET", "PIXEL_REVISION", "Normalize", "Preprocess", "channel_sums", "store"]
 
 #: Pillow's own error limit: twice the pixels of a quarter GiB of RGB.
 MAX_PIXELS = 178_956_970
 #: Widest row or column that an option may ask for; a row of a shard must stay far below a shard.
 MAX_SIDE = 65_535
-
-#: Channels of each mode that `mode="keep"` can keep.
-CHANNELS = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4, "I;16": 1, "I": 1, "F": 1}
 
 _CHOICES: dict[str, tuple[str | None, ...]] = {
     "mode": ("rgb", "gray", "rgba", "keep"),
@@ -43,12 +41,12 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
     "icc": ("ignore", "srgb"),
     "frames": ("first", "error"),
     "truncated": ("reject", "accept"),
-    "kept_mode": (None, *CHANNELS),
+    "axes": (None, "chw", "hwc"),
     "kind": ("image", "mask", "volume"),
 }
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _TORCH_FILTERS = ("bilinear", "bicubic")
-_NEWER = frozenset({"jpeg_scaling", "transform", "transform_version", "transform_shape", "kind", "fill", "fields"})
+_NEWER = frozenset({"axes", "jpeg_scaling", "transform", "transform_version", "transform_shape", "kind", "fill", "fields"})
 _GEOMETRY = ("resize", "crop", "pad", "keep_size")
 #: What a mask has whatever its picture has: class ids, the nearest of them.
 _OF_MASKS: dict[str, Any] = {
@@ -113,6 +111,7 @@ class Preprocess:
     `jpeg_scaling=N` decodes large JPEGs at 1/2, 1/4 or 1/8 as long as N times the size that they are resized to remains.
     `transform="package.module:function"` is a step of your own between geometry and cast: an array (H, W, C) in, one of the same shape or of
     `transform_shape` (H, W, C) out; its code is not looked at, so change `transform_version` when it changes.
+    `axes`: where `.npy` pictures with three axes have their channels, if the shape does not tell (`chw` or `hwc`).
     `fields` are settings of single fields by name, FieldOptions or dicts of them: further pictures, masks, boxes, and whatever else a sample holds.
     Pictures and masks without geometry of their own have that of the sample.
     `keep_size` (height, width) and `kept_mode` are set by a build that looked at its sources, when no geometry or `mode="keep"` was
@@ -140,6 +139,7 @@ class Preprocess:
     max_pixels: int = MAX_PIXELS
     max_aspect: float | None = None
     jpeg_scaling: float | None = None
+    axes: str | None = None
     kept_mode: str | None = None
     keep_size: tuple[int, int] | None = None
     transform: str | None = None
@@ -200,6 +200,8 @@ class Preprocess:
             clash("alpha", "mode", f"--mode {self.mode} keeps transparency: leave --alpha out")
         if not alpha_kept and self.alpha == "keep":
             clash("alpha", "mode", "transparency is kept by --mode rgba")
+        if self.kept_mode is not None and channels_of(self.kept_mode) is None:
+            raise OptionError(f"--kept-mode must be one like RGB, I;16 or Fx5 (5 channels), found {self.kept_mode!r}", options=["kept_mode"])
         if self.kept_mode is not None and self.mode != "keep":
             clash("kept_mode", "mode", "a mode of the sources is kept only with --mode keep")
         if self.depth16 == "scale" and self.dtype != "uint8":
@@ -210,8 +212,8 @@ class Preprocess:
             low_high = self.range
             if not isinstance(low_high, tuple) or len(low_high) != 2 or not all(map(_is_number, low_high)) or low_high[0] >= low_high[1]:
                 raise OptionError(f"--range must be two finite numbers LO:HI with LO below HI, found {low_high!r}", options=["range"])
-            if self.dtype != "uint8":
-                clash("range", "dtype", f"--range maps values to 8 bit, and {self.dtype} keeps them: leave one of them out")
+            if self.dtype != "uint8" and self.dtype not in _FLOATS:
+                clash("range", "dtype", f"--range maps values to 8 bit or to 0 to 1, and {self.dtype} keeps them: leave one of them out")
             object.__setattr__(self, "range", (float(low_high[0]), float(low_high[1])))
 
     def _check_transform(self) -> None:
@@ -372,7 +374,7 @@ class Preprocess:
         return count
 
     def _channels(self) -> int | None:
-        return {"rgb": 3, "gray": 1, "rgba": 4}.get(self.mode) or CHANNELS.get(self.kept_mode or "")
+        return {"rgb": 3, "gray": 1, "rgba": 4}.get(self.mode) or channels_of(self.kept_mode or "")
 
     def output_hw(self) -> tuple[int, int]:
         """(height, width) of every picture before `transform`; OptionError while `needs_size()`."""

@@ -7,18 +7,19 @@ found again.  What tells an unchanged source are the stamps of its groups; a sha
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import shutil
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from concurrent.futures import Executor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from mmcompile.compiler.broker import BrokerExecutor, connect
+from mmcompile.compiler.cluster import Cluster
 from mmcompile.compiler.engines import usable_cpus
 from mmcompile.compiler.options import BuildOptions
 from mmcompile.compiler.outcome import BuildReport, Progress, sizes_of
@@ -42,83 +43,91 @@ from mmcompile.compiler.output import (
     told_changes,
     unless_removed,
 )
-from mmcompile.compiler.parts import remove_plan
-from mmcompile.compiler.plan import row_cuts, rows_per_shard
+from mmcompile.compiler.parts import plan_exists, refuse_other, remove_plan
 from mmcompile.compiler.planning import with_lists
 from mmcompile.compiler.preprocess import PIXEL_REVISION, Preprocess
 from mmcompile.compiler.previous import replaced
+from mmcompile.compiler.rowcall import RowWork, build_rows, row_versions
 from mmcompile.compiler.rowgaps import refuse_undefined
-from mmcompile.compiler.rowrun import Here, RowRunner, start_readers
+from mmcompile.compiler.rowplan import Held, RowTask, files_of, row_tasks
+from mmcompile.compiler.rowrun import Here, RowRunner, start_readers, unread, write_source
 from mmcompile.compiler.rowstore import RowPreprocess, StoredField, stored_fields
-from mmcompile.compiler.rowtask import RowJob, RowSeal, blocks_of, read_row_seal
-from mmcompile.compiler.seals import UNREADABLE, read_sealed, write_sealed
+from mmcompile.compiler.rowtask import RowJob, RowSeal, blocks_of
+from mmcompile.compiler.run import Counts
+from mmcompile.compiler.seals import write_sealed
 from mmcompile.compiler.sources import roots_of
 from mmcompile.compiler.sources.compiledrows import CompiledRows
 from mmcompile.compiler.sources.rows import RowSource
+from mmcompile.compiler.sources.shuffled import ShuffledRows
 from mmcompile.compiler.sources.splits import check_splits
-from mmcompile.errors import FormatError, OptionError, SourceError
+from mmcompile.compiler.staging import Staging
+from mmcompile.errors import FormatError, OptionError, RemoteError, SourceError
 from mmcompile.format.canonical import canonical, name_to_json
-from mmcompile.format.catalog import digest_file, list_folder, load_table
+from mmcompile.format.catalog import load_table
 from mmcompile.format.commit import write_atomic
 from mmcompile.format.index import Index, load_index
 from mmcompile.format.lock import Lock
-from mmcompile.format.npy import file_bytes, file_name, hash_bytes, open_array
+from mmcompile.format.npy import file_bytes, hash_bytes
 from mmcompile.format.rowrepeats import QUICK_BYTES, repeated_rows
-from mmcompile.format.samples import block_rows
-from mmcompile.format.store import is_url
+from mmcompile.format.storelock import StoreLock
 
-__all__ = ["RowBuild", "RowTask"]
-
-
-@dataclass(frozen=True)
-class RowTask:
-    """The rows [start, stop), which become one shard; with `known` its id changes whenever what they are read from does."""
-
-    number: int
-    start: int
-    stop: int
-    id: str
-    known: bool
+__all__ = ["RowBuild"]
 
 
 class RowBuild:
     """One call of `build` on a source of rows, step by step."""
 
-    staging = None
-
     def __init__(
         self,
         source: RowSource,
-        out: str | Path,
         preprocess: Preprocess | RowPreprocess | None,
         options: BuildOptions,
+        out: Path,
         progress: Callable[[Progress], None],
+        staging: Staging | None = None,
     ) -> None:
-        if options.engine != "local" or options.part is not None or options.plan_only:
-            raise OptionError("rows of arrays and tables are built by processes of this machine: leave --engine, --plan-only and --part out")
-        if options.seed is not None:
-            raise OptionError("--order shuffled: rows of arrays and tables stand as their source has them: leave it out", options=["order"])
-        if is_url(out):
-            raise OptionError(f"{out}: rows of arrays and tables are built into a folder: build there, then copy that folder to {out}")
-        self.source, self.options, self.progress = source, options, progress
+        if staging is not None and options.engine != "local":
+            raise OptionError(
+                f"{staging.store.url}: machines share rows of arrays and tables through a folder: leave --engine out, or build into a folder and "
+                "copy that",
+                options=["engine"],
+            )
+        self.staging = staging
+        self.given, self.options, self.progress = source, options, progress
+        self.source = source if options.seed is None else ShuffledRows(source, options.seed)
         self.out, self.asked = Path(os.path.abspath(out)), RowPreprocess.of(preprocess)
         self.began = time.monotonic()
         self.report = BuildReport(out=str(out), samples=0, rejects=0, shards=0, bytes=0, seconds=0.0)
         self.workers = options.workers or usable_cpus()
         self.warnings: list[str] = []
+        self.engine: Executor | None = None
 
     # ------------------------------------------------------------------ the two ways through
 
     def build(self) -> BuildReport:
         """Build and publish."""
-        check_output(self.out, [root for root in roots_of(self.source) if root])
-        self._plan()
-        if self._stands():
-            return self._standing()
-        (self.out / ".build").mkdir(parents=True, exist_ok=True)
-        with Lock(self.out / ".build" / "lock", required=self.options.lock) as lock:
-            self._look()
-            if self._stands():  # another run has made it meanwhile
+        self._check_output()
+        self.engine = connect(self.options.engine, self.options.address)
+        try:
+            return self._build()
+        finally:
+            if isinstance(self.engine, BrokerExecutor):
+                self.engine.kill()
+
+    def _build(self) -> BuildReport:
+        if self.staging is None:
+            self._plan()
+            refuse_other(self.out, self.settings)
+            if self._stands():
+                return self._standing()
+            (self.out / ".build").mkdir(parents=True, exist_ok=True)
+        with self._lock() as lock:
+            if self.staging is None:
+                self._look()
+            else:
+                self.staging.pull()
+                self._plan()
+            if self._stands():  # another run has made it meanwhile, or it lies at a URL
                 return self._standing()
             scratch = open_output(self.out)
             try:
@@ -127,29 +136,47 @@ class RowBuild:
                     return self._publish(lock, scratch)
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
+                if self.staging is not None and not isinstance(sys.exception(), RemoteError) and lock.still_held():
+                    self.staging.keep()
 
     def dry(self) -> BuildReport:
         """Say what would be built; write nothing."""
-        check_output(self.out, [root for root in roots_of(self.source) if root])
+        self._check_output()
+        if self.staging is not None:
+            self.staging.pull()
         self._plan()
+        return self._foreseen()
+
+    def _foreseen(self) -> BuildReport:
+        """The report of a dry run of the shards that are planned."""
         self._tell_changes()
+        rows = sum(task.stop - task.start for task in self.tasks)
         write = sum(self._task_bytes(t) for t in self.todo)
         there = {name for seal in self.whole.values() for name in seal.names()}
         return replace(
             self._described(),
-            samples=self.scan.rows,
+            samples=rows,
             splits=sizes_of(self.scan.ranges),
             shards=len(self.tasks),
             bytes=write + sum(os.path.getsize(self.out / "shards" / name) for name in there),
             decoded=self._rows_to_read(),
-            kept=self.scan.rows - self._rows_to_read(),
+            kept=rows - self._rows_to_read(),
             dry_run=True,
-            free_bytes=free_bytes(self.out),
+            free_bytes=self._free_bytes(),
             write_bytes=write,
             seconds=time.monotonic() - self.began,
         )
 
     # ------------------------------------------------------------------ steps
+
+    def _check_output(self) -> None:
+        if self.staging is not None:
+            self.staging.look()
+        check_output(self.out, [root for root in roots_of(self.source) if root], None if self.staging is None else self.staging.store.url)
+
+    def _lock(self) -> Lock | StoreLock:
+        required = self.options.lock
+        return Lock(self.out / ".build" / "lock", required=required) if self.staging is None else self.staging.lock(required)
 
     def _plan(self) -> None:
         """List the rows, cut shards, and see which of them stand."""
@@ -158,78 +185,26 @@ class RowBuild:
         check_splits(scan.splits, self.source.root)
         if not scan.rows:
             raise SourceError(f"{self.source.root or 'the dataset'}: there are no rows", path=self.source.root)
-        stored = isinstance(self.source, CompiledRows) and self.source.settle_rows(self.asked)
+        stored = isinstance(self.given, CompiledRows) and self.given.settle_rows(self.asked)
         self.fields = tuple(StoredField(spec, spec) for spec in scan.fields) if stored else stored_fields(scan.fields, self.asked)
         counts = any(f.meaning == "image" and f.dtype in ("uint8", "uint16") and f.scale == 1 for f in scan.fields)
         self.unit = not counts if stored else self.asked.scale == "unit"
         self.lists: dict[str, bytes] = {}
         self.indexed = tuple(with_lists(f.stored, self.lists) for f in self.fields)
         self.settings = {"preprocess": self.asked.settings(), "source": self.source.identity(), "shard_bytes": self.options.shard_bytes}
+        if self.options.seed is not None:
+            self.settings["order"] = scan.order
         need = scan.rows * sum(f.stored.row_bytes for f in self.fields)  # a length is whatever a stranger's file or class says
-        check_room(self.out, need, f"{scan.rows:,} rows", disk_bytes(self.out), whole=True)
-        self.tasks = list(self._tasks())
+        check_room(self.out, need, f"{scan.rows:,} rows", None if self.staging is not None else disk_bytes(self.out), whole=True)
+        self.tasks = list(row_tasks(scan, self.fields, self.settings))
         self._check_index()
         self._look()
 
-    def _tasks(self) -> Iterator[RowTask]:
-        row_bytes = sum(f.stored.row_bytes for f in self.fields)
-        rows = rows_per_shard(row_bytes, self.options.shard_bytes)
-        made = [[f.source.to_json(), f.stored.to_json(), f.stored.dtype] for f in self.fields]
-        base = hash_bytes(canonical({"made": made, "settings": {**self.settings, "shard_bytes": 0}, "revision": PIXEL_REVISION}))
-        stops, number = self.scan.stops, 0
-        for split in self.scan.ranges:
-            cuts = row_cuts(split.start, split.stop, stops, rows)
-            for start, stop in itertools.pairwise(cuts):
-                first, last = (int(np.searchsorted(stops, row, side="right")) for row in (start, stop - 1))
-                parts = []
-                for group in range(first, last + 1):
-                    begin = int(stops[group - 1]) if group else 0
-                    parts.append([self.scan.stamps[group], max(start, begin) - begin, min(stop, int(stops[group])) - begin])
-                known = all(stamp for stamp, *_ in parts)
-                where = parts if known else [[str(start), 0, stop - start]]
-                yield RowTask(number, start, stop, hash_bytes(canonical([base, known, where])), known)
-                number += 1
-
     def _look(self) -> None:
-        """What OUT holds: shards that stand already, by task number, and the seals of an unfinished build."""
-        build = self.out / ".build"
-        self.index: Index | None = None
-        self.generation = ""
-        if (self.out / "index.json").exists():
-            self.index, self.generation = load_index(self.out)
-        before = None if self.index is None else {**self.index.settings, "versions": self.index.versions}
-        self.changed = tuple(describe_changes(before, self._compared))
-        self.found, self.mark = _remembered(build / "rows")
-        names = [e.name for e in list_folder(build / "seals") if e.name.endswith(".json")]
-        self.seals = {seal.task: seal for name in names if (seal := read_row_seal(build / "seals" / name)) is not None}
-        self.whole: dict[int, RowSeal] = {}
-        for task in self.tasks:
-            if not task.known or self.options.checksum:
-                continue
-            published, sealed = self.found.get(task.id), self.seals.get(task.id)
-            if published is not None and self._is_whole(published, task):
-                self.whole[task.number] = published
-            elif sealed is not None and self._is_whole(sealed, task) and self._is_sound(sealed):
-                self.whole[task.number] = sealed
-
-    def _is_whole(self, seal: RowSeal, task: RowTask) -> bool:
-        """Are the files of a finished shard there, with the header that they must have?"""
-        if seal.rows != task.stop - task.start or set(seal.files) != {"hashes", *(f.stored.name for f in self.fields)}:
-            return False
-        try:
-            for kind, dtype, shape in self._files_of(seal.rows):
-                fd, _ = open_array(self.out / "shards" / file_name(kind, seal.files[kind]), dtype, shape)
-                os.close(fd)
-        except (FormatError, FileNotFoundError):
-            return False
-        return True
-
-    def _is_sound(self, seal: RowSeal) -> bool:
-        """Each file of an unpublished shard is held against its hash before it is published for the first time."""
-        try:
-            return all(digest_file(self.out / "shards" / file_name(kind, digest)) == digest for kind, digest in seal.files.items())
-        except (FormatError, FileNotFoundError):
-            return False
+        """See what stands."""
+        self.held = Held(self.out, tuple(f.stored for f in self.fields), stubs=self.staging is not None)
+        self.changed = tuple(describe_changes(self.held.settings, self._compared))
+        self.whole = {} if self.options.checksum else self.held.whole(self.tasks)
 
     @property
     def todo(self) -> list[RowTask]:
@@ -252,56 +227,94 @@ class RowBuild:
 
     def _stands(self) -> bool:
         """Is there nothing to do?  Decided without a byte written."""
-        if self.todo or self.seals or self.index is None or self.mark != [self.generation, self._mark()]:
+        held = self.held
+        if self.todo or held.seals or held.index is None or plan_exists(self.out) or held.mark != [held.generation, self._mark()]:
             return False
-        return singles_stand(self.out, self.index)
+        return singles_stand(self.out, held.index)
 
     def _run(self, scratch: Path) -> None:
         todo = self.todo
         self._tell_changes()
         need = sum(self._task_bytes(t) for t in todo)
-        check_room(self.out, need, f"{self._rows_to_read():,} rows", free_bytes(self.out))
+        if need and isinstance(self.source, ShuffledRows):
+            need += self.source.aside_bytes
+        check_room(self.out, need, f"{self._rows_to_read():,} rows", self._free_bytes())
         write_atomic(self.out / ".build" / "settings.json", canonical(self._compared))
+        if self.staging is not None:
+            self.staging.keep()
         self.made: dict[int, RowSeal] = {}
         if not todo:
             return
+        if isinstance(self.source, ShuffledRows):
+            self.source.prepare(scratch, lambda n: self.progress(Progress("order", n, self.scan.rows)))
         job = RowJob(self.source, self.fields, scratch, self.out / "shards", self.out / ".build" / "seals", blocks_of(self.source))
-        executor, given, why = start_readers(self.source, scratch, self.workers)
+        job = replace(job, timeout_s=self.options.decode_timeout_s, store=None if self.staging is None else self.staging.store)
+        if self.engine is None:
+            self._run_here(job)
+        else:
+            self._run_there(job, self.engine)
+
+    def _run_here(self, job: RowJob) -> None:
+        executor, given, why = start_readers(self.source, job.scratch, self.workers)
         if isinstance(executor, Here):
             self.workers = 1
         if why:
             self.warnings.append(f"the dataset cannot be sent to worker processes ({why}); one process read it")
-        job, total = replace(job, source=given), self._rows_to_read()
+        total = self._rows_to_read()
         try:
-            runner = RowRunner(executor, job, self.workers, self.options.decode_timeout_s, lambda n: self.progress(Progress("rows", n, total)))
-            for task, seal in runner.run([(t, RowSeal(t.id, t.known, t.stop - t.start, {}, {}, {})) for t in todo]):
+            on_progress = lambda n: self.progress(Progress("rows", n, total))  # noqa: E731
+            runner = RowRunner(executor, replace(job, source=given), self.workers, job.timeout_s, on_progress)
+            for task, seal in runner.run([(t, RowWork(t, job.row_bytes).seal) for t in self.todo]):
                 self.made[task.number] = seal
         finally:
             executor.kill()
+
+    def _run_there(self, job: RowJob, engine: Executor) -> None:
+        why = getattr(self.source, "here_only", "")
+        given = None
+        if not why:
+            given, why, _ = write_source(self.source, job.scratch)
+        if given is None:
+            raise OptionError(f"--engine: the rows cannot be read by other machines ({why}): leave --engine out", options=["engine"])
+        job, total = replace(job, source=given, versions=row_versions(self.source)), self._rows_to_read()
+
+        def on_sealed(work: RowWork, seal: RowSeal) -> None:
+            self.made[work.number] = seal
+
+        def on_progress(counts: Counts, message: str = "") -> None:
+            self.progress(Progress("rows", counts.done, total, message=message))
+
+        cluster = Cluster(engine, build_rows, job, on_sealed, on_progress, self.options.workers)
+        self.workers = cluster.workers
+        cluster.run([RowWork(task, job.row_bytes) for task in self.todo])
+        if cluster.failures:
+            raise unread([line for _, line in cluster.failures])
 
     def _tell_changes(self) -> None:
         if self.changed:
             self.progress(Progress("plan", message=told_changes(self.out, self.changed)))
 
     def _task_bytes(self, task: RowTask) -> int:
-        return sum(file_bytes(dtype, shape) for _, dtype, shape in self._files_of(task.stop - task.start))
-
-    def _files_of(self, rows: int) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
-        """(kind, dtype, shape) of each file of a shard of so many rows."""
-        blocks = -(-rows // block_rows(tuple(f.stored for f in self.fields)))
-        return [("hashes", np.dtype("<u8"), (blocks,)), *((f.stored.name, f.stored.stored, (rows, *f.stored.shape)) for f in self.fields)]
+        return sum(file_bytes(dtype, shape) for _, dtype, shape in files_of(tuple(f.stored for f in self.fields), task.stop - task.start))
 
     def _rows_to_read(self) -> int:
         return sum(t.stop - t.start for t in self.todo)
 
-    def _publish(self, lock: Lock, scratch: Path) -> BuildReport:
+    def _free_bytes(self) -> int | None:
+        return free_bytes(self.out) if self.staging is None else None
+
+    def _publish(self, lock: Lock | StoreLock, scratch: Path) -> BuildReport:
         self.progress(Progress("publish"))
+        if self.staging is not None:
+            self.staging.refresh()
         seals = [self.whole.get(t.number) or self.made[t.number] for t in self.tasks]
         refuse_undefined(self.out, self.source, self.fields, self.scan.ranges, seals)
         refuse_removed(self.out, lock.still_held)
         done = publish_shards(self.out, scratch, self._contents([_part(seal) for seal in seals]))
-        clean_up(self.out, self.seals.values(), self.made.values())
+        gone = clean_up(self.out, self.held.seals.values(), self.made.values())
         remove_plan(self.out)
+        if self.staging is not None:
+            self.staging.publish(lock.still_held, gone)
         with contextlib.suppress(OSError):  # a cache: without it all rows are read again
             document = {"mark": [done.generation, self._mark()], "seals": [seal.to_json() for seal in seals]}
             write_sealed(self.out / ".build" / "rows", document)
@@ -309,7 +322,21 @@ class RowBuild:
 
     def _contents(self, parts: list[Part]) -> Contents:
         scan, auto = self.scan, tuple(f.stored.name for f in self.fields if f.auto)
-        return Contents(parts, [], self.indexed, scan.ranges, self.lists, scan.classes, self.settings, {}, self.unit, auto, False, self._groups())
+        return Contents(
+            parts,
+            [],
+            self.indexed,
+            scan.ranges,
+            self.lists,
+            scan.classes,
+            self.settings,
+            {},
+            self.unit,
+            auto,
+            False,
+            self._groups(),
+            order=scan.order,
+        )
 
     def _check_index(self) -> None:
         """Would an index say this?  Raises OptionError before a row is read."""
@@ -328,9 +355,11 @@ class RowBuild:
 
     def _standing(self) -> BuildReport:
         """The report of a build that found its dataset published already."""
-        assert self.index is not None
+        assert self.held.index is not None
         seals = [self.whole[t.number] for t in self.tasks]
-        return self._finished(describe_published(self.out, self.index, self.generation, [_part(seal) for seal in seals]), seals, QUICK_BYTES)
+        return self._finished(
+            describe_published(self.out, self.held.index, self.held.generation, [_part(seal) for seal in seals]), seals, QUICK_BYTES
+        )
 
     def _finished(self, done: Published, seals: list[RowSeal], most_bytes: int | None) -> BuildReport:
         """The report; of more than `most_bytes` of rows those that hold the same are not looked for."""
@@ -372,19 +401,11 @@ class RowBuild:
         )
 
     def _replaced(self) -> Iterator[str]:
-        if self.index is not None:
+        held = self.held
+        if held.index is not None:
             labelled = any(f.meaning == "class" for f in self.indexed)
-            yield from replaced(self.index, self.generation, self.scan.rows, labelled=labelled, keyed=False)
+            yield from replaced(held.index, held.generation, self.scan.rows, labelled=labelled, keyed=False)
 
 
 def _part(seal: RowSeal) -> Part:
     return Part(seal.files, seal.rows, seal.sums, {})
-
-
-def _remembered(path: Path) -> tuple[dict[str, RowSeal], Any]:
-    """(the finished shards of the last generation that was published from here, by task; what it was made of), as far as it can be read."""
-    try:
-        document = read_sealed(path)
-        return {seal.task: seal for seal in map(RowSeal.from_json, document["seals"])}, document["mark"]
-    except (OSError, *UNREADABLE):
-        return {}, None

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from mmcompile.compiler.rowstore import StoredField, wide
 from mmcompile.compiler.rowtask import RowSeal
 from mmcompile.compiler.sources.rows import RowSource, place_of
+from mmcompile.compiler.sources.shuffled import row_number
 from mmcompile.compiler.sources.splits import train_of
 from mmcompile.errors import BuildError
 from mmcompile.format.fields import Split
@@ -68,7 +69,7 @@ def _refuse_in(shards: Path, spec: StoredField, seal: RowSeal, start: int, sourc
             bad = np.argwhere(~np.isfinite(numbers))
             if len(bad):
                 at = tuple(bad[0].tolist())
-                row = start + first + at[0]
+                row = row_number(source, start + first, at[0])
                 raise BuildError(
                     f"{where}{place_of(source, row)}: {spec.named(at[1:])} is {numbers[at]}, and a mean needs numbers: {remedy}", row=row, field=name
                 )

@@ -24,7 +24,7 @@ from mmcompile.compiler.rowtask import RowJob, RowPiece, RowResult, RowSeal, loa
 from mmcompile.compiler.sources.rows import RowSource
 from mmcompile.errors import EngineError, MMCompileError, SourceError
 
-__all__ = ["Here", "RowRunner", "Shard", "start_readers"]
+__all__ = ["Here", "RowRunner", "Shard", "can_load", "start_readers", "unread", "write_source"]
 
 #: A pickled source of more bytes than this holds its data: each worker would have a copy.  One that gives ranges of them is read in this process, as
 #: that is no more than a copy; one that makes item by item is worth several copies.
@@ -76,8 +76,8 @@ class _Limited:
         self._file.close()
 
 
-def start_readers(source: RowSource, scratch: Path, workers: int) -> tuple[LocalExecutor | Here, RowSource | Path, str]:
-    """(who reads, what they are given, why it is this process alone: "" where it is not, or where nobody would have expected else)."""
+def write_source(source: RowSource, scratch: Path) -> tuple[Path | None, str, bool]:
+    """(the file that a source's pickle lies in, None where none is made; why; would nobody have expected else?)."""
     path, items = scratch / "source.pickle", getattr(source, "item_by_item", False)
     limit = _ITEMS_BYTES if items else _PICKLE_BYTES
     try:
@@ -88,11 +88,19 @@ def start_readers(source: RowSource, scratch: Path, workers: int) -> tuple[Local
             file.close()
     except _HoldsData:
         path.unlink()
-        return Here(), source, f"it holds more than {limit >> 20} MiB of data" if items else ""
+        return None, f"it holds more than {limit >> 20} MiB of data", not items
     except OSError:
         raise
     except Exception as error:  # whatever a stranger's class raises when it is pickled
-        return Here(), source, _line(error)
+        return None, _line(error), False
+    return path, "", False
+
+
+def start_readers(source: RowSource, scratch: Path, workers: int) -> tuple[LocalExecutor | Here, RowSource | Path, str]:
+    """(who reads, what they are given, why it is this process alone: "" where it is not, or where nobody would have expected else)."""
+    path, why, expected = write_source(source, scratch)
+    if path is None:
+        return Here(), source, "" if expected else why
     executor = LocalExecutor(workers)
     try:
         executor.submit(can_load, path).result()
@@ -141,6 +149,15 @@ class _Call:
     since: float | None = None
 
 
+def unread(failures: list[str]) -> SourceError:
+    """The error where all has been done but these rows."""
+    more = f" and {len(failures) - _NAMED:,} more" if len(failures) > _NAMED else ""
+    return SourceError(
+        f"{'; '.join(failures[:_NAMED])}{more}; all else is finished and kept, nothing is published: run the same command again when that is mended",
+        failures=failures,
+    )
+
+
 class RowRunner:
     """Runs shards on an executor; `on_progress` gets the rows that are done."""
 
@@ -179,12 +196,7 @@ class RowRunner:
         if self._faults:
             raise min(self._faults, key=lambda fault: fault[0])[1]
         if self._failures:
-            more = f" and {len(self._failures) - _NAMED:,} more" if len(self._failures) > _NAMED else ""
-            raise SourceError(
-                f"{'; '.join(self._failures[:_NAMED])}{more}; all else is finished and kept, nothing is published: run the same command again when "
-                "that is mended",
-                failures=self._failures,
-            )
+            raise unread(self._failures)
 
     def _pieces(self, tasks: Iterable[tuple[Any, RowSeal]]) -> Iterator[tuple[Shard, int, RowPiece]]:
         for task, seal in tasks:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -102,22 +103,22 @@ class StoredField:
     image: Preprocess | None = None
     auto: bool = False
 
-    def make(self, values: Array, first: int, counts: Counter[str], *, finite: bool = False) -> Array:
-        """The stored rows (N, *shape) of the source's rows (N, *shape), of which the first is row `first` of all; losses are added to `counts`.
+    def make(self, values: Array, number: Callable[[int], int], counts: Counter[str], *, finite: bool = False) -> Array:
+        """The stored rows (N, *shape) of the source's rows (N, *shape); `number` tells that of the i-th; losses are added to `counts`.
 
         `finite`: all values are known to be finite numbers.  Raises SourceError, with its `row`, for a value that the dtype cannot hold at all.
         """
         if self.image is not None:
-            return self._pictures(values, first)
+            return self._pictures(values, number)
         if self.source.dtype in _FLOATS and not finite:
             self._count(np.isnan(wide(values, self.source.dtype)), "values not a number", counts)
         if self.stored.dtype == self.source.dtype and self.baked is None:
             return values
         if self.stored.dtype in _FLOATS:
             return self._floats(wide(values, self.source.dtype), counts)
-        return self._integers(wide(values, self.source.dtype), first, counts)
+        return self._integers(wide(values, self.source.dtype), number, counts)
 
-    def _pictures(self, values: Array, first: int) -> Array:
+    def _pictures(self, values: Array, number: Callable[[int], int]) -> Array:
         assert self.image is not None
         if self.stored.dtype == self.source.dtype and self.baked is None:
             return values
@@ -127,7 +128,7 @@ class StoredField:
             try:
                 store(row.transpose(1, 2, 0) if self.source.layout == "chw" else row, self.image, depth, out[i])
             except DecodeError as error:
-                raise SourceError(f"{self.source.name}: {error}", row=first + i, field=self.source.name) from error
+                raise SourceError(f"{self.source.name}: {error}", row=number(i), field=self.source.name) from error
         return out
 
     def _floats(self, values: Array, counts: Counter[str]) -> Array:
@@ -150,13 +151,13 @@ class StoredField:
                 self._count((made.astype(values.dtype) != values) & finite & ~infinite, f"values lost digits as {self.stored.dtype}", counts)
         return out
 
-    def _integers(self, values: Array, first: int, counts: Counter[str]) -> Array:
+    def _integers(self, values: Array, number: Callable[[int], int], counts: Counter[str]) -> Array:
         target = self.stored.stored
         low, high = (0, 1) if target.kind == "b" else (int(np.iinfo(target).min), int(np.iinfo(target).max))
         if values.dtype.kind == "f":
             whole = np.rint(values)
             bad = ~((whole >= float(low)) & (whole < float(high + 1)))
-            self._refuse(bad, values, first)
+            self._refuse(bad, values, number)
             self._count(whole != values, f"values lost digits as {self.stored.dtype}", counts)
             return whole.astype(target)
         if values.dtype.kind != "b":
@@ -166,16 +167,16 @@ class StoredField:
                 bad |= values < low
             if held.max > high:
                 bad |= values > high
-            self._refuse(bad, values, first)
+            self._refuse(bad, values, number)
         return values.astype(target)
 
-    def _refuse(self, bad: npt.NDArray[np.bool_], values: Array, first: int) -> None:
+    def _refuse(self, bad: npt.NDArray[np.bool_], values: Array, number: Callable[[int], int]) -> None:
         if not bad.any():
             return
         at = tuple(int(i) for i in np.argwhere(bad)[0])
         raise SourceError(
             f"{self.named(at[1:])}: {values[at]} cannot be held by {self.stored.dtype}; choose another --dtype, or leave that row out",
-            row=first + at[0],
+            row=number(at[0]),
             field=self.source.name,
         )
 

@@ -5,10 +5,11 @@ A piece is a fixed number of blocks, so sums and hashes do not depend on who mak
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,12 @@ from mmcompile.compiler.rowstore import StoredField, all_finite, merge_sums
 from mmcompile.compiler.sealing import begin_writing, install_rows, stands, write_all
 from mmcompile.compiler.seals import UNREADABLE, files_by_kind, read_sealed, write_sealed
 from mmcompile.compiler.sources.rows import RowSource, place_of
+from mmcompile.compiler.sources.shuffled import row_number
+from mmcompile.compiler.staging import send_shard
 from mmcompile.errors import SourceError
 from mmcompile.format.npy import ALIGN, file_name, save_array
 from mmcompile.format.samples import block_rows
+from mmcompile.format.store import Store
 
 __all__ = [
     "RowJob",
@@ -53,6 +57,12 @@ class RowJob:
 
     #: Blocks in a piece: how sums of floats are grouped, so the same for all runs.
     blocks: int = 1
+    #: Seconds that a row, or a block of some, may take.
+    timeout_s: float = 60.0
+    #: What workers elsewhere must have, as here.
+    versions: dict[str, str] = field(default_factory=dict)
+    #: Where finished shards are sent, with a URL for OUT.
+    store: Store | None = None
 
     @property
     def row_bytes(self) -> int:
@@ -143,14 +153,14 @@ def run_rows(job: RowJob, piece: RowPiece) -> RowResult:
     """
     source = load_source(job.source) if isinstance(job.source, Path) else job.source
     n, block = piece.stop - piece.start, job.block
-    found = source.read(piece.start, piece.stop)
+    found, number = source.read(piece.start, piece.stop), functools.partial(row_number, source, piece.start)
     hashes = [xxhash.xxh3_64() for _ in range(0, n, block)]
     result = RowResult(np.empty(len(hashes), np.uint64), {}, Counter())
     for spec in job.fields:
         values = _checked(found.pop(spec.source.name, None), spec, piece)
         sums = spec.sums(values)
         try:
-            made = np.ascontiguousarray(spec.make(values, piece.start, result.counts, finite=all_finite(sums)))
+            made = np.ascontiguousarray(spec.make(values, number, result.counts, finite=all_finite(sums)))
         except SourceError as error:
             raise SourceError(f"{place_of(source, error.details['row'])}: {error}", **error.details) from error
         if sums is not None:
@@ -202,5 +212,8 @@ def seal_rows(job: RowJob, name: str, seal: RowSeal, hashes: npt.NDArray[np.uint
         save_array(job.shards, "hashes", hashes, job.scratch)
     done = replace(seal, files=files)
     job.seals.mkdir(exist_ok=True)
-    write_sealed(job.seals / f"{seal.task}.json", done.to_json())
+    path = job.seals / f"{seal.task}.json"
+    write_sealed(path, done.to_json())
+    if job.store is not None:
+        send_shard(job.store, job.shards.parent, done.names(), path, large=len(done.files))
     return done

@@ -28,6 +28,7 @@ from mmcompile.compiler.sealing import Rows, seal_shard
 from mmcompile.compiler.seals import Seal
 from mmcompile.compiler.task import COPIED, FAILED, REJECTED, STORED, Job, Piece, PieceResult, reject_line, run_piece
 from mmcompile.errors import EngineError
+from mmcompile.format.canonical import as_text
 from mmcompile.format.npy import hash_bytes
 from mmcompile.format.samples import hash_pair, sample_dtype
 
@@ -104,6 +105,24 @@ class ShardWork:
     copies: npt.NDArray[np.bool_] | None = None
     moved: npt.NDArray[np.void] = field(default_factory=lambda: np.empty(0, []))
     faults: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def number(self) -> int:
+        return self.task.number
+
+    @property
+    def items(self) -> int:
+        return len(self.keys)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the sources."""
+        return int(self.stat["size"].clip(0).sum())
+
+    @property
+    def first(self) -> str:
+        """What it begins with, for people."""
+        return as_text(self.keys[0])
 
 
 @dataclass

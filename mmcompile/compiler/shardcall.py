@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,13 +27,14 @@ from mmcompile.compiler.hand import TURNS
 from mmcompile.compiler.marks import versions_of
 from mmcompile.compiler.plan import task_id
 from mmcompile.compiler.preprocess import PIXEL_REVISION, Preprocess
+from mmcompile.compiler.rowtask import RowJob
 from mmcompile.compiler.run import Counts, Runner, ShardWork
 from mmcompile.compiler.seals import Seal
 from mmcompile.compiler.task import Job
 from mmcompile.errors import EngineError
 from mmcompile.format.mirror import host_folder
 
-__all__ = ["ShardDone", "build_shard", "check_versions", "shard_folder", "versions_here"]
+__all__ = ["ShardDone", "attempt", "build_shard", "check_versions", "process", "shard_folder", "unreached", "versions_here"]
 
 #: Files of a shard that are looked at to see whether RAW can be reached here.
 _LOOKED_AT = 16
@@ -65,6 +67,10 @@ class ShardDone:
         faults = {at: work.faults[i] for at, i in enumerate(keep) if i in work.faults}
         return self.seal.task == task_id([work.keys[i] for i in keep], work.values[keep], work.seal.pixel, work.seal.store, faults)
 
+    def tell(self, work: ShardWork) -> None:
+        """Note what is known of the shard's sources now."""
+        work.hashes, work.known = self.hashes, self.known
+
 
 def build_shard(job: Job, work: ShardWork, look: bool = True) -> ShardDone:
     """Build and seal one shard on this machine.
@@ -72,14 +78,14 @@ def build_shard(job: Job, work: ShardWork, look: bool = True) -> ShardDone:
     Raises EngineError, naming this host, where versions differ, OUT cannot be written, or (with `look`) none of the shard's files can be reached;
     `details["unreached"]` are then the keys that were tried.  OSError as from a local build: no space, or the run is over (its folder is gone).
     """
-    check_versions(job)
-    with _attempt(job, work.task.number) if job.store is None else at_home(job) as (here, check):
+    check_versions(job.versions, lambda: versions_here(job.preprocess))
+    with attempt(job, work.task.number) if job.store is None else at_home(job) as (here, check):
         if look:
             _check_raw(job, work)
         with contextlib.suppress(OSError):  # no turns, then
             (here.scratch / TURNS).symlink_to(host_folder() / TURNS)  # of all calls on this machine, not of this one alone
         sealed: list[Seal] = []
-        with _process() as executor:
+        with process() as executor:
             runner = Runner(executor, here, lambda _, seal: sealed.append(seal), lambda _: check(), 1)
             runner.run([work])
         if look and runner.failures:
@@ -90,9 +96,10 @@ def build_shard(job: Job, work: ShardWork, look: bool = True) -> ShardDone:
 # ---------------------------------------------------------------- may this machine take part?
 
 
-def versions_here(preprocess: Preprocess) -> dict[str, str]:
-    """What must be the same on all machines of a build: this package, its pixels, and the libraries that pixels depend on."""
-    return {"mmcompile": _package_version(), "pixel revision": str(PIXEL_REVISION), **versions_of(preprocess)}
+def versions_here(preprocess: Preprocess | None) -> dict[str, str]:
+    """What must be the same on all machines of a build: this package, its pixels, and the libraries that pixels depend on (None: there are none)."""
+    libraries = {} if preprocess is None else versions_of(preprocess)
+    return {"mmcompile": _package_version(), "pixel revision": str(PIXEL_REVISION), **libraries}
 
 
 def _package_version() -> str:
@@ -102,12 +109,10 @@ def _package_version() -> str:
         return "0+unknown"
 
 
-def check_versions(job: Job) -> None:
-    """Raises EngineError where this process has other versions than the build."""
-    if not job.versions:
-        return
-    here = versions_here(job.preprocess)
-    for name, wanted in job.versions.items():
+def check_versions(versions: dict[str, str], find: Callable[[], dict[str, str]]) -> None:
+    """Raises EngineError where this process has others than the `versions` of a build, as `find` says."""
+    here = find() if versions else {}
+    for name, wanted in versions.items():
         found = here.get(name, "nothing")
         if found == wanted:
             continue
@@ -133,25 +138,38 @@ def _check_raw(job: Job, work: ShardWork) -> None:
         except OSError as error:
             said = error.strerror or str(error)
     if keys:
-        host, root = socket.gethostname(), job.source.root
-        raise EngineError(
-            f"a worker on {host} cannot reach the files of {root} ({said}); RAW must be there, under the same path, on every machine that builds",
-            host=host,
-            path=root,
-            unreached=keys,
-        )
+        raise unreached(job.source.root, said, keys)
+
+
+def unreached(root: str, said: str, keys: list[bytes]) -> EngineError:
+    """The error where RAW cannot be seen from here; `keys` are those that were tried."""
+    host = socket.gethostname()
+    return EngineError(
+        f"a worker on {host} cannot reach the files of {root} ({said}); RAW must be there, under the same path, on every machine that builds",
+        host=host,
+        path=root,
+        unreached=keys,
+    )
 
 
 # ---------------------------------------------------------------- where unfinished files lie
 
 
-def shard_folder(job: Job, number: int) -> Path:
+class _Scratch(Protocol):
+    @property
+    def scratch(self) -> Path: ...
+
+
+_J = TypeVar("_J", Job, RowJob)
+
+
+def shard_folder(job: _Scratch, number: int) -> Path:
     """Where the calls for a shard keep unfinished files; made by the coordinator, which removes it when the shard is done."""
     return job.scratch / f"shard-{number}"
 
 
 @contextlib.contextmanager
-def _attempt(job: Job, number: int) -> Iterator[tuple[Job, Callable[[], None]]]:
+def attempt(job: _J, number: int) -> Iterator[tuple[_J, Callable[[], None]]]:
     """The job in a folder of this call alone, and what raises OSError when that is gone: the run is over, or another worker was faster.
 
     It cannot be made when the run is over, so a worker that comes back from the dead seals nothing.
@@ -193,7 +211,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 @contextlib.contextmanager
-def _process() -> Iterator[LocalExecutor]:
+def process() -> Iterator[LocalExecutor]:
     """A process of ours: one that an earlier call has left, or a new one.  There are as many as calls at once, and none without work for long."""
     with _lock:
         executor, timer = _idle.popitem() if _idle else (LocalExecutor(1), None)

@@ -24,7 +24,7 @@ from mmcompile.format.storelock import StoreLock
 __all__ = ["Fetched", "Staging", "send_shard"]
 
 #: Files of `.build/` that stay between builds, or while one is not finished.
-_BUILD = ("settings.json", "stat-cache", "rejects.jsonl", "exclude.json")
+_BUILD = ("settings.json", "stat-cache", "rows", "rejects.jsonl", "exclude.json")
 #: Bytes of old shards that are held to copy rows from: a rebuild in order needs two or three at a time, a renamed folder some more.
 _FETCHED_BYTES = 8 << 30
 
@@ -109,13 +109,13 @@ def send(store: Store, folder: Path, name: str) -> None:
         )
 
 
-def send_shard(store: Store, folder: Path, names: list[str], seal: Path) -> None:
-    """Send the files of a finished shard up, then its seal; then its large file is a stub here."""
+def send_shard(store: Store, folder: Path, names: list[str], seal: Path, *, large: int = 1) -> None:
+    """Send the files of a finished shard up, then its seal; then its `large` files, the first of its names, are stubs here."""
     for name in names:
         send(store, folder, f"shards/{name}")
     store.put(seal, str(seal.relative_to(folder)))
-    if names:
-        make_stub(folder / "shards" / names[0], (folder / "shards" / names[0]).stat().st_size)
+    for path in (folder / "shards" / name for name in names[:large]):
+        make_stub(path, path.stat().st_size)
 
 
 class Fetched:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["versions_changed"]
 
 #: What can be installed by its own name; all else comes inside Pillow.
-_PACKAGES = frozenset({"pillow", "simplejpeg", "torch"})
+_PACKAGES = frozenset({"nibabel", "pillow", "pillow_heif", "pydicom", "simplejpeg", "torch"})
 _REVISION = "pixel revision"
 _NONE = "none"
 

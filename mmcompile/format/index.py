@@ -35,6 +35,7 @@ from mmcompile.format.fields import (
     row_dtype,
 )
 from mmcompile.format.npy import file_name, hash_bytes
+from mmcompile.format.permutation import is_order
 from mmcompile.format.remains import not_a_dataset, put_back
 
 __all__ = [
@@ -77,7 +78,7 @@ _LAST = {"boxes": 4, "keypoints": 3}
 _TOP = ["classes", "fields", "format", "pixel_revision", "rejects", "samples", "settings", "shards", "splits", "statistics", "table", "version"]
 _TOP += ["versions"]
 #: Keys that stand in an index, or a field of it, only where they say something.
-_TOP_OPTIONAL, _FIELD_OPTIONAL = ("groups", "keys"), ("categories", "columns", "count", "unit", "views")
+_TOP_OPTIONAL, _FIELD_OPTIONAL = ("groups", "keys", "order"), ("categories", "columns", "count", "unit", "views")
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,7 @@ class Index:
 
     `keyed`: each row has a source of its own, with a key, and its shard a file of samples and one of keys.  Else (rows of arrays and tables) each
     shard has a file of hashes, and `groups`, a number of ranges of rows with names, tell where rows come from and what belongs together.
+    `order`: that of rows without keys, see `permutation`.
     """
 
     fields: tuple[Field, ...]
@@ -104,6 +106,7 @@ class Index:
     keyed: bool = True
     groups: int = 0
     groups_file: str | None = None
+    order: str = ""
 
     @property
     def row_bytes(self) -> int:
@@ -124,6 +127,7 @@ class Index:
             {
                 **({} if self.keyed else {"keys": False}),
                 **({} if self.groups_file is None else {"groups": {"count": self.groups, "file": self.groups_file}}),
+                **({"order": self.order} if self.order else {}),
                 "format": "mmcompile",
                 "version": VERSION,
                 "fields": [f.to_json() for f in self.fields],
@@ -176,6 +180,9 @@ class Index:
         splits = check.splits(top["splits"], samples)
         if top.get("keys", False) is not False:
             check.fail("keys", "false, or no such key", top["keys"])
+        order = top.get("order", "")
+        if "order" in top and ("keys" not in top or not is_order(order)):
+            check.fail("order", "'mixed' or 'shuffled:SEED', and only of rows without keys", order)
         groups = check.mapping(top.get("groups", {"count": 0, "file": None}), "groups", ["count", "file"])
         return cls(
             fields=fields,
@@ -194,6 +201,7 @@ class Index:
             keyed="keys" not in top,
             groups=check.count(groups["count"], "groups.count", least=int("groups" in top), most=max(samples, 1)),
             groups_file=check.digest(groups["file"], "groups.file") if "groups" in top else None,
+            order=order,
         )
 
 

@@ -42,7 +42,7 @@ _FOLDERS = ("", "generations", "shards", ".build", ".build/seals")
 #: What says nothing about a name: no room, or no more files.
 _SHORT = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
 #: Of `.build/`, what another run goes on from.
-_KEPT = frozenset({"settings.json", "stat-cache"})
+_KEPT = frozenset({"settings.json", "stat-cache", "rows"})
 
 
 class Mirror:

@@ -19,9 +19,10 @@ from mmcompile.format.files import Files
 from mmcompile.format.index import Field, Index, Names, load_classes, load_groups, load_names
 from mmcompile.format.npy import file_name, read_into
 from mmcompile.format.opened import Opened
+from mmcompile.format.permutation import source_rows
 from mmcompile.format.samples import KEY_LIMIT, check_stops, key_hash, keys_of, sample_dtype
 
-__all__ = ["Origins"]
+__all__ = ["Origins", "told_by_groups"]
 
 Array = npt.NDArray[Any]
 
@@ -57,6 +58,16 @@ class Origins:
                 name = file_name("groups", digest, ".json")
                 self._groups = self._opened.use(name, None, lambda path: load_groups(path.parent.parent, self._index))
         return self._groups
+
+    @property
+    def series(self) -> npt.NDArray[np.int64]:
+        """The first row of each group and the number of samples, int64 (G + 1,): rows in a row.  ValueError where they stand in a random order."""
+        if self._index.order:
+            raise ValueError(
+                f"{self._files.root}: its rows stand in a random order ({self._index.order}), so neighbours make no window: build it without --order "
+                "shuffled, and let the loader shuffle its windows"
+            )
+        return self.groups[1]
 
     def field(self, name: str) -> Field:
         """What the index says of a field, its lists of names whole, wherever they lie."""
@@ -103,12 +114,11 @@ class Origins:
         return out.tobytes()
 
     def source(self, row: int) -> str:
-        """Where a row comes from, as text: its key, or where rows have none NAME[NUMBER]: its group, and its number in it."""
+        """Where a row comes from, as text: its key, or where rows have none NAME[NUMBER]: its group, and its number in it (in the order of RAW)."""
         if self._index.keyed:
             return as_text(self.key(row))
         names, starts = self.groups
-        group = int(np.searchsorted(starts, row, side="right")) - 1
-        return f"{names[group]}[{row - int(starts[group])}]"
+        return told_by_groups(self._index, names, starts, np.array([row]))[0]
 
     def find(self, key: bytes) -> int:
         """The row of a source key.  The first call reads all keys once; 16 bytes a row stay in memory.
@@ -131,6 +141,13 @@ class Origins:
             if self.key(row) == key:  # two keys may share a hash
                 return int(row)
         raise KeyError(as_text(key))
+
+
+def told_by_groups(index: Index, names: tuple[str, ...], starts: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> list[str]:
+    """NAME[NUMBER] of these rows (M,) without keys, of groups that are called so and start there."""
+    places = source_rows(index.order, index.splits, rows)
+    found = np.searchsorted(starts, places, side="right") - 1
+    return [f"{names[group]}[{number}]" for group, number in zip(found.tolist(), (places - starts[found]).tolist(), strict=True)]
 
 
 def _names(names: Names, expected: int | None, path: Path) -> tuple[str, ...]:

@@ -22,9 +22,10 @@ from mmcompile.errors import CorruptShardError, FormatError
 from mmcompile.format.files import Files, LocalFiles, is_remote
 from mmcompile.format.index import Index
 from mmcompile.format.npy import ALIGN, file_name, read_into
-from mmcompile.format.opened import Opened, Views
+from mmcompile.format.opened import File, Opened, Views
 from mmcompile.format.origins import Origins
 from mmcompile.format.region import Region, is_resident, lock, page_runs, will_need
+from mmcompile.format.runs import Slices, runs_of
 
 __all__ = ["Reader", "shard_starts"]
 
@@ -137,10 +138,10 @@ class Reader:
                 return None
         return region.flat, at
 
-    def gather(self, field: str, rows: Rows, out: Array | None = None, region: tuple[slice, ...] = ()) -> Array:
+    def gather(self, field: str, rows: Rows, out: Array | None = None, region: Slices = ()) -> Array:
         """Copy rows, in the order asked, into `out` (N, *shape), C-contiguous (a new array when None).  Never from a copy-on-write map.
 
-        `region` holds one slice for each axis of a row as it lies on disk: only that part is copied, and `out` has its shape.  Releases the
+        `region` holds one slice of step 1 for each axis of a row as it lies on disk: only that part is read, and `out` has its shape.  Releases the
         interpreter while it copies.  Raises IndexError for a row outside [0, n), and what opening a shard raises.
         """
         spec = self._fields[field]
@@ -198,7 +199,7 @@ class Reader:
                     part[...] = source[local : local + count]
                 done += count
 
-    def _gather_apart(self, field: str, rows: Rows, out: Array, region: tuple[slice, ...]) -> None:
+    def _gather_apart(self, field: str, rows: Rows, out: Array, region: Slices) -> None:
         """Gather from a map for each shard, and read the rows of shards that are not mapped."""
         spec = self._fields[field]
         shards = self.shards_of(rows)
@@ -212,38 +213,50 @@ class Reader:
                 else:
                     out[where] = source[local[where]]
             return
-        whole = np.empty((1, *spec.shape), spec.stored) if region else None
         order = np.argsort(shards, kind="stable")  # each shard once, where not all can be held
         for i, shard, at in zip(order.tolist(), shards[order].tolist(), local[order].tolist(), strict=True):
             source = self._map(field, shard)
             if source is not None:
                 out[i] = source[at][region]
-            elif whole is None:
-                self._pread(field, shard, at, out[i : i + 1])
+            elif region:
+                self._pread_part(field, shard, at, region, out[i : i + 1][0])
             else:
-                self._pread(field, shard, at, whole)
-                out[i] = whole[0][region]
+                self._pread(field, shard, at, out[i : i + 1])
 
-    def advise(self, field: str, rows: Rows) -> None:
-        """Tell the kernel that these rows will be read soon: it reads many at once while nobody waits.  For cold data: warm rows cost a little.
+    def part(self, field: str, row: int, region: Slices, out: Array) -> None:
+        """Copy that part of one row into `out`, of its shape, in whatever order that lies in memory.  Reads no other; raises as `gather`."""
+        found = self.flat(field, np.array([row], np.int64))
+        if found is not None:
+            out[...] = found[0][int(found[1][0])][region]
+            return
+        shard, local = self.locate(row)
+        source = self._map(field, shard)
+        if source is not None:
+            out[...] = source[local][region]
+        else:
+            self._pread_part(field, shard, local, region, out)
 
-        Says nothing of a file that cannot be opened: `gather` will.
+    def advise(self, field: str, rows: Rows, region: Slices = ()) -> None:
+        """Tell the kernel that these rows will be read soon, or that part of each: it reads many at once while nobody waits.
+
+        For cold data: warm rows cost a little.  Says nothing of a file that cannot be opened: `gather` will.
         """
         spec, rows = self._fields[field], self._here(field, self._checked(rows))
+        runs = runs_of(spec.shape, spec.stored.itemsize, region)
         with suppress(FormatError, OSError):
             if self.engine == "mmap":
                 addresses, _held = self._addresses(field, rows)
-                will_need(addresses, spec.row_bytes)
+                will_need((addresses[:, None] + runs.offsets).reshape(-1), runs.nbytes)
                 return
             shards = self.shards_of(rows)
             for shard in dict.fromkeys(shards.tolist()):
                 file = self._opened.file(field, shard)
-                local = rows[shards == shard] - self.starts[shard]
-                for begin, end in page_runs(file.offset + local * spec.row_bytes, spec.row_bytes):
+                begins = file.offset + (rows[shards == shard] - self.starts[shard]) * spec.row_bytes
+                for begin, end in page_runs((begins[:, None] + runs.offsets).reshape(-1), runs.nbytes):
                     os.posix_fadvise(file.fd, begin, end - begin, os.POSIX_FADV_WILLNEED)
 
-    def cold(self, field: str, rows: Rows, sample: int = 8) -> bool:
-        """Would reading these rows wait for a disk?  Looks at `sample` of them, spread evenly.
+    def cold(self, field: str, rows: Rows, sample: int = 8, region: Slices = ()) -> bool:
+        """Would reading these rows, or that part of each, wait for a disk?  Looks at `sample` of them, spread evenly.
 
         False also where the kernel does not tell: the file is another user's and may not be written (mmap), the file system cannot say (pread), or
         it cannot be opened, or has to be brought here first.
@@ -251,18 +264,21 @@ class Reader:
         spec, rows = self._fields[field], self._checked(rows)
         if len(rows) > sample:
             rows = rows[np.arange(sample) * len(rows) // sample]
-        rows = self._here(field, rows)
+        rows, runs = self._here(field, rows), runs_of(spec.shape, spec.stored.itemsize, region)
+        offsets = runs.offsets[:: max(1, (len(runs.offsets) - 1) // 2)]  # the first, one between, the last
         with suppress(FormatError, OSError):
             if self.engine == "mmap":
                 addresses, _held = self._addresses(field, rows)
-                return not all(is_resident(address, spec.row_bytes) for address in addresses.tolist())
+                return not all(is_resident(address, runs.nbytes) for address in (addresses[:, None] + offsets).reshape(-1).tolist())
             byte = bytearray(1)
             for row in rows.tolist():
                 shard, local = self.locate(row)
                 file = self._opened.file(field, shard)
-                for at in (0, spec.row_bytes // 2, spec.row_bytes - 1):
+                begins = file.offset + local * spec.row_bytes + offsets
+                ends = np.array([0, runs.nbytes // 2, runs.nbytes - 1], np.int64)
+                for at in (begins[:, None] + ends).reshape(-1).tolist():
                     try:
-                        os.preadv(file.fd, [byte], file.offset + local * spec.row_bytes + at, os.RWF_NOWAIT)
+                        os.preadv(file.fd, [byte], at, os.RWF_NOWAIT)
                     except BlockingIOError:
                         return True
         return False
@@ -437,16 +453,35 @@ class Reader:
         return found
 
     def _pread(self, field: str, shard: int, local: int, out: Array) -> None:
-        at, path = local * self._fields[field].row_bytes, self.path(field, shard)
-        file = self._opened.file(field, shard)
+        """Read rows of a shard, from this one on, into a C-contiguous array."""
+        at = local * self._fields[field].row_bytes
+        self._with_file(field, shard, lambda file, path: read_into(file.fd, out, file.offset + at, path))
+
+    def _pread_part(self, field: str, shard: int, local: int, region: Slices, out: Array) -> None:
+        """Read that part of a row of a shard, run by run."""
+        spec = self._fields[field]
+        runs = runs_of(spec.shape, spec.stored.itemsize, region)
+        read = np.empty(runs.nbytes, np.uint8)
+        values = np.ndarray(runs.shape, spec.stored, cast(Any, read), 0, runs.strides)
+
+        def read_all(file: File, path: Path) -> None:
+            at = file.offset + local * spec.row_bytes
+            for place, offset in zip(np.ndindex(out.shape[: out.ndim - len(runs.shape)]), runs.offsets.tolist(), strict=False):
+                read_into(file.fd, read, at + offset, path)
+                out[place] = values
+
+        self._with_file(field, shard, read_all)
+
+    def _with_file(self, field: str, shard: int, read: Callable[[File, Path], None]) -> None:
+        """Read from the open file of a shard; of a copy that was cut since once more, brought anew."""
+        path, file = self.path(field, shard), self._opened.file(field, shard)
         try:
-            return read_into(file.fd, out, file.offset + at, path)
+            return read(file, path)
         except CorruptShardError:
             if not self._files.far:
                 raise
-        self._opened.files.pop((field, shard), None)  # a copy that was cut since is brought anew
-        file = self._opened.file(field, shard)
-        read_into(file.fd, out, file.offset + at, path)
+        self._opened.files.pop((field, shard), None)
+        read(self._opened.file(field, shard), path)
 
     def close(self) -> None:
         """Drop all maps and descriptors; views that are still held stay valid, and the Reader can be used on."""

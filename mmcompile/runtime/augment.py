@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcompile.runtime.cut import Cut, apply
+from mmcompile.runtime.patch import Patch
 from mmcompile.runtime.rowrandom import RowRandom
 from mmcompile.runtime.seeding import draw_uniform, stream_keys
 
@@ -32,16 +33,23 @@ class Augment:
     RandomHorizontalFlip (`hflip`, its probability).
 
     `crop` and `resized_crop` are an int or (height, width) and exclude each other; `padding` puts so many zeros around the image before it is
-    cropped.  `scale` is the range of the part of the area that is cut, `ratio` that of width / height.  Raises TypeError or ValueError, naming the
-    field, what it may be and what it is.
+    cropped.  `scale` is the range of the part of the area that is cut, `ratio` that of width / height.  Of volumes `crop` is an int or (depth,
+    height, width), the patch of which alone the bytes are read, and the same of all volumes of a sample; `flip` are probabilities, one for each of
+    these axes, in place of `hflip`, which is that of the last.
+
+    What belongs to an image moves with it: images of one size and masks get the same cut (class ids are those of the nearest pixels, and beyond the
+    image the mask's own fill), boxes and keypoints move as with the `crop` of a dataset.  A flip exchanges no left and right keypoints.
+
+    Raises TypeError or ValueError, naming the field, what it may be and what it is.
     """
 
-    crop: int | tuple[int, int] | None = None
+    crop: int | tuple[int, ...] | None = None
     padding: int = 0
     resized_crop: int | tuple[int, int] | None = None
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     hflip: float = 0.0
+    flip: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in ("crop", "resized_crop"):
@@ -62,32 +70,64 @@ class Augment:
             raise TypeError(f"hflip must be a probability, not {self.hflip!r}")
         if not 0 <= self.hflip <= 1:
             raise ValueError(f"hflip must be a probability in [0, 1], not {self.hflip}")
+        if self.flip is not None:
+            object.__setattr__(self, "flip", _probabilities("flip", self.flip))
+            if self.hflip:
+                raise ValueError(f"flip and hflip exclude each other, and both are given: {self.flip} and {self.hflip}")
 
-    def size(self, height: int, width: int) -> tuple[int, int]:
-        """(height, width) of what is made of images of this size.  Raises ValueError when a crop is larger than them."""
-        made = self.resized_crop or self.crop or (height, width)
-        assert isinstance(made, tuple)
-        padded = height + 2 * self.padding, width + 2 * self.padding
-        if self.resized_crop is None and (made[0] > padded[0] or made[1] > padded[1]):
+    def size(self, *shape: int) -> tuple[int, ...]:
+        """The shape of what is made of images (height, width), or volumes (depth, height, width), of this shape.
+
+        Raises ValueError where a crop is larger than them, and for what is not for them.
+        """
+        of_images = len(shape) == 2
+        what, axes = ("images", "height x width") if of_images else ("volumes", "depth x height x width")
+        if self.resized_crop is not None:
+            if of_images and self.flip is None:
+                assert isinstance(self.resized_crop, tuple)
+                return self.resized_crop
+            if not of_images:
+                raise ValueError(
+                    f"resized_crop is for images, and {what} are not resampled: use crop={self.resized_crop}, with as many numbers as axes"
+                )
+        if self.flip is not None and (of_images or len(self.flip) != len(shape)):
+            said = "use hflip" if of_images else f"it takes {len(shape)} probabilities"
+            raise ValueError(f"flip {self.flip} is not for {what} ({axes}): {said}")
+        made = shape if self.crop is None else self.crop if isinstance(self.crop, tuple) else (self.crop,) * len(shape)
+        if len(made) != len(shape):
+            raise ValueError(f"crop {made} is not for {what}: give an int, or {len(shape)} numbers ({axes})")
+        padded = tuple(n + 2 * self.padding for n in shape)
+        if any(part > n for part, n in zip(made, padded, strict=True)):
+            wanted, there = (" x ".join(map(str, numbers)) for numbers in (made, padded))
             around = f" with padding {self.padding}" if self.padding else ""
             raise ValueError(
-                f"crop {made[0]} x {made[1]} (height x width) is larger than the images, {padded[0]} x {padded[1]}{around}; "
-                "ask for less, add padding, use resized_crop, or build with a larger crop"
+                f"crop {wanted} ({axes}) is larger than the {what}, {there}{around}; "
+                f"ask for less, add padding, {'use resized_crop, ' if of_images else ''}or build with a larger crop"
             )
         return made
 
     def draw(self, seed: int, epoch: int, rows: Rows, height: int, width: int) -> Cut:
         """What is cut in that epoch from the images of these rows, all of this size."""
-        size = self.size(height, width)
+        down, across = size = self.size(height, width)
         keys = stream_keys(seed, epoch, rows)
         flip = draw_uniform(keys, _FLIP, 1)[:, 0] < self.hflip
         if self.resized_crop is not None:
-            return Cut(*self._boxes(keys, height, width), flip, size)
+            return Cut(*self._boxes(keys, height, width), flip, (down, across))
         at = draw_uniform(keys, _CROP, 2)
         top, left = (
             _integers(at[:, k], n + 2 * self.padding - part + 1) - self.padding for k, (n, part) in enumerate(zip((height, width), size, strict=True))
         )
-        return Cut(top, left, np.full(len(keys), size[0]), np.full(len(keys), size[1]), flip, size)
+        return Cut(top, left, np.full(len(keys), down), np.full(len(keys), across), flip, (down, across))
+
+    def patch(self, seed: int, epoch: int, rows: Rows, *shape: int) -> Patch:
+        """What is cut in that epoch from the volumes of these rows, all of this shape."""
+        size = self.size(*shape)
+        keys = stream_keys(seed, epoch, rows)
+        often = self.flip or (*(0.0,) * (len(shape) - 1), self.hflip)
+        flip = draw_uniform(keys, _FLIP, len(shape))[:, ::-1] < np.array(often)  # the last axis has the number that decides about an image
+        at = draw_uniform(keys, _CROP, len(shape))
+        starts = [_integers(at[:, k], n + 2 * self.padding - part + 1) - self.padding for k, (n, part) in enumerate(zip(shape, size, strict=True))]
+        return Patch(np.stack(starts, 1), flip, size)
 
     def _boxes(self, keys: npt.NDArray[np.uint64], height: int, width: int) -> tuple[Rows, Rows, Rows, Rows]:
         """RandomResizedCrop's boxes: of ten areas and ratios the first that fits the image, else the largest central box whose ratio is allowed."""
@@ -127,14 +167,24 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
 
 
-def _size(name: str, value: Any) -> tuple[int, int]:
+def _size(name: str, value: Any) -> int | tuple[int, ...]:
+    """A size as a number for each axis; `crop` of one number stays one, as whatever it is for has its axes."""
     size = tuple(value) if isinstance(value, tuple | list) else (value, value)
-    if len(size) != 2 or not all(map(_is_int, size)):
-        raise TypeError(f"{name} must be an int or (height, width), not {value!r}")
-    least = 2 if name == "resized_crop" else 1  # torch's antialiased kernels go wrong for images one pixel wide
+    resized = name == "resized_crop"
+    if not (len(size) == 2 if resized else len(size) > 1) or not all(map(_is_int, size)):
+        raise TypeError(f"{name} must be an int or (height, width){'' if resized else ' or (depth, height, width)'}, not {value!r}")
+    least = 2 if resized else 1  # torch's antialiased kernels go wrong for images one pixel wide
     if min(size) < least:
         raise ValueError(f"{name} must be in [{least}, inf), not {value!r}")
-    return int(size[0]), int(size[1])
+    return tuple(map(int, size)) if resized or isinstance(value, tuple | list) else int(value)
+
+
+def _probabilities(name: str, value: Any) -> tuple[float, ...]:
+    if not isinstance(value, tuple | list) or not all(map(_is_number, value)):
+        raise TypeError(f"{name} must be probabilities, one for each axis, not {value!r}")
+    if not value or not all(0 <= p <= 1 for p in value):
+        raise ValueError(f"{name} must be probabilities in [0, 1], one for each axis, not {value!r}")
+    return tuple(map(float, value))
 
 
 def _interval(name: str, value: Any, allowed: str) -> tuple[float, float]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from mmcompile.errors import CorruptShardError
+from mmcompile.format.fields import PIXELS
 from mmcompile.format.index import Field
 from mmcompile.format.opened import keep
 from mmcompile.format.reader import Reader
@@ -23,8 +26,9 @@ from mmcompile.runtime.numbers import FLOATS, Numbers, as_array, scratch
 
 if TYPE_CHECKING:
     from mmcompile.runtime.cut import Cut
+    from mmcompile.runtime.patch import Patch
 
-__all__ = ["ClassColumn", "Column", "ImageColumn", "check_classes", "column_of"]
+__all__ = ["ClassColumn", "Column", "TextColumn", "check_classes"]
 
 Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
@@ -36,7 +40,6 @@ _HELD = 8192
 _CACHED = 1 << 19
 #: Rows from here on are computed from their map without being gathered first: what a call of numpy's costs is lost in them.
 _LARGE = 1 << 16
-_FIRST = np.zeros(1, np.int64)
 
 
 class Column:
@@ -44,26 +47,41 @@ class Column:
 
     `dtype`: the dtype on disk (the raw values), a float dtype (the numbers), either as torch's or by its name, or None: the numbers where the dataset
     was built to be normalised when read, else what lies on disk.  A float dtype says nothing of integers that are not normalised: counts, times and
-    categories stay what they are; `takes` is False then.  Raises TypeError or ValueError for a dtype that cannot be given.  `stored` is the dtype on
-    disk.
+    categories stay what they are, and the ids in a volume beside the main image or volume; `takes` is False then.  Raises TypeError or ValueError for
+    a dtype that cannot be given.  `stored` is the dtype on disk.
     """
+
+    #: Is it text?  Strings are made of it when it is handed out, and no device needs its bytes.
+    text = False
 
     def __init__(self, reader: Reader, field: Field, dtype: torch.dtype | str | None) -> None:
         self._reader = reader
         #: The field that is read, and what its value is called in a sample.
         self.field = self.name = field.name
+        self.meaning = field.meaning
+        #: Variants of each row, each of which is a row of `reader`; None where there is but the one.
+        self.views = field.views
+        if field.views is not None:
+            field = replace(field, shape=field.shape[1:], views=None)
         self._hwc, self._kind = field.layout == "hwc", field.stored
-        wanted, stored = _dtype(dtype, field), getattr(torch, field.dtype)
+        main = next((f.name for f in reader.index.fields if f.meaning in PIXELS), None)
+        numbers = field.meaning == "image" or (field.meaning == "volume" and field.name == main)
+        wanted, stored = _dtype(dtype, field, numbers), getattr(torch, field.dtype)
         is_float = stored.is_floating_point or field.scale != 1 or field.normalize is not None
-        self.takes = field.meaning == "image" or wanted == stored or (wanted in FLOATS and is_float)
+        self.takes = numbers or wanted == stored or (wanted in FLOATS and is_float)
         self._numbers = Numbers(field, wanted if self.takes else None)
         self.stored, self.dtype = self._numbers.stored, self._numbers.dtype
-        #: Are the numbers of an image normalised, here or when the dataset was built?
+        #: Are the numbers of an image or volume normalised, here or when the dataset was built?
         self.normalized = False
         self._region: tuple[slice, ...] = ()
         self.shape = field.sample_shape
         self._held: dict[int, Tensor] = reader.views()
         self._mapped = reader.engine == "mmap"
+
+    @property
+    def spatial(self) -> tuple[int, ...]:
+        """The last axes of a sample, along which it is cropped; none of what is no image or volume."""
+        return ()
 
     @property
     def row_bytes(self) -> int:
@@ -95,13 +113,13 @@ class Column:
         """The values of the samples of a batch (N, *shape): views of it."""
         return batch.unbind(0)
 
-    def empty(self, n: int, memory: Memory | None = None, *, size: tuple[int, int] | None = None, raw: bool = False) -> Tensor:
+    def empty(self, n: int, memory: Memory | None = None, *, size: tuple[int, ...] | None = None, raw: bool = False) -> Tensor:
         """A batch to be filled: (n, *shape), of an image channels_last where rows lie so on disk; of undefined content.
 
         `memory` lends its bytes, uint8 (nbytes,); by default they are numpy's, which asks the kernel for huge pages: fresh pages of 4 KiB cost more
         than computing what fills them.  `size` (h, w) where a cut gives another than the image's, `raw` for stored values.
         """
-        shape = self.shape if size is None else (self.shape[0], *size)
+        shape = self.shape if size is None else (*self.shape[: -len(size)], *size)
         dtype = self.stored if raw else self.dtype
         nbytes = n * math.prod(shape) * dtype.itemsize
         lent = _fresh(nbytes) if memory is None else memory(nbytes)
@@ -109,7 +127,7 @@ class Column:
             return lent.view(dtype).view(n, *shape[:-3], *shape[-2:], shape[-3]).movedim(-1, -3)
         return lent.view(dtype).view(n, *shape)
 
-    def batch(self, rows: Rows, out: Tensor | None = None, *, cut: Cut | None = None, raw: bool = False, times: Any = None) -> Tensor:
+    def batch(self, rows: Rows, out: Tensor | None = None, *, cut: Cut | Patch | None = None, raw: bool = False, times: Any = None) -> Tensor:
         """The values of rows as the files hold them, into `out` (made by `empty`; fresh memory when None), which is returned: (N, *shape).
 
         `cut` augments images, `raw` gives stored values instead of numbers.  Seconds spent are added to `times.gathered_s` and `times.converted_s`.
@@ -144,6 +162,14 @@ class Column:
             began = converted
         return out
 
+    def ready(self, row: int) -> None:
+        """As Reader.ready, of a row of the dataset."""
+        self._reader.ready(self.field, row * (self.views or 1))
+
+    def places(self, rows: Rows, shown: Rows | None) -> Rows:
+        """What this column is asked for, for rows of the dataset: where they have variants, the `shown` one of each."""
+        return rows if self.views is None or shown is None else rows * self.views + shown
+
     @property
     def base(self) -> Column:
         """The column of single rows that this one is made of."""
@@ -169,7 +195,7 @@ class Column:
         """The numbers of a batch, both as rows lie on disk."""
         self._numbers.fill(raw, out)
 
-    def _pieces(self, rows: Rows, cut: Cut | None, shape: tuple[int, ...]) -> Iterator[tuple[slice, Array]]:
+    def _pieces(self, rows: Rows, cut: Cut | Patch | None, shape: tuple[int, ...]) -> Iterator[tuple[slice, Array]]:
         """Stored rows of this shape, as many at a time as stay in the cache: which they are, and memory that the next piece may overwrite."""
         row_bytes = math.prod(shape) * self._kind.itemsize
         step = max(1, _CACHED // max(1, row_bytes))
@@ -179,28 +205,22 @@ class Column:
             self._gather(rows[piece], None if cut is None else cut[piece], part)
             yield piece, part
 
-    def _gather(self, rows: Rows, cut: Cut | None, out: Array) -> None:
-        """Stored rows as they lie on disk, cut, into `out`."""
-        if cut is None:
-            self._reader.gather(self.field, rows, out=out, region=self._region)
-            return
-        from mmcompile.runtime.cut import cut_rows  # reading alone does not load it
+    def cold(self, rows: Rows, cut: Any, sample: int) -> bool:
+        """Would reading what is cut from these rows wait for a disk?  Looks at `sample` of them."""
+        return self._reader.cold(self.field, rows, sample, self._region)
 
-        found = self._reader.flat(self.field, rows)
-        if found is not None:  # a crop is a view of the map, copied once
-            images, at = found
-            cut_rows(images[(slice(None), *self._region)], at, cut, out, self.stored, self._hwc)
-            return
-        channels, height, width = self.shape
-        whole = (height, width, channels) if self._hwc else (channels, height, width)
-        image = scratch("whole", math.prod(whole) * self._kind.itemsize).view(self._kind).reshape(1, *whole)
-        for i in range(len(rows)):
-            self._reader.gather(self.field, rows[i : i + 1], out=image, region=self._region)
-            cut_rows(image, _FIRST, cut[i : i + 1], out[i : i + 1], self.stored, self._hwc)
+    def advise(self, rows: Rows, cut: Any) -> None:
+        """Tell the kernel that what is cut from these rows will be read soon."""
+        self._reader.advise(self.field, self.needed(rows), self._region)
 
-    def _memory(self, out: Tensor, n: int, size: tuple[int, int] | None, raw: bool) -> Array:
+    def _gather(self, rows: Rows, cut: Any, out: Array) -> None:
+        """Stored rows as they lie on disk into `out`, cut where they are pixels."""
+        self._reader.gather(self.field, rows, out=out, region=self._region)
+
+    def _memory(self, out: Tensor, n: int, size: tuple[int, ...] | None, raw: bool) -> Array:
         """`out` as an array of rows as they lie on disk.  Raises ValueError where it is not what `empty` makes."""
-        wanted, dtype = (n, *(self.shape if size is None else (self.shape[0], *size))), self.stored if raw else self.dtype
+        wanted = (n, *(self.shape if size is None else (*self.shape[: -len(size)], *size)))
+        dtype = self.stored if raw else self.dtype
         fits = out.shape == wanted and out.dtype == dtype and out.device.type == "cpu"
         if not fits or not (out.movedim(-3, -1) if self._hwc else out).is_contiguous():
             raise ValueError(
@@ -223,25 +243,6 @@ class Column:
             if self._hwc:
                 rows = rows.permute(0, 3, 1, 2)
         return keep(self._held, shard, rows, min(_HELD, self._reader.most_shards))
-
-
-class ImageColumn(Column):
-    """An image, read as (C, H, W) samples and (N, C, H, W) batches: `shape` is that of a sample after the centre crop.
-
-    Raises ValueError for a crop that cannot be made.
-    """
-
-    def __init__(self, reader: Reader, field: Field, dtype: torch.dtype | str | None, crop: int | tuple[int, int] | None) -> None:
-        super().__init__(reader, field, dtype)
-        preprocess = reader.index.settings.get("preprocess")
-        baked = isinstance(preprocess, dict) and preprocess.get("normalize") is not None
-        self.normalized = field.normalize is not None if not self._numbers.given else self.stored.is_floating_point and baked
-        channels, height, width = field.sample_shape
-        if crop is not None:
-            down, across = _centre(crop, height, width, field.name)
-            if (down, across) != (slice(0, height), slice(0, width)):
-                self._region = (down, across, slice(0, channels)) if self._hwc else (slice(0, channels), down, across)
-            self.shape = (channels, down.stop - down.start, across.stop - across.start)
 
 
 class ClassColumn(Column):
@@ -267,42 +268,41 @@ class ClassColumn(Column):
         return labels
 
 
-def column_of(reader: Reader, field: Field, dtype: torch.dtype | str | None, crop: int | tuple[int, int] | None) -> Column:
-    """The column of a field: what it means decides."""
-    if field.meaning == "image":
-        return ImageColumn(reader, field, dtype, crop)
-    return ClassColumn(reader, field) if field.meaning == "class" else Column(reader, field, dtype)
+class TextColumn(Column):
+    """Text, read as Python's strings; its batches are the bytes (N, L), of which `texts` makes strings."""
+
+    text = True
+
+    def sample(self, row: int, shard: int, local: int) -> str:
+        return self.samples(super().sample(row, shard, local)[None])[0] if self._mapped else self.own(row)
+
+    def own(self, row: int) -> str:
+        return self.samples(super().own(row)[None])[0]
+
+    def samples(self, batch: Tensor) -> list[str]:
+        # numpy's bytes end where nothing but 0 follows
+        lines: list[bytes] = as_array(batch.contiguous()).view(f"S{self.shape[0]}").reshape(-1).tolist()
+        try:
+            return [line.decode() for line in lines]
+        except UnicodeDecodeError:
+            raise CorruptShardError(f"{self._reader.root}: field {self.name!r} holds what is not UTF-8; run `mmcompile verify`") from None
 
 
 def _fresh(nbytes: int) -> Tensor:
     return torch.from_numpy(np.empty(nbytes + 1, np.uint8)[:nbytes])  # an empty array has strides that torch cannot view
 
 
-def _dtype(dtype: Any, field: Field) -> torch.dtype | None:
-    """What was asked for, as a dtype of torch's; of an image one that it can be given as."""
+def _dtype(dtype: Any, field: Field, numbers: bool) -> torch.dtype | None:
+    """What was asked for, as a dtype of torch's; of what is always given as `numbers`, one that it can be given as."""
     if dtype is not None and not isinstance(dtype, str | torch.dtype):
         raise TypeError(f"dtype must be a torch.dtype such as torch.float32, or its name, not {dtype!r}")
     found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     stored = getattr(torch, field.dtype)
     choices = (stored, *(d for d in FLOATS if d != stored))
-    known = found in choices if field.meaning == "image" else isinstance(found, torch.dtype)
+    known = found in choices if numbers else isinstance(found, torch.dtype)
     if dtype is not None and not known:
         raise ValueError(f"dtype {dtype}: field {field.name!r} is stored as {field.dtype} and can be given as one of {list(map(str, choices))}")
     return found
-
-
-def _centre(crop: Any, height: int, width: int, name: str) -> tuple[slice, slice]:
-    """The rows and columns of a centre crop, its offset rounded as torchvision's (half to even)."""
-    size = tuple(crop) if isinstance(crop, tuple | list) else (crop, crop)
-    if len(size) != 2 or not all(isinstance(n, int | np.integer) and not isinstance(n, bool) and n > 0 for n in size):
-        raise ValueError(f"crop must be a positive int or (height, width), not {crop!r}")
-    if size[0] > height or size[1] > width:
-        raise ValueError(
-            f"crop {size[0]} x {size[1]} (height x width) is larger than field {name!r}, stored as {height} x {width}; "
-            "ask for less, or build with a larger crop"
-        )
-    top, left = (round((n - part) / 2) for n, part in zip((height, width), map(int, size), strict=True))
-    return slice(top, top + int(size[0])), slice(left, left + int(size[1]))
 
 
 def check_classes(root: object, found: Sequence[str] | None, wanted: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -58,17 +59,18 @@ class Cut:
         return bool(((self.top < 0) | (self.left < 0) | below | behind).any())
 
 
-def cut_rows(images: Array, at: Rows, cut: Cut, out: Array, stored: torch.dtype, hwc: bool) -> None:
+def cut_rows(images: Array, at: Rows, cut: Cut, out: Array, stored: torch.dtype, hwc: bool, ids: int | None = None) -> None:
     """The cuts of images[at] into `out`, C-contiguous, both as rows lie on disk: (N, H, W, C) or (N, C, H, W), bfloat16 as uint16.
 
-    Scaled 8-bit values are those of torchvision's antialiased resize; others are computed in float32 (in float64 where they have more than 24 bits)
-    and rounded once, half to even.  All is done by the calling thread, but for scaled images that are not of 8 bits in 1 to 4 channels: torch scales
-    those with its own threads.
+    `ids` says that these are class ids, chw: scaled ones are those of the nearest pixels, and beyond the image lies this one.  Scaled 8-bit
+    values are those of torchvision's antialiased resize; others are computed in float32 (in float64 where they have more than 24 bits) and rounded
+    once, half to even.  All is done by the calling thread, but for scaled images that are not of 8 bits in 1 to 4 channels: torch scales those
+    with its own threads.
     """
     if out[:1].nbytes <= _SMALL and not cut.scales:
         step = max(1, _PIECE // max(1, images[:1].nbytes))
         for i in range(0, len(at), step):
-            _cut_small(images[at[i : i + step]], cut[i : i + step], out[i : i + step], 1 if hwc else 2)
+            _cut_small(images[at[i : i + step]], cut[i : i + step], out[i : i + step], 1 if hwc else 2, ids or 0)
         return
     height, width = images.shape[1:3] if hwc else images.shape[2:]
     if len(out) and not hwc and out.itemsize == 1 and out[:1].nbytes % 8 == 0 and not cut.scales and not cut.leaves(height, width):
@@ -79,9 +81,9 @@ def cut_rows(images: Array, at: Rows, cut: Cut, out: Array, stored: torch.dtype,
         y, x = _inside(top, tall, height), _inside(left, wide, width)
         box = images[row, y, x] if hwc else images[row, :, y, x]
         if (tall, wide) != cut.size:
-            box = _scaled(box, cut.size, stored, hwc)
+            box = _scaled(box, cut.size, stored, hwc) if ids is None else _nearest(box, cut.size)
         elif (y.stop - y.start, x.stop - x.start) != cut.size:
-            framed = np.zeros(target.shape, target.dtype)
+            framed = _blank(target.shape, target.dtype, ids or 0)
             part = slice(y.start - top, y.stop - top), slice(x.start - left, x.stop - left)
             framed[part if hwc else (slice(None), *part)] = box
             box = framed
@@ -109,18 +111,22 @@ def _cut_bytes(images: Array, at: Rows, cut: Cut, out: Array) -> None:
             out[i] = box
 
 
-def apply(raw: Tensor, cut: Cut) -> Tensor:
+def apply(raw: Tensor, cut: Cut, ids: int | None = None) -> Tensor:
     """The cuts of stored images (N, C, H, W) on one device, there: (N, C, h, w), channels_last where the images are.
 
-    The values of the CPU's row by row path; where a box is scaled, integers are within one of them, floats within their rounding.
+    The values of the CPU's row by row path; where a box is scaled, integers are within one of them, floats within their rounding.  `ids`: as of
+    `cut_rows`, and the same class ids.
     """
     (h, w), device, (height, width) = cut.size, raw.device, raw.shape[2:]
     top, left, tall, wide, flip = (torch.from_numpy(v).to(device)[:, None] for v in (cut.top, cut.left, cut.height, cut.width, cut.flip))
-    if cut.scales:
+    if cut.scales and ids is None:
         down = _weights(top, tall, torch.zeros_like(flip), h, height, _precise(raw.dtype))
         return _scaled_batch(raw, down, _weights(left, wide, flip, w, width, _precise(raw.dtype)))
-    y, x = top + torch.arange(h, device=device), torch.arange(w, device=device)
-    x = left + torch.where(flip, w - 1 - x, x)
+    y, x = torch.arange(h, device=device), torch.arange(w, device=device)
+    x = torch.where(flip, w - 1 - x, x)
+    if cut.scales:
+        y, x = (2 * y + 1) * tall // (2 * h), (2 * x + 1) * wide // (2 * w)
+    y, x = top + y, left + x
     down, across = y.clamp(0, height - 1), x.clamp(0, width - 1)
     bits = signed(raw)
     n = torch.arange(len(raw), device=device)
@@ -130,19 +136,20 @@ def apply(raw: Tensor, cut: Cut) -> Tensor:
         c = torch.arange(raw.shape[1], device=device)[:, None, None]
         out = bits[n[:, None, None, None], c, down[:, None, :, None], across[:, None, None]]
     if cut.leaves(height, width):
-        out = out.masked_fill(((y != down)[:, :, None] | (x != across)[:, None])[:, None], 0)
+        beyond = int(signed(torch.tensor(ids or 0, dtype=raw.dtype, device="cpu")))
+        out = out.masked_fill(((y != down)[:, :, None] | (x != across)[:, None])[:, None], beyond)
     return out.view(raw.dtype)
 
 
-def _cut_small(images: Array, cut: Cut, out: Array, axis: int) -> None:
-    """The unscaled cuts of small images, one call of numpy's for all of them; `axis` is that of their height."""
+def _cut_small(images: Array, cut: Cut, out: Array, axis: int, fill: int) -> None:
+    """The unscaled cuts of small images, one call of numpy's for all of them; `axis` is that of their height, `fill` what lies beyond them."""
     (h, w), (height, width) = cut.size, images.shape[axis : axis + 2]
     above, before = max(0, -int(cut.top.min())), max(0, -int(cut.left.min()))
     below, behind = max(0, int(cut.top.max()) + h - height), max(0, int(cut.left.max()) + w - width)
     if above or before or below or behind:
         shape = [*images.shape]
         shape[axis], shape[axis + 1] = above + height + below, before + width + behind
-        framed = np.zeros(shape, images.dtype)
+        framed = _blank(shape, images.dtype, fill)
         framed[(*(slice(None),) * axis, slice(above, above + height), slice(before, before + width))] = images
         images = framed
     windows = np.lib.stride_tricks.sliding_window_view(images, (h, w), (axis, axis + 1))
@@ -150,6 +157,17 @@ def _cut_small(images: Array, cut: Cut, out: Array, axis: int) -> None:
     out[...] = windows[n, :, top, left] if axis == 2 else windows.transpose(0, 1, 2, 4, 5, 3)[n, top, left]
     flipped = np.flatnonzero(cut.flip)
     out[flipped] = np.flip(out[flipped], axis + 1)
+
+
+def _blank(shape: Sequence[int], dtype: np.dtype[Any], fill: int) -> Array:
+    return np.full(shape, fill, dtype) if fill else np.zeros(shape, dtype)
+
+
+def _nearest(box: Array, size: tuple[int, int]) -> Array:
+    """`box` (1, tall, wide) scaled to `size`: each pixel is the one that its middle falls into, computed in integers."""
+    down, across = ((2 * np.arange(made) + 1) * pixels // (2 * made) for made, pixels in zip(size, box.shape[1:], strict=True))
+    scaled: Array = box.take(down, 1).take(across, 2)
+    return scaled
 
 
 def _inside(start: int, size: int, end: int) -> slice:

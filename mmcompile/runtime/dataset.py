@@ -8,25 +8,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import Dataset, default_collate
 
-from mmcompile.format.canonical import as_bytes, as_text
-from mmcompile.format.index import Field
 from mmcompile.format.reader import Reader
-from mmcompile.format.samples import pooled_statistics
-from mmcompile.runtime.arguments import columns_of, field_names, files_of, split_range
+from mmcompile.runtime.arguments import columns_of, field_names, files_of, joint_of, spatial_of, split_range
 from mmcompile.runtime.buffers import Pool
-from mmcompile.runtime.column import ClassColumn, ImageColumn, check_classes
+from mmcompile.runtime.column import ClassColumn, check_classes
+from mmcompile.runtime.facts import Facts
 from mmcompile.runtime.gathered import gathered, in_worker, shared_memory
-from mmcompile.runtime.hooks import Hooks, warn_of_normalizing_twice, warn_of_one_epoch, with_valid
+from mmcompile.runtime.hooks import Hooks, stacked, warn_of_normalizing_twice, warn_of_one_epoch, with_valid
+from mmcompile.runtime.pixels import ImageColumn
 from mmcompile.runtime.seeding import SampleIndex, stream_keys
 from mmcompile.runtime.selection import Selection, divide, integer, integers, said_valid, stream_keys_of, whole
+from mmcompile.runtime.views import Views, warn_of_one_variant
 
 if TYPE_CHECKING:
     from mmcompile.runtime.cache import Cache
@@ -40,7 +38,7 @@ __all__ = ["MMapShardDataset"]
 Rows = npt.NDArray[np.int64]
 
 #: What is opened again after unpickling instead of travelling.
-_OPENED = ("_columns", "_pools", "_sized", "_image", "_label", "_range", "_rows", "_targets", "_resident")
+_OPENED = ("_columns", "_views", "_pools", "_sized", "_image", "_label", "_range", "_rows", "_targets", "_resident", "_texts", "_spatial", "_joint")
 #: Batches of memory that wait for the next use: one is being filled while the one before is let go of.
 _SPARE = 2
 #: Samples looked at for whether hooks draw random numbers: looking costs more than seeding.
@@ -53,12 +51,13 @@ class _Epoch:
     number, told = 0, False
 
 
-class MMapShardDataset(Dataset[Any]):
+class MMapShardDataset(Facts):
     """The samples of a folder that `mmcompile build` made.
 
     `ds[i]` is `(image, label)`, or the image alone where there are no labels: image (C, H, W), label a Python int.  Values, the rows of arrays and
     tables, are tensors of the field's shape and dtype, of no axis where they are single numbers.  `ds[2:5]`, `ds[[7, 1, 7]]`, or an array or tensor
-    of ints is a batch: (N, C, H, W), int64 (N,) and (N, *shape), one copy into memory of its own.
+    of ints is a batch: (N, C, H, W), int64 (N,) and (N, *shape), one copy into memory of its own.  A mask is (H, W), text a str (of a batch a
+    list of them), and boxes, keypoints and other lists have as many rows in every sample, of which their count says how many are filled.
 
     A sample of stored values is a view of a copy-on-write map: writing to it never changes the file, but is seen by later `ds[i]` of the same row
     in this process; `.clone()` it, or pass `copy=True`.  Batches, computed samples and what a transform gets are copies of what the file holds.
@@ -72,13 +71,17 @@ class MMapShardDataset(Dataset[Any]):
     split: the name of a split, or "all" for all of them; needed where there are several.
     fields: names of the fields to read, in the order wanted (others are never touched); a single one comes bare, not in a tuple.
     transform: called with the image (a tensor of its own).  target_transform: called with the label.  transforms: called with all fields, in place
-        of the two.  One with a parameter named `generator` gets a torch.Generator there; it and the global generators of torch, numpy and random
-        are seeded by (seed, epoch, row) once for all hooks of a sample, in whatever process; the global ones are left as the user had them.
+        of the two: lists come cut to their count (or to their boxes, where `fields` leaves it out), and where a sample has masks, boxes or keypoints
+        and torchvision can be imported, they and images as its tv_tensors: Image, Mask, BoundingBoxes (XYXY), of keypoints (KeyPoints, visibility).
+        One with a parameter named `generator` gets a torch.Generator there; it and the global generators of torch, numpy and random are seeded by
+        (seed, epoch, row) once for all hooks of a sample, in whatever process; the global ones are left as the user had them.
     dtype: the dtype on disk for raw values, or a float dtype for the numbers: x / 255 (16 bit: x / 65535), normalised if built so.  By default the
         numbers in float32 where the dataset was built with normalisation, else what lies on disk.  Values too, stored floats in the dtype that they
         have (normalised ones are computed in float64 where that is float64), but a float dtype says nothing of integers that are not normalised:
-        counts, times, categories.
-    crop: an int or (height, width): the centre of each image, equal to torchvision's CenterCrop.
+        counts, times, categories, the ids in a second volume; and boxes, keypoints and masks have the dtype on disk.
+    crop: an int or (height, width), of volumes (depth, height, width): the centre of each image, equal to torchvision's CenterCrop, and of what
+        belongs to it.  Boxes are moved and clipped, those of which nothing is left (or less than the `min_visibility` of the build) go out of all
+        lists of their count; keypoints outside are not to be seen.  ValueError where a field in use cannot follow.
     copy: every sample in memory of its own.
     output: "tuple" or "dict" (field name -> value).
     engine: "mmap", "pread" (bad media and files cut by others are exceptions, not signals), or "auto": mmap on local file systems.
@@ -86,6 +89,8 @@ class MMapShardDataset(Dataset[Any]):
     classes: the names that the classes must have, in the order of their numbers, as in `classes=train.classes`; others are an error.
     cache: a Cache, for a dataset behind a URL (`root` may be one then) or in a slow folder: shards come to a local disk when they are wanted, and a
         little before, each checked against its hash.  `shuffle=True` of ShardLoader and ShardSampler means "block" then.
+    view: of a dataset built with several variants of each sample, always this one.  By default (seed, epoch, row) picks one, the same of all fields:
+        where a sample begins is random, each epoch goes on by one, and K epochs in a row show all K.
 
     Raises NotADatasetError, GenerationError, VersionError or another FormatError for what lies on disk, TypeError or ValueError for arguments.
     """
@@ -100,13 +105,14 @@ class MMapShardDataset(Dataset[Any]):
         target_transform: Callable[..., Any] | None = None,
         transforms: Callable[..., Any] | None = None,
         dtype: torch.dtype | str | None = None,
-        crop: int | tuple[int, int] | None = None,
+        crop: int | tuple[int, ...] | None = None,
         copy: bool = False,
         output: str = "tuple",
         engine: str = "auto",
         generation: str | None = None,
         classes: Sequence[str] | None = None,
         cache: Cache | None = None,
+        view: int | None = None,
     ) -> None:
         if output not in ("tuple", "dict"):
             raise ValueError(f"output must be 'tuple' or 'dict', not {output!r}")
@@ -118,7 +124,7 @@ class MMapShardDataset(Dataset[Any]):
             check_classes(self.root, self._reader.classes, classes)
         self._split = split
         self._fields = fields if fields is None else field_names(fields)
-        self._dtype, self._crop = dtype, crop
+        self._dtype, self._crop, self._view = dtype, crop, view
         self._copy = bool(copy)
         self._output = output
         self._hooked = bool(self._hooks)
@@ -136,17 +142,22 @@ class MMapShardDataset(Dataset[Any]):
         self._range = start, stop = split_range(self._reader, self._split)
         self._rows = Selection(start, stop - start, self._chosen)
         self._columns = columns_of(self._reader, self._fields, self._dtype, self._crop)
+        self._views = Views.of_columns(self._columns, self._view, str(self.root))
         names = [column.name for column in self._columns]
         if self._windows is not None:
             bounds = np.array([0, *(s.stop for s in index.splits)], np.int64)
             self._columns = self._windows.columns(self._columns, self._reader, self._dtype, self._crop)
             if self._chosen is None:
-                self._rows = self._windows.selection(self._reader.origins.groups[1], bounds, *self._range, str(self.root))
+                self._rows = self._windows.selection(self._reader.origins.series, bounds, *self._range, str(self.root))
         self._pools = [Pool(_SPARE) for _ in self._columns]
         self._sized: set[str] = set()
         self._image = next((i for i, c in enumerate(self._columns) if isinstance(c.base, ImageColumn)), None)
         self._label = next((i for i, c in enumerate(self._columns) if isinstance(c.base, ClassColumn)), None)
         self._hooks.check(self.root, names, self._image is not None, self._label is not None)
+        self._texts = [i for i, c in enumerate(self._columns) if c.text]
+        self._spatial = spatial_of(index, self._columns, self._crop, str(self.root)) if self._windows is None else None
+        together = self._hooks.transforms is not None and self._windows is None
+        self._joint = joint_of(index, self._columns, self._spatial) if together else None
         self._targets: Rows | None = None
         self._resident: Resident | None = None
 
@@ -159,9 +170,6 @@ class MMapShardDataset(Dataset[Any]):
 
     # -- samples and batches
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
     def __iter__(self) -> Iterator[Any]:
         for i in range(len(self._rows)):  # not the sequence protocol, which would take an IndexError in a transform for the end
             yield self[i]
@@ -173,7 +181,7 @@ class MMapShardDataset(Dataset[Any]):
         if isinstance(key, slice):
             wanted = range(*key.indices(len(self._rows)))
             for end in {*wanted[:1], *wanted[-1:]}:  # before numbers are made for as many rows as the index claims
-                self._reader.ready(self._columns[0].field, self._rows.row(end))
+                self._columns[0].ready(self._rows.row(end))
             return self._batch(self._where(np.arange(wanted.start, wanted.stop, wanted.step, dtype=np.int64)), ())
         if isinstance(key, list | range) or (isinstance(key, np.ndarray | torch.Tensor) and key.ndim):
             return self._batch(self._where(integers(key, len(self._rows))), key)
@@ -182,16 +190,21 @@ class MMapShardDataset(Dataset[Any]):
     def __getitems__(self, keys: Sequence[int]) -> Sequence[Any]:
         """The samples of a batch, as DataLoader asks for them: gathered in one go, so that they are what the file holds."""
         rows = self._where(integers(keys, len(self._rows)))
+        shown = self._shown(rows, keys, warn=True)
         if self._hooked:
-            return self._called(self._unbind(self._gather(rows)), rows, keys)
+            return self._called(self._unbind(self._gather(rows, shown)), rows, keys)
         valid = said_valid(keys)
         bare = self._output == "tuple" and valid is None and len(self._columns) == 1 and self._label is None
-        return gathered(lambda: self._gather(rows, valid), len(rows), self._unbind, self._packed, bare)
+        return gathered(lambda: self._gather(rows, shown, valid), len(rows), self._unbind, self._packed, bare)
 
     def _sample(self, key: int) -> Any:
         row = self._rows.row(key)
-        if self._resident is not None:
-            values = self._unbind(self._gather(np.array([row], np.int64)))[0]
+        if self._resident is not None or (self._spatial is not None and self._spatial.crops):
+            rows = np.array([row], np.int64)
+            values = self._unbind(self._gather(rows, self._shown(rows, (key,))))[0]
+        elif self._views is not None:
+            shown, _ = self._views.asked((key,), np.array([row], np.int64), self._epoch.number)
+            values = self._views.sample(self._columns, (row, *self._reader.locate(row)), int(shown[0]), self._copy or self._hooks.take_images)
         elif self._copy or self._hooks.take_images:
             values = [column.own(row) for column in self._columns]
         else:
@@ -201,25 +214,36 @@ class MMapShardDataset(Dataset[Any]):
             return self._called([values], np.array([row], np.int64), (key,))[0]
         if type(key) is SampleIndex and key.valid is not None:
             values.append(key.valid)
-        return self._packed(values)
+        return self._named(values)
 
     def _batch(self, rows: Rows, keys: Any) -> Any:
         if not self._hooked:
-            return self._packed(self._gather(rows, said_valid(keys)))
+            return self._packed(self._gather(rows, self._shown(rows, keys), said_valid(keys)))
         if not len(rows):
             raise ValueError("an empty batch has no shape once there is a transform")
-        out = default_collate(self._called(self._unbind(self._gather(rows)), rows, keys))
+        out = stacked(self._called(self._unbind(self._gather(rows, self._shown(rows, keys))), rows, keys))
         return tuple(out) if isinstance(out, list) else out
 
-    def _gather(self, rows: Rows, valid: list[bool] | None = None) -> list[torch.Tensor]:
+    def _shown(self, rows: Rows, keys: Any, warn: bool = False) -> Rows | None:
+        """The variants to hand out; None where there are none."""
+        if self._views is None:
+            return None
+        shown, told = self._views.asked(keys, rows, self._epoch.number)
+        if warn and not told and not self._epoch.told:
+            warn_of_one_variant()
+        return shown
+
+    def _gather(self, rows: Rows, shown: Rows | None = None, valid: list[bool] | None = None) -> list[torch.Tensor]:
         """A tensor for each column, one copy into recycled memory, or in a worker process into shared memory."""
         shared = in_worker() and not self._hooked
-        parts = [] if self._resident is None else self._resident.parts(self._columns, rows)
+        parts = [] if self._resident is None else self._resident.parts(self._columns, rows, shown)
         for column, pool in zip(self._columns, self._pools, strict=True) if self._resident is None else ():
             if len(rows) and column.field not in self._sized:  # before memory is asked for: does a file bear out the size of its rows?
-                self._reader.ready(column.field, int(rows[0]))
+                column.ready(int(rows[0]))
                 self._sized.add(column.field)
-            parts.append(column.batch(rows, column.empty(len(rows), shared_memory if shared else pool.lend)))
+            parts.append(column.batch(column.places(rows, shown), column.empty(len(rows), shared_memory if shared else pool.lend)))
+        if self._spatial is not None:
+            self._spatial.follow(parts, len(rows))
         return parts if valid is None else [*parts, torch.tensor(valid, device="cpu")]
 
     def _unbind(self, parts: list[torch.Tensor]) -> list[list[Any]]:
@@ -231,7 +255,8 @@ class MMapShardDataset(Dataset[Any]):
         """The samples after the hooks, each keyed by what its index carries, else by the epoch of the dataset."""
         streams, told = stream_keys_of(keys, rows, self._epoch.number)
         told = told or self._epoch.told
-        made, drawn = self._hooks.run(streams, samples, self._image, self._label, 0 if told else self._watch)
+        joined = samples if self._joint is None else map(self._joint, samples)
+        made, drawn = self._hooks.run(streams, joined, self._image, self._label, 0 if told else self._watch)
         if not told:
             self._watch = 0 if drawn else max(0, self._watch - len(made))
         if drawn:
@@ -241,19 +266,27 @@ class MMapShardDataset(Dataset[Any]):
 
     def _samples(self, rows: Rows, seed: int, epoch: int, parts: list[torch.Tensor]) -> list[Any]:
         """The samples of rows after the hooks; `parts` holds their values, a tensor for each column, and is the hooks' to write to."""
-        made, _ = self._hooks.run(stream_keys(seed, epoch, rows).tolist(), self._unbind(parts), self._image, self._label)
+        samples = self._unbind(parts)
+        joined = samples if self._joint is None else map(self._joint, samples)
+        made, _ = self._hooks.run(stream_keys(seed, epoch, rows).tolist(), joined, self._image, self._label)
         return [self._finished(sample) for sample in made]
 
     def _finished(self, out: Any) -> Any:
         """A sample of what the hooks returned: what `transforms` makes of a tuple is up to it."""
         if self._hooks.transforms is None:
-            return self._packed(out)
+            return self._named(out)
         if self._output == "tuple" or isinstance(out, dict):
             return out
-        return self._packed(list(out) if len(self._columns) > 1 else [out])
+        return self._named(list(out) if len(self._columns) > 1 else [out])
 
     def _packed(self, values: list[Any]) -> Any:
-        """A sample or batch of one value for each column, and perhaps of `valid`."""
+        """A sample or batch of one value for each column, and perhaps of `valid`; of a batch, text is made strings here."""
+        for i in self._texts:
+            if isinstance(values[i], torch.Tensor):
+                values[i] = self._columns[i].samples(values[i])
+        return self._named(values)
+
+    def _named(self, values: list[Any]) -> Any:
         if self._output == "dict":
             return dict(zip((*(column.name for column in self._columns), "valid"), values, strict=False))
         return tuple(values) if len(values) > 1 else values[0]
@@ -387,111 +420,3 @@ class MMapShardDataset(Dataset[Any]):
         from mmcompile.runtime.warming import Warming
 
         return Warming(self, progress)
-
-    # -- what is in there
-
-    @property
-    def root(self) -> Path | str:
-        return self._reader.root
-
-    @property
-    def generation(self) -> str:
-        """The generation that is open: 32 hex digits, the hash of its index."""
-        return self._reader.generation
-
-    @property
-    def part(self) -> str | None:
-        """Which part of the folder's rows these are, for a state to be told apart from one of another part; None for all of them in order."""
-        part = self._rows.part(len(self._reader))
-        return part if self._windows is None else self._windows.part(part, len(self))
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of an image before any transform: (C, H, W); of the first field where no image is read."""
-        return self._columns[self._image or 0].shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of an image before any transform; of the first field where no image is read."""
-        return self._columns[self._image or 0].dtype
-
-    @property
-    def transform(self) -> Callable[..., Any] | None:
-        return self._hooks.transform
-
-    @property
-    def target_transform(self) -> Callable[..., Any] | None:
-        return self._hooks.target_transform
-
-    @property
-    def transforms(self) -> Callable[..., Any] | None:
-        return self._hooks.transforms
-
-    @property
-    def classes(self) -> list[str] | None:
-        """The class names, a label's name at its number; None for a dataset without labels."""
-        names = self._reader.classes
-        return None if names is None else list(names)
-
-    @property
-    def class_to_idx(self) -> dict[str, int] | None:
-        """Class name -> label; None for a dataset without labels."""
-        names = self._reader.classes
-        return None if names is None else {name: i for i, name in enumerate(names)}
-
-    @property
-    def targets(self) -> Rows | None:
-        """The labels of all samples, int64 (N,), read-only, read in one go and kept; None without labels.  Of windows those that are a target."""
-        if self._targets is None:
-            name = next((f.name for f in self._reader.index.fields if f.meaning == "class"), None)
-            offset = 0 if self._windows is None or name is None else self._windows.offset(self._columns, name)
-            if name is None or offset is None:
-                return None
-            column = self._reader.column(name)
-            if self._windows is None and self._chosen is None:
-                targets = column[slice(*self._range)].copy()
-            else:
-                targets = column[self._where(np.arange(len(self), dtype=np.int64)) + offset]
-            targets.flags.writeable = False
-            self._targets = targets
-        return self._targets.view()
-
-    @property
-    def fields(self) -> dict[str, Field]:
-        """What is known of the fields in use, by name, in order: dtype and shape on disk, meaning, and of values `columns` and `categories`
-        (`.listed` has the names), and `unit`, where they have them."""
-        return {column.field: self._reader.origins.field(column.field) for column in self._columns}
-
-    @property
-    def stats(self) -> dict[str, tuple[float, ...]] | None:
-        """{"mean": …, "std": …} of the split's pixels, a number for each channel, before normalisation (8 bit: of x / 255); None without any.
-
-        Without an image: those of the first value in use, a number for each of its columns.
-        """
-        index = self._reader.index
-        names = [f.name for f in index.fields if f.meaning == "image"] or [f.name for f in self.fields.values() if f.channels]
-        return pooled_statistics(index, names[0], *self._range) if names else None
-
-    def source(self, i: int) -> str:
-        """The key of a sample: its source's path in RAW, as text by `os.fsdecode`.
-
-        Of rows of arrays and tables, which have none: NAME[NUMBER], the group and the row's number in it.
-        """
-        return self._reader.origins.source(self._rows.row(integer(i)))
-
-    def find(self, key: str | bytes) -> int:
-        """The number of the (first) sample made from this source.  The first call reads all keys; 16 bytes a row stay in memory.
-
-        Raises KeyError; ValueError where rows have no keys, as those of arrays and tables.
-        """
-        at = self._rows.find(self._reader.find(as_bytes(key)))
-        if at < 0:
-            raise KeyError(as_text(key))
-        return at
-
-    def __repr__(self) -> str:
-        fields = ", ".join(f"{c.name} {str(c.dtype).removeprefix('torch.')} {c.shape}" for c in self._columns)
-        names = self._reader.classes
-        classes = "" if names is None else f", {len(names):,} classes"
-        split = ("" if self._split is None else f", split={self._split!r}") + ("" if self._chosen is None else ", a subset")
-        return f"{type(self).__name__}({str(self.root)!r}{split}): {len(self._rows):,} samples of {fields}{classes}; generation {self.generation}"

@@ -7,7 +7,7 @@ tested, on the CPU.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mmcompile.runtime.buffers import pinned
 from mmcompile.runtime.numbers import signed
+from mmcompile.runtime.patch import Patch, apply
 from mmcompile.runtime.selection import Selection
 
 if TYPE_CHECKING:
@@ -38,11 +39,15 @@ _PIECE = 64 << 20
 
 @dataclass
 class Sent:
-    """Tensors on their way: whole on the device once `ready` (an event of its stream) has passed; None where they are there already."""
+    """Tensors on their way: whole on the device once `ready` (an event of its stream) has passed; None where they are there already.
+
+    Those numbered in `here` are not for the device.
+    """
 
     parts: list[Tensor]
     ready: Any = None
     begun: Any = None
+    here: Collection[int] = ()
 
 
 @dataclass
@@ -63,23 +68,27 @@ class Mover:
         """Where batches that will be sent should be gathered; None: anywhere."""
         return pinned if self.device.type == "cuda" else None
 
-    def send(self, parts: list[Tensor], finish: Finish) -> Sent:
-        """Start the copies, and what `finish` does with them there."""
+    def send(self, parts: list[Tensor], finish: Finish, here: Collection[int] = ()) -> Sent:
+        """Start the copies, and what `finish` does with them there; parts with numbers in `here` stay where they are."""
         if self._stream is None:
-            return Sent(finish([part.to(self.device, non_blocking=True) for part in parts]))
+            return Sent(finish(self._copied(parts, here)))
         with torch.cuda.stream(self._stream):
             begun, ready = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             begun.record(self._stream)
-            moved = finish([part.to(self.device, non_blocking=True) for part in parts])  # torch keeps pinned memory until the copy has been made
+            moved = finish(self._copied(parts, here))
             ready.record(self._stream)
-        return Sent(moved, ready, begun)
+        return Sent(moved, ready, begun, here)
+
+    def _copied(self, parts: list[Tensor], here: Collection[int]) -> list[Tensor]:
+        # torch keeps pinned memory until the copy has been made
+        return [part if k in here else part.to(self.device, non_blocking=True) for k, part in enumerate(parts)]
 
     def receive(self, sent: Sent) -> list[Tensor]:
         """The tensors, for use on the current stream, which waits for them; this thread does not."""
         if sent.ready is not None:
             current = torch.cuda.current_stream(self.device)
             current.wait_event(sent.ready)
-            for part in sent.parts:
+            for part in (part for k, part in enumerate(sent.parts) if k not in sent.here):
                 part.record_stream(current)  # or their memory could be used again while kernels of this stream still read it
             self._timed.append((sent.begun, sent.ready))
             while self._timed and self._timed[0][1].query():
@@ -95,23 +104,28 @@ class Mover:
 class Resident:
     """The stored rows of whole shards of a dataset, on a device: `store` has (rows, *shape) of each field, and `held` says which they are.
 
-    `len()` is how many rows there are.
+    Of a field with variants each is a row of its store.  `len()` is how many rows of the dataset there are, `count`.
     """
 
-    def __init__(self, device: torch.device, store: dict[str, Tensor], held: Selection) -> None:
-        self.device, self._store, self._held = device, store, held
+    def __init__(self, device: torch.device, store: dict[str, Tensor], held: Selection, count: int) -> None:
+        self.device, self._store, self._held, self._count = device, store, held, count
 
     def __len__(self) -> int:
-        return len(next(iter(self._store.values())))
+        return self._count
 
     def split(self, rows: Rows) -> tuple[Rows, npt.NDArray[np.bool_]]:
         """(place in the store, is it there?) of rows of the dataset: int64 (N,), bool (N,)."""
         places = self._held.places(rows)
         return places, (places >= 0) & (places < len(self))
 
-    def join(self, field: str, places: Rows, here: npt.NDArray[np.bool_], rest: Tensor) -> Tensor:
-        """Rows of a field on the device: the resident ones, and the others from `rest`, which holds them in order."""
+    def join(self, field: str, places: Rows, here: npt.NDArray[np.bool_], rest: Tensor, patch: Patch | None = None) -> Tensor:
+        """Rows of a field on the device, or of each its patch: the resident ones, and the others from `rest`, which holds them in order."""
         store = signed(self._store[field])
+        if patch is not None:
+            out = torch.empty((len(places), *rest.shape[1:]), dtype=store.dtype, device=self.device)
+            out[self._at(np.flatnonzero(~here))] = signed(rest)
+            apply(store, places, patch, out, np.flatnonzero(here))
+            return out.view(rest.dtype)
         if not len(places):
             return self._store[field][:0]
         if here.all():
@@ -122,14 +136,17 @@ class Resident:
             out[self._at(np.flatnonzero(here))] = _rows(store, self._at(places[here]))
         return out.view(rest.dtype)
 
-    def parts(self, columns: list[Any], rows: Rows) -> list[Tensor]:
-        """A batch of the numbers of all columns, on the device."""
+    def parts(self, columns: list[Any], rows: Rows, shown: Rows | None) -> list[Tensor]:
+        """A batch of the numbers of all columns, on the device; `shown` are the rows' variants."""
         out = []
         for column in columns:
+            if column.text:
+                out.append(column.batch(column.places(rows, shown)))
+                continue
             needed = column.needed(rows)
             places, here = self.split(needed)
-            rest = column.base.batch(needed[~here], raw=True)
-            out.append(column.numbers(column.shaped(self.join(column.field, places, here, rest.to(self.device)))))
+            rest = column.base.batch(column.places(needed, shown)[~here], raw=True)
+            out.append(column.numbers(column.shaped(self.join(column.field, column.places(places, shown), here, rest.to(self.device)))))
         return out
 
     def _at(self, numbers: Rows) -> Tensor:
@@ -175,10 +192,13 @@ def to_device(dataset: MMapShardDataset, device: torch.device, budget: int | Non
     On the CPU that is the page cache, which all processes of a host share (then None), where they stay, locked, as far as this user may lock memory.
     Raises MemoryError with the numbers where they don't fit, ValueError for a budget that is none.
     """
-    held, columns = dataset._needed(), list({column.field: column.base for column in dataset._columns}.values())
-    count = _fit(dataset.root, sum(column.row_bytes for column in columns), device, budget, held.blocks(dataset._reader.starts))
+    held, columns = dataset._needed(), list({column.field: column.base for column in dataset._columns if not column.text}.values())
+    if not columns:
+        raise ValueError(f"{dataset.root}: text stays in the memory of the CPU, and no other field is in use: {[c.name for c in dataset._columns]}")
+    width = sum(column.row_bytes * (column.views or 1) for column in columns)
+    count = _fit(dataset.root, width, device, budget, held.blocks(dataset._reader.starts))
     if device.type == "cpu":
-        for rows in held.ranges(count, sum(column.row_bytes for column in columns)):
+        for rows in held.ranges(count, width):
             for column in columns:
                 dataset._reader.warm([column.field], rows, lambda: False, lambda nbytes: None)
                 dataset._reader.lock(column.field, rows)
@@ -186,12 +206,14 @@ def to_device(dataset: MMapShardDataset, device: torch.device, budget: int | Non
     store = {}
     for column in columns:
         like = column.empty(0, raw=True)
-        memory = torch.empty((count, *like.shape[1:]), dtype=like.dtype, device=device, memory_format=_format(like))
-        step = max(1, _PIECE // column.row_bytes)
+        views = column.views or 1
+        memory = torch.empty((count * views, *like.shape[1:]), dtype=like.dtype, device=device, memory_format=_format(like))
+        step = max(1, _PIECE // (column.row_bytes * views))
         for at in range(0, count, step):
-            memory[at : at + step] = column.batch(held.rows(np.arange(at, min(at + step, count))), raw=True)
+            some = held.rows(np.arange(at, min(at + step, count)))[:, None] * views + np.arange(views)
+            memory[at * views : (at + step) * views] = column.batch(some.reshape(-1), raw=True)
         store[column.field] = memory
-    return Resident(device, store, held)
+    return Resident(device, store, held, count)
 
 
 def _fit(root: Path | str, width: int, device: torch.device, budget: int | None, bounds: Rows) -> int:

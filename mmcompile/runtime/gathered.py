@@ -176,6 +176,8 @@ _KINDS: dict[type, type] = {tuple: _Tuple, dict: _Dict, int: _Int, Tensor: _Tens
 
 def _marked(sample: Any, made: _Made) -> Any:
     """A sample that knows its batch."""
+    if isinstance(sample, str):  # collated as it is: a list
+        return sample
     first = sample.as_subclass(_Tensor) if isinstance(sample, Tensor) else _KINDS[type(sample)](sample)
     first.made = made
     return first

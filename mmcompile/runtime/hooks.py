@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.utils.data import default_collate
 
 from mmcompile.runtime.seeding import mt19937_words
 
-__all__ = ["Hooks", "keyed_globals", "warn_of_normalizing_twice", "warn_of_one_epoch", "with_valid"]
+__all__ = ["Hooks", "keyed_globals", "stacked", "warn_of_normalizing_twice", "warn_of_one_epoch", "with_valid"]
 
 Hook = Callable[..., Any] | None
 
@@ -185,6 +186,18 @@ def with_valid(sample: Any, valid: bool | None) -> Any:
     if isinstance(sample, dict):
         return {**sample, "valid": valid}
     return (*sample, valid) if isinstance(sample, tuple) else (sample, valid)
+
+
+def stacked(samples: list[Any]) -> Any:
+    """The batch of samples that hooks have made.  Raises ValueError where they differ in shape."""
+    try:
+        return default_collate(samples)
+    except RuntimeError as error:
+        if "equal size" not in str(error):
+            raise
+        raise ValueError(
+            f"a transform gave samples that cannot be stacked ({error}); pad them, or use DataLoader(dataset, collate_fn=lambda b: tuple(zip(*b)))"
+        ) from None
 
 
 def warn_of_one_epoch() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Subset, default_collate
+from torch.utils.data import Subset
 
 from mmcompile.runtime.ahead import Ahead
 from mmcompile.runtime.augment import Augment, RowRandom
@@ -20,7 +20,7 @@ from mmcompile.runtime.batches import Job, Made, Maker, Times, labelled
 from mmcompile.runtime.buffers import can_pin
 from mmcompile.runtime.dataset import MMapShardDataset
 from mmcompile.runtime.device import Mover, device_of
-from mmcompile.runtime.hooks import keyed_globals, with_valid
+from mmcompile.runtime.hooks import keyed_globals, stacked, with_valid
 from mmcompile.runtime.jobs import Given, ordered
 from mmcompile.runtime.sampler import Course, Pass, ShardSampler
 from mmcompile.runtime.seeding import stream_key
@@ -55,7 +55,8 @@ class ShardLoader:
     seed: decides with the epoch about order and all random draws; the same on every rank.
     device: where batches are to be; their numbers are computed there.
     weights: one for each sample, or "balanced" (every class equally often): as many draws as there are samples, with replacement.
-    augment: an Augment: random crops and flips inside the gather.  batch_transform: called as `batch_transform(batch, rng)`, on the device; `rng`
+    augment: an Augment: random crops and flips inside the gather, of all that belongs to a picture together; ValueError here where a field in use
+        cannot follow.  batch_transform: called as `batch_transform(batch, rng)`, on the device; `rng`
         (a RowRandom) draws (N, …) numbers keyed by row.
     uneven: when the ranks cannot share the last step evenly: "wrap", "drop", or "mask", which adds a last element `valid`, bool (N,).
     rank, world_size: those of torch.distributed, or of torchrun's or Slurm's environment, when iteration begins, unless given.
@@ -287,7 +288,7 @@ class _Iteration:
         if dataset._hooked:
             with labelled("transform"):
                 samples = dataset._samples(made.keyed, job.seed, job.epoch, parts)
-                batch = default_collate(samples if job.valid is None else list(map(with_valid, samples, job.valid.tolist())))
+                batch = stacked(samples if job.valid is None else list(map(with_valid, samples, job.valid.tolist())))
         else:
             packed = dataset._packed(parts if job.valid is None else [*parts, torch.from_numpy(job.valid)])
             batch = list(packed) if isinstance(packed, tuple) else packed

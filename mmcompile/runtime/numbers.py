@@ -8,6 +8,7 @@ more than the work.
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import Any
 
@@ -57,6 +58,8 @@ class Numbers:
         self.given = dtype == self.stored and not (pending and self.stored.is_floating_point)
         self._hwc = field.layout == "hwc"
         self._value = field.meaning == "value"
+        #: Axes of a sample behind that of its channels.
+        self._behind = 0 if self._value else max(2, len(field.sample_shape) - 1)
         self._work = torch.float64 if dtype == torch.float64 else torch.float32
         self._wide = np.dtype(np.float64 if dtype == torch.float64 else np.float32)
         self._scale = None if field.scale == 1 else self._wide.type(field.scale)
@@ -65,7 +68,10 @@ class Numbers:
         self._tiled: dict[tuple[int, int], tuple[Array, ...]] = {}
 
     def of(self, raw: Tensor) -> Tensor:
-        """The numbers of stored values, of images (…, C, H, W), on any device, with the same bits on each; `raw` itself where given as stored."""
+        """The numbers of stored values, of images (…, C, H, W) or volumes, on any device, with the same bits on each.
+
+        That is `raw` itself where they are given as stored.
+        """
         if self.given:
             return raw
         work = torch.empty_like(raw, dtype=self._work).copy_(raw)
@@ -107,7 +113,7 @@ class Numbers:
             normalize = self._normalize or (np.zeros(1), np.ones(1))
             values = (np.asarray(1 if self._scale is None else self._scale).reshape(1), *normalize)
             with torch.inference_mode(False):  # they are kept
-                found = tuple(torch.from_numpy(np.array(v)).to(device, self._work).view(*((-1,) if self._value else (-1, 1, 1))) for v in values)
+                found = tuple(torch.from_numpy(np.array(v)).to(device, self._work).view(-1, *(1,) * self._behind) for v in values)
             self._constants[device] = found
         return found
 
@@ -163,7 +169,7 @@ class Numbers:
             lines = next((d for d in range(1, shape[1] + 1) if shape[1] % d == 0 and d * line >= _SHORT), shape[1])
             repeats, length = lines * shape[2], lines * line
         else:
-            repeats, length = shape[2] * shape[3], shape[1] * shape[2] * shape[3]
+            repeats, length = math.prod(shape[2:]), math.prod(shape[1:])
         found = self._tiled.get((repeats, length))
         if found is None:
             found = tuple(np.tile(v, repeats) if self._hwc else np.repeat(v, repeats) for v in self._normalize)

@@ -14,23 +14,16 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from mmcompile.runtime.seeding import draw_bits, stream_key, stream_keys
+from mmcompile.format.permutation import Permutation
+from mmcompile.runtime.seeding import stream_key, stream_keys
 
 __all__ = ["Order", "Steps", "balanced", "cumulative"]
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-Words = npt.NDArray[np.uint64]
 
-#: Up to here a permutation is a table, sorted hashes: the best there is, in 256 KiB.  At most 2^16, as a row is the low 16 bits of what is sorted.
-_TABLE_ROWS = 1 << 16
-#: 4 show in the statistics (too many neighbours stay neighbours); 8 leave a margin.  Even, as the halves take turns.
-_ROUNDS = 8
 #: Positions computed at a time, so that the arrays between the steps stay in the cache.
 _CHUNK = 1 << 14
-#: Two odd multipliers of splitmix64, as in `seeding`.
-_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_HALF = np.uint64(32)
 #: Orders of the shards that are tried for one in which nodes share little; up to so many shards, as with more of them it matters less.
 _TRIED, _FEW = 128, 1 << 12
 #: Keeps the keys of an order apart from those of rows, which are drawn from the same seed and epoch.
@@ -86,7 +79,7 @@ class Order:
         if weights is not None and shuffle == "block":
             raise ValueError("weights draw from all samples, so they cannot be kept within a few shards: use shuffle=True with weights")
         key = stream_key(_integer("seed", seed), _integer("epoch", epoch), _ORDER)
-        self._source: _Permutation | _Windows | _Draws | None = None
+        self._source: Permutation | _Windows | _Draws | None = None
         self._ahead = _integer("block_shards", block_shards, 1)
         if weights is not None:
             self._source = _Draws(self.n, weights, stream_key(key, _DRAWS, 0))
@@ -96,7 +89,7 @@ class Order:
             size = self._ahead if shuffle == "block" else max(1, len(blocks))
             self._source = _Windows(_starts(total, blocks), size, key, (node, nodes))
         elif shuffle:
-            self._source = _Permutation(self.n, stream_key(key, _WHOLE, 0))
+            self._source = Permutation(self.n, stream_key(key, _WHOLE, 0))
         elif blocks is not None:
             self._blocks = _starts(total, blocks)
 
@@ -254,66 +247,6 @@ def balanced(labels: npt.ArrayLike) -> Floats:
     return weights
 
 
-class _Permutation:
-    """A bijection of [0, n)."""
-
-    def __init__(self, n: int, key: int) -> None:
-        self._n, self._table = n, None
-        if n <= _TABLE_ROWS:
-            self._table = _sorted_hashes(n, key)
-            return
-        self._keys = [np.uint64(k) for k in draw_bits(np.array([key], np.uint64), 0, _ROUNDS)[0]]
-        # Two halves: the low bits, and the rest in [0, high), so that at most one in 2^bits positions lands outside of [0, n).
-        self._bits = max(1, (n - 1).bit_length() // 2)
-        self._high = -(-n >> self._bits)
-
-    def rows(self, at: Ints) -> Ints:
-        if self._table is not None:
-            return self._table[at].astype(np.int64)
-        out = self._feistel(at.view(np.uint64))
-        limit = np.uint64(self._n)
-        outside = np.flatnonzero(out >= limit)
-        while len(outside):  # walk along the cycle until it is inside again, which is a bijection of [0, n) too
-            moved = self._feistel(out[outside])
-            out[outside] = moved
-            outside = outside[moved >= limit]
-        return out.view(np.int64)
-
-    def _feistel(self, values: Words) -> Words:
-        """A bijection of [0, high << bits): each half in turn is moved by a hash of the other one."""
-        bits, top, count = np.uint64(self._bits), np.uint64(64 - self._bits), np.uint64(self._high)
-        low, high = values & np.uint64((1 << self._bits) - 1), values >> bits
-        hashed, spare = np.empty_like(low), np.empty_like(low)
-        for turn, key in enumerate(self._keys):
-            np.add(low if turn % 2 else high, key, out=hashed)
-            np.multiply(hashed, _FIRST, out=hashed)
-            np.right_shift(hashed, _HALF, out=spare)
-            np.bitwise_xor(hashed, spare, out=hashed)
-            np.multiply(hashed, _SECOND, out=hashed)
-            if turn % 2 == 0:
-                np.right_shift(hashed, top, out=hashed)
-                np.bitwise_xor(low, hashed, out=low)
-                continue
-            np.right_shift(hashed, _HALF, out=hashed)  # 32 bits scaled to [0, high), added, and one `high` taken off where it is too much
-            np.multiply(hashed, count, out=hashed)
-            np.right_shift(hashed, _HALF, out=hashed)
-            np.add(high, hashed, out=high)
-            np.subtract(high, count, out=spare)  # wraps to a huge number where it must not be taken off
-            np.minimum(high, spare, out=high)
-        np.left_shift(high, bits, out=high)
-        np.bitwise_or(high, low, out=high)
-        return high
-
-
-def _sorted_hashes(n: int, key: int) -> npt.NDArray[np.int32]:
-    """The order of hashes of 0 .. n-1, whose 48 high bits are sorted with the row below them: the numbers differ, so any sort gives the same."""
-    rows = np.arange(n, dtype=np.int64)
-    low = np.uint64(0xFFFF)
-    keyed = (stream_keys(key, 0, rows) & ~low) | rows.view(np.uint64)
-    keyed.sort()
-    return (keyed & low).astype(np.int32)
-
-
 def _starts(n: int, blocks: Ints) -> Ints:
     """The first sample of each shard, then n.  Raises ValueError for what is not that."""
     starts = np.asarray(blocks)
@@ -343,7 +276,7 @@ class _Windows:
         sizes, n = np.diff(starts), int(starts[-1])
         shards = np.arange(len(sizes), dtype=np.int64)
         tries = _TRIED if nodes > 1 and n and len(shards) <= _FEW else 1
-        orders = [_Permutation(len(sizes), stream_key(key, _SHARDS, turn)).rows(shards) for turn in range(tries)]
+        orders = [Permutation(len(sizes), stream_key(key, _SHARDS, turn)).rows(shards) for turn in range(tries)]
         order = min(orders, key=lambda order: _touched(sizes[order], nodes)) if tries > 1 else orders[0]
         firsts, sizes = starts[order], sizes[order]
         if nodes > 1:
@@ -357,7 +290,7 @@ class _Windows:
         self._places = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
         self._moved = firsts - self._places[:-1]
         self._windows = np.append(self._places[:-1:size], n)
-        self._kept: dict[int, _Permutation] = {}
+        self._kept: dict[int, Permutation] = {}
 
     def upcoming(self, first: int, last: int) -> tuple[Ints, int]:
         begin, end = np.searchsorted(self._windows, [first, last], side="right") - 1
@@ -383,13 +316,13 @@ class _Windows:
         rows: Ints = place + self._moved[shards][shard]
         return rows
 
-    def _window(self, w: int) -> _Permutation:
+    def _window(self, w: int) -> Permutation:
         """The permutation of a window.  The last two are kept, as a batch seldom lies in more; replaced as a whole, so that threads may share it."""
         kept = self._kept
         if w not in kept:
             n = int(self._windows[w + 1] - self._windows[w])
             last = dict(list(kept.items())[-1:])
-            kept = self._kept = {**last, w: _Permutation(n, stream_key(self._key, _WINDOW, w))}
+            kept = self._kept = {**last, w: Permutation(n, stream_key(self._key, _WINDOW, w))}
         return kept[w]
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +16,10 @@ import torch
 
 from mmcompile.runtime.seeding import SampleIndex, drawn_rows, stream_key, stream_keys
 
-__all__ = ["Selection", "divide", "integer", "integers", "said_valid", "stream_keys_of", "whole"]
+__all__ = ["Selection", "by_chance", "divide", "integer", "integers", "said_valid", "stream_keys_of", "whole"]
 
 Numbers = npt.NDArray[np.int64]
+_Found = TypeVar("_Found", bound=npt.NDArray[Any])
 
 _MASK = "samples are asked for by number; turn a mask into numbers with torch.nonzero or numpy.flatnonzero"
 #: Takes the place of an epoch, so that how a dataset is divided and how its samples are augmented have nothing in common.
@@ -168,15 +169,25 @@ def said_valid(keys: Any) -> list[bool] | None:
 
 
 def stream_keys_of(keys: Any, rows: Numbers, epoch: int) -> tuple[list[int], bool]:
-    """The random stream of each row, for the seed and epoch that its index carries, else seed 0 and this epoch; and whether all carried theirs."""
+    """The random stream of each row, as `by_chance`."""
+    found, told = by_chance(keys, rows, epoch, stream_keys)
+    return found.tolist(), told
+
+
+def by_chance(keys: Any, rows: Numbers, epoch: int, of: Callable[[int, int, Numbers], _Found]) -> tuple[_Found, bool]:
+    """`of(seed, epoch, rows)` of each row, for the seed and epoch that its index carries, else seed 0 and this epoch; and whether all carried theirs.
+
+    What `of` is given tells the draws of a row apart, where the indices say that it was drawn with replacement.
+    """
     said = [(key.seed, key.epoch) if type(key) is SampleIndex else None for key in keys] if isinstance(keys, list | tuple) else []
     if any(type(key) is SampleIndex and key.draw for key in keys) if said else False:
         rows = drawn_rows(rows, np.array([key.draw if type(key) is SampleIndex else 0 for key in keys], np.int64))
-    pairs = set(said) or {None}
-    if len(pairs) == 1:
-        seed, at = pairs.pop() or (0, epoch)
-        return stream_keys(seed, at, rows).tolist(), None not in said and bool(said)
-    return [stream_key(*(pair or (0, epoch)), row) for pair, row in zip(said, rows.tolist(), strict=True)], None not in said
+    pairs = list(dict.fromkeys(said)) or [None]
+    found = of(*(pairs[0] or (0, epoch)), rows)
+    for pair in pairs[1:]:
+        its = np.array([one == pair for one in said])
+        found[its] = of(*(pair or (0, epoch)), rows[its])
+    return found, None not in said and bool(said)
 
 
 def divide(rows: Numbers, lengths: Sequence[float], seed: int, labels: Numbers | None = None) -> list[Numbers]:

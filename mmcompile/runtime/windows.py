@@ -16,7 +16,8 @@ from torch import Tensor
 
 from mmcompile.format.index import Field
 from mmcompile.format.reader import Reader
-from mmcompile.runtime.column import ClassColumn, Column, Memory, column_of
+from mmcompile.runtime.arguments import column_of
+from mmcompile.runtime.column import ClassColumn, Column, Memory
 from mmcompile.runtime.numbers import signed
 from mmcompile.runtime.seeding import stream_key
 from mmcompile.runtime.selection import Selection, whole
@@ -68,9 +69,11 @@ class Windows:
 
         `dtype` and `crop` as the columns were made with.
         """
+        where = str(reader.root)
+        _check_single(columns, where)
         if self.target is None or self.horizon is None:
             return [WindowColumn(column, self.length) for column in columns]
-        of, where = {column.name: column for column in columns}, str(reader.root)
+        of = {column.name: column for column in columns}
         known = {name: reader.origins.field(name) for name in of}
         names = (self.target,) if isinstance(self.target, str) else self.target
         if len(set(names)) != len(names):
@@ -80,6 +83,7 @@ class Windows:
             found = {name if name in others else owner: None for name in strange for owner in ([name] if name in others else _owners(name, others))}
             known |= {name: others[name] for name in found}
             of |= {name: column_of(reader, others[name], dtype, crop) for name in found}
+            _check_single(of.values(), where)
         wanted: dict[tuple[str, bool], list[int]] = {}  # a field, are columns of it the target, and which
         owner: str | None = None
         for name in names:
@@ -229,6 +233,7 @@ class TargetColumn(Column):
     def __init__(self, base: Column, offset: int, name: str, pick: Any) -> None:
         self.__dict__.update(base.__dict__)
         self._base, self._offset, self.name, self._pick = base, offset, name, pick
+        self.text = base.text
         if pick is not None:
             self.shape = (len(pick),) if isinstance(pick, list) else ()
 
@@ -249,7 +254,7 @@ class TargetColumn(Column):
     def needed(self, rows: Rows) -> Rows:
         return rows + self._offset
 
-    def empty(self, n: int, memory: Memory | None = None, *, size: tuple[int, int] | None = None, raw: bool = False) -> Tensor:
+    def empty(self, n: int, memory: Memory | None = None, *, size: tuple[int, ...] | None = None, raw: bool = False) -> Tensor:
         return self._base.empty(n, memory, raw=True) if raw else super().empty(n, memory)
 
     def batch(self, rows: Rows, out: Tensor | None = None, *, cut: Any = None, raw: bool = False, times: Any = None) -> Tensor:
@@ -271,6 +276,14 @@ class TargetColumn(Column):
 def _owners(name: str, known: dict[str, Field]) -> list[str]:
     """The fields that have a column of this name."""
     return [field for field, spec in known.items() if spec.columns is not None and name in spec.columns.listed]
+
+
+def _check_single(columns: Iterable[Column], where: str) -> None:
+    """ValueError for what is of single rows: what moves with a picture, and what has variants to choose from."""
+    if viewed := [f"{column.name} ({column.views} variants)" for column in columns if column.views is not None]:
+        raise ValueError(f"{where}: windows are of rows in a row that are one each, not of {', '.join(viewed)}: leave them out with fields=")
+    if moved := [f"{column.name} ({column.meaning})" for column in columns if column.meaning in ("mask", "boxes", "keypoints")]:
+        raise ValueError(f"{where}: windows are of pictures and values, not of {', '.join(moved)}: leave them out with fields=")
 
 
 def _some_columns(known: dict[str, Field]) -> str:

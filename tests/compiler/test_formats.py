@@ -3,7 +3,7 @@ import io
 import pytest
 from PIL import Image
 
-from mmcompile.compiler.formats import EXTENSIONS, TORCHVISION_EXTENSIONS, belongs, extension, may_be_tga, sniff
+from mmcompile.compiler.formats import ARRAY_EXTENSIONS, EXTENSIONS, TORCHVISION_EXTENSIONS, VOLUME_EXTENSIONS, belongs, extension, may_be_tga, sniff
 
 
 def saved(format, **options):
@@ -30,7 +30,9 @@ def test_32_bytes_tell_a_listed_format(format):
         (b"P6\n20 20\n255\n", "PPM"),
         (b"Pf\n20 20\n-1\n", "PPM"),
         (b"\0\0\0 ftypmif1\0\0\0\0mif1avif", "AVIF"),
-        (b"\0\0\0 ftypheic\0\0\0\0mif1heic", None),
+        (b"\0\0\0 ftypheic\0\0\0\0mif1heic", "HEIF"),
+        (b"\0\0\0 ftypmif1\0\0\0\0mif1heic", "HEIF"),
+        (b"\0\0\0 ftypmif1\0\0\0\0mif1miaf", None),
         (b"\0\0\0 ftypmp42\0\0\0\0mp42isom", None),
         (b"%!PS-Adobe-3.0 EPSF-3.0", None),
         (b"Perhaps a text", None),
@@ -54,9 +56,15 @@ def test_names_promise_a_format():
     assert may_be_tga("X.VST")
     assert not may_be_tga("x.ico")
     assert extension("a.b/c.D.TiFF") == ".tiff"
+    assert extension("a/b.NII.gz") == ".nii.gz"
+    assert extension("a/b.tar.gz") == ".gz"
+    assert belongs("b.nii.gz", "NIFTI")
+    assert not belongs("b.nii.gz", "NPY")
+    assert belongs("b.tiff", "TIFF")
 
 
 def test_the_lists_hold_lower_case_extensions():
     assert TORCHVISION_EXTENSIONS < EXTENSIONS
-    assert all(e == e.lower() and e.startswith(".") for e in EXTENSIONS)
-    assert not {".eps", ".svg", ".heic", ".dds"} & EXTENSIONS
+    assert all(e == e.lower() and e.startswith(".") for e in EXTENSIONS | VOLUME_EXTENSIONS | ARRAY_EXTENSIONS)
+    assert ".heic" in EXTENSIONS
+    assert not {".eps", ".svg", ".npy", ".dds"} & EXTENSIONS

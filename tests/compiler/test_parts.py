@@ -345,3 +345,19 @@ def test_a_plain_build_with_other_settings_than_the_plan_is_refused(tmp_path: Pa
     assert len(list(read_seals(out / ".build" / "seals"))) > 0
     plan(raw, out, preprocess=replace(SMALL, crop=6))
     assert run(raw, out, replace(SMALL, crop=6)).decoded == 12
+
+
+def test_parts_of_a_shuffled_build_have_its_order_without_being_told(tmp_path: Path) -> None:
+    raw, out, mixed = make_raw(tmp_path / "raw", per_class=12), tmp_path / "out", {"order": "shuffled:7"}
+    age(raw)
+    plan(raw, out, options=mixed)
+    part(raw, out, "0/2")
+    part(raw, out, "1/2", options=mixed)
+    with pytest.raises(OptionError, match="order: shuffled:7 -> shuffled:8"):
+        part(raw, out, "1/2", options={"order": "shuffled:8"})
+    with pytest.raises(OptionError, match="order: shuffled:7 -> None"):
+        run(raw, out)
+    report = run(raw, out, options=mixed)
+    assert (report.decoded, report.kept) == (0, 24)
+    run(raw, tmp_path / "fresh", options=mixed)
+    assert dataset(out) == dataset(tmp_path / "fresh")

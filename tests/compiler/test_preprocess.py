@@ -46,7 +46,7 @@ SIZE = {"resize": 256, "crop": 224}
         ({"depth16": "scale", "dtype": "float32"}, {"depth16", "dtype"}),
         ({"range": (1.0, 1.0)}, {"range"}),
         ({"range": (0.0, float("nan"))}, {"range"}),
-        ({"range": (0.0, 1.0), "dtype": "float32"}, {"range", "dtype"}),
+        ({"range": (0.0, 1.0), "dtype": "int16"}, {"range", "dtype"}),
         ({"normalize": "cifar"}, {"normalize"}),
         ({"normalize": 3}, {"normalize"}),
         ({"normalize": "auto", "dtype": "float32"}, {"normalize", "dtype"}),

@@ -241,17 +241,7 @@ def test_no_rows_are_an_error_and_one_is_enough(tmp_path: Path) -> None:
     assert run(rows(1), tmp_path / "out").samples == 1
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"engine": "dask"}, "--engine"),
-        ({"plan_only": True}, "--plan-only"),
-        ({"order": "shuffled"}, "--order"),
-    ],
-)
-def test_options_that_rows_do_not_have_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(OptionError, match=message):
-        build(rows(), tmp_path / "out", options=BuildOptions(**options))
+def test_options_of_pictures_are_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="--resize, --crop"):
         run(rows(), tmp_path / "out", preprocess=Preprocess(resize=8, crop=8))
 

@@ -62,6 +62,7 @@ def indexes(draw: st.DrawFn) -> Index:
     samples = ends[-1]
     digest = st.text("0123456789abcdef", min_size=32, max_size=32)
     rejects = draw(st.integers(0, 3))
+    keyed = draw(st.booleans())
     return Index(
         fields=tuple(fields),
         splits=tuple(Split(f"s{i}", a, b) for i, (a, b) in enumerate(itertools.pairwise(ends))),
@@ -74,7 +75,8 @@ def indexes(draw: st.DrawFn) -> Index:
         pixel_revision=draw(st.integers(1, 9)),
         rejects=rejects,
         rejects_file=draw(digest) if rejects else None,
-        keyed=draw(st.booleans()),
+        keyed=keyed,
+        order="" if keyed else draw(st.sampled_from(["", "mixed", "shuffled:0", "shuffled:123456789012345678"])),
         **draw(st.just({}) | st.builds(dict, groups=st.integers(1, max(1, samples)), groups_file=digest)),
     )
 

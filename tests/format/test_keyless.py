@@ -235,6 +235,22 @@ def test_names_and_groups_of_a_stranger_are_checked(tmp_path: Path) -> None:
     assert index.fields[0].columns == Names(file=good[0]["columns"]["file"])
 
 
+@pytest.mark.parametrize(
+    "order", ["", "shuffled", "shuffled:", "shuffled:-1", "shuffled:01", "shuffled:1\n", "shuffled:1234567890123456789", 7, None]
+)
+def test_an_order_of_a_stranger_is_checked(root: Path, order: Any) -> None:
+    change_index(root, lambda value: value.update(order=order))
+    with pytest.raises(FormatError, match="order"):
+        load_index(root)
+
+
+def test_rows_with_keys_have_no_order(tmp_path: Path) -> None:
+    make_dataset(tmp_path, values={"x": np.zeros((4, 2), np.float32)})
+    change_index(tmp_path, lambda value: value.update(order="mixed"))
+    with pytest.raises(FormatError, match="only of rows without keys"):
+        load_index(tmp_path)
+
+
 def test_a_hashes_file_of_another_length_is_refused(root: Path) -> None:
     put_array(root, "hashes", 0, np.zeros(4, "<u8"))
     (problem,) = [p for p in verify(root).problems if p.what == "hashes"]

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from mmcompile.format.reader import Reader
 from mmcompile.runtime.buffers import Pool
-from mmcompile.runtime.column import ClassColumn, ImageColumn
+from mmcompile.runtime.column import ClassColumn
+from mmcompile.runtime.pixels import ImageColumn
 from tests.support import in_threads, make_dataset
 
 FLOATS = {torch.float16: np.float16, torch.bfloat16: None, torch.float32: np.float32, torch.float64: np.float64}
@@ -216,7 +217,7 @@ import os, sys
 import numpy as np, torch
 from mmcompile.format.reader import Reader
 from mmcompile.runtime.augment import Augment
-from mmcompile.runtime.column import ImageColumn
+from mmcompile.runtime.pixels import ImageColumn
 torch.set_num_threads(4)
 reader = Reader(sys.argv[1])
 before = len(os.listdir("/proc/self/task"))

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from mmcompile import Augment, CorruptShardError, MMapShardDataset, ShardLoader
 from mmcompile.runtime.buffers import Pool
-from mmcompile.runtime.column import ImageColumn
+from mmcompile.runtime.pixels import ImageColumn
 from tests.support import make_dataset
 
 N = 40
@@ -292,7 +292,7 @@ loader = ShardLoader(ds, 2, shuffle=True, num_workers={workers})
 INTERRUPTED = {
     "in the loop": "while True:\n    for k, _ in enumerate(loader):\n        if k == 3: print('go', flush=True)\n",
     "while it waits": """
-from mmcompile.runtime.column import ImageColumn
+from mmcompile.runtime.pixels import ImageColumn
 real = ImageColumn.batch
 def slow(self, rows, *args, **kwargs):
     print('go', flush=True)

@@ -424,7 +424,7 @@ def test_warm_data_is_looked_at_now_and_then_and_cold_data_always(ds: MMapShardD
     cold = False
     looked = 0
 
-    def asked(name: str, rows: Any, sample: int) -> bool:
+    def asked(name: str, rows: Any, sample: int, region: Any) -> bool:
         nonlocal looked
         looked += 1
         return cold

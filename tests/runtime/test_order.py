@@ -16,6 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from mmcompile.format import permutation
 from mmcompile.runtime import order as module
 from mmcompile.runtime.order import Order, balanced, cumulative
 
@@ -36,7 +37,7 @@ def is_bijection(rows: Array, n: int) -> bool:
 @pytest.fixture
 def feistel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small permutations are made as large ones are."""
-    monkeypatch.setattr(module, "_TABLE_ROWS", -1)
+    monkeypatch.setattr(permutation, "_TABLE_ROWS", -1)
 
 
 # What comes back
@@ -105,7 +106,7 @@ def test_a_window_of_all_shards_mixes_all_rows_and_one_of_one_shard_keeps_shards
 @pytest.mark.parametrize("large", [False, True])
 def test_a_position_does_not_depend_on_what_else_is_asked(options: dict[str, Any], large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if large:
-        monkeypatch.setattr(module, "_TABLE_ROWS", -1)
+        monkeypatch.setattr(permutation, "_TABLE_ROWS", -1)
     n = 30_000
     every = whole(n, seed=5, epoch=2, **options)
     order = Order(n, seed=5, epoch=2, **options)
@@ -422,7 +423,7 @@ STATISTICS: dict[str, Callable[[Array], float]] = {
 @pytest.mark.parametrize("large", [False, True])
 def test_permutations_look_random(n: int, large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if large:
-        monkeypatch.setattr(module, "_TABLE_ROWS", -1)
+        monkeypatch.setattr(permutation, "_TABLE_ROWS", -1)
     p = permutations(n, 1000)
     assert {name: z for name, measure in STATISTICS.items() if (z := measure(p)) >= FAR} == {}
 
@@ -430,7 +431,7 @@ def test_permutations_look_random(n: int, large: bool, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(("rounds", "name"), [*((2, name) for name in STATISTICS), (4, "fixed points"), (4, "neighbours"), (4, "steps apart")])
 @pytest.mark.usefixtures("feistel")
 def test_the_statistics_notice_too_few_rounds(rounds: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_ROUNDS", rounds)
+    monkeypatch.setattr(permutation, "_ROUNDS", rounds)
     assert max(STATISTICS[name](permutations(n, 1000)) for n in SIZES) > FAR
 
 

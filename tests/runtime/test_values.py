@@ -192,7 +192,7 @@ def test_resident_rows_are_those_of_the_files(tmp_path: Path) -> None:
     for held in (N, 9):
         there = copy.copy(ds)
         store = {column.field: column.batch(np.arange(held), raw=True) for column in ds._columns}
-        there._resident = Resident(torch.device("cpu"), store, Selection(0, N))
+        there._resident = Resident(torch.device("cpu"), store, Selection(0, N), held)
         order = [3, 22, 8, 9, 0]
         assert all(same(a, b) for a, b in zip(there[order], ds[order], strict=True))
         assert there[4][0] == 4

@@ -310,7 +310,7 @@ def test_windows_on_a_device_are_those_of_the_files(made: Any) -> None:
         there = copy.copy(windows)
         needed = windows._needed()
         store = {c.field: c.base.batch(needed.rows(np.arange(held)), raw=True) for c in windows._columns}
-        there._resident = Resident(torch.device("cpu"), store, needed)
+        there._resident = Resident(torch.device("cpu"), store, needed, held)
         order = [7, 0, 3, 3]
         assert all(same(a, b) for a, b in zip(there[order], windows[order], strict=True))
         assert all(same(a, b) for a, b in zip(there[2], windows[2], strict=True))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,10 +21,14 @@ from PIL import Image
 
 from mmcompile.compiler import depth as depths
 from mmcompile.compiler import resample
-from mmcompile.compiler.decode import convert, jpeg, opening
+from mmcompile.compiler.decode import convert, jpeg, opening, stored, volumes
 from mmcompile.compiler.decode.jpeg import SUGGESTED_SCALING
 from mmcompile.compiler.decode.mask import mask, picture_mask, settled
 from mmcompile.compiler.decode.opening import FORMATS, pillow_warning, versions
+from mmcompile.compiler.decode.roads import mode_recorded, opened
+from mmcompile.compiler.decode.stack import Stack
+from mmcompile.compiler.decode.stored import Stored
+from mmcompile.compiler.decode.volumes import VolumeGeometry
 from mmcompile.compiler.formats import EXTENSIONS, TORCHVISION_EXTENSIONS, belongs, sniff
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.errors import DecodeError
@@ -35,6 +39,7 @@ __all__ = [
     "SUGGESTED_SCALING",
     "TORCHVISION_EXTENSIONS",
     "Decoded",
+    "VolumeGeometry",
     "decode",
     "initialise",
     "mask",
@@ -45,9 +50,11 @@ __all__ = [
     "picture_size",
     "pillow_warning",
     "probe",
+    "probe_volume",
     "settled",
     "sniff",
     "versions",
+    "volume",
 ]
 
 _Pixels = npt.NDArray[Any]
@@ -65,11 +72,12 @@ _FILTERS = {
 
 @dataclass(frozen=True)
 class Decoded:
-    """Pixels (H, W, C) after geometry and before the cast, and what is known of their source.
+    """Pixels (H, W, C) after geometry and before the cast (of a volume: (D, H, W) or (C, D, H, W)), and what is known of their source.
 
-    `pixels` is uint8 (`depth` 8), uint16 (16), or int32 or float32 as they are (0).  `width`, `height`, `mode` (Pillow's) and
-    `orientation` (1 to 8) are the source's as stored.  `warnings` are codes: broken-exif, icc-ignored, more-frames, wrong-extension,
-    truncated-accepted, pillow-warning.  `saving`: about what part of its time this decode would have saved with `jpeg_scaling`, 0 to 1.
+    `pixels` is uint8 (`depth` 8), uint16 (16), or int16, int32, float32 or float64 as they are (0).  `width`, `height`, `mode` (Pillow's, or one like
+    Fx5: 5 channels of floats) and `orientation` (1 to 8) are the source's as stored.  `warnings` are codes: broken-exif, icc-ignored, more-frames,
+    wrong-extension, truncated-accepted, pillow-warning.  `saving`: about what part of its time this decode would have saved with `jpeg_scaling`,
+    0 to 1.  `frames`: planes of the source's volume.
     """
 
     pixels: _Pixels
@@ -81,6 +89,7 @@ class Decoded:
     orientation: int
     warnings: tuple[str, ...]
     saving: float = 0.0
+    frames: int = 1
 
 
 def initialise() -> None:
@@ -117,10 +126,40 @@ def probe(data: bytes, name: str, preprocess: Preprocess) -> tuple[int, int, str
     """
     options = _resolved(preprocess)
     with opening.pillow(options) as log:
-        image = opening.open_image(data, name, options)
+        image = opened(data, name, options, log)
+        if isinstance(image, Stored):
+            return (*image.size(options.orientation == "apply"), stored.mode_to_keep(image, options))
         may_turn = image.format != "PNG" or any(word in data for word in opening.PNG_ORIENTATION)
         width, height = opening.size_turned(image, options.orientation == "apply" and may_turn, log)
         return width, height, convert.mode_to_keep(image, options)
+
+
+def volume(
+    parts: Sequence[bytes], name: str, preprocess: Preprocess, geometry: VolumeGeometry, on_open: Callable[[int, int], None] | None = None
+) -> Decoded:
+    """The pixels of a volume: of one file (.npy, multi-page TIFF, NIfTI, DICOM), or of the files of a DICOM series.
+
+    Of `preprocess` count dtype, depth, range, axes, orientation (NIfTI) and the limits; `on_open` gets (width, height) of all planes in a column.
+    Raises DecodeError and MemoryError as `decode` does.
+    """
+    options = _resolved(preprocess)
+    with opening.pillow(options), opening.quiet(*volumes.LOGGERS):
+        found = volumes.opened(parts, options)
+        depth, height, width = found.shape
+        if on_open is not None:
+            on_open(width, depth * height)
+        pixels, bits = volumes.sample(found, geometry, options)
+    codes = set(found.codes) | (set() if belongs(name, found.format) else {"wrong-extension"})
+    mode = stored.mode_name(found.dtype, max(found.channels, 1))
+    return Decoded(pixels, bits, width, height, found.format, mode, 1, tuple(sorted(codes)), frames=depth)
+
+
+def probe_volume(parts: Sequence[bytes], preprocess: Preprocess) -> tuple[tuple[int, int, int], int]:
+    """((D, H, W), channels or 0) of a volume from its headers.  Raises DecodeError."""
+    options = _resolved(preprocess)
+    with opening.pillow(options), opening.quiet(*volumes.LOGGERS):
+        found: Stack = volumes.opened(parts, options)
+        return found.shape, found.channels
 
 
 def picture(image: Image.Image, preprocess: Preprocess) -> tuple[_Pixels, int]:
@@ -133,7 +172,7 @@ def picture(image: Image.Image, preprocess: Preprocess) -> tuple[_Pixels, int]:
     with opening.pillow(options) as log:
         with opening.stage("load", "picture"):
             image.load()
-        opening.check_size(image, options, "load")
+        opening.check_size(image.size, options, "load")
         orientation, _ = opening.orientation(image, log)
         with opening.stage("convert", "picture"):
             if options.orientation == "apply" and orientation in opening.TRANSPOSE and image.format != "TIFF":
@@ -174,8 +213,10 @@ def _resolved(preprocess: Preprocess) -> Preprocess:
 
 
 def _decode(data: bytes, name: str, options: Preprocess, log: list[warnings.WarningMessage], on_open: Callable[[int, int], None] | None) -> Decoded:
-    image = opening.open_image(data, name, options)
-    format, mode, (width, height) = image.format or "", image.mode, image.size
+    image = opened(data, name, options, log)
+    if isinstance(image, Stored):
+        return _decode_stored(image, name, options, log, on_open)
+    format, mode, (width, height) = image.format or "", mode_recorded(data, image), image.size
     if on_open is not None:
         on_open(width, height)
     turned = opening.tiff_orientation(image) if format == "TIFF" else 1
@@ -190,7 +231,7 @@ def _decode(data: bytes, name: str, options: Preprocess, log: list[warnings.Warn
         with opening.stage("load", f"{format} data"):
             image.load()
     if scale == 1:
-        opening.check_size(image, options, "load")
+        opening.check_size(image.size, options, "load")
     codes = set()
     if not is_jpeg:
         orientation, broken = opening.orientation(image, log)
@@ -224,6 +265,29 @@ def _decode(data: bytes, name: str, options: Preprocess, log: list[warnings.Warn
     if not belongs(name, format):
         codes.add("wrong-extension")
     return Decoded(made, depth, width, height, format, mode, orientation, tuple(sorted(codes)), saving)
+
+
+def _decode_stored(
+    picture: Stored, name: str, options: Preprocess, log: list[warnings.WarningMessage], on_open: Callable[[int, int], None] | None
+) -> Decoded:
+    if on_open is not None:
+        on_open(picture.width, picture.height)
+    convert.check_own(stored.mode_to_keep(picture, options), options)
+    if "more-frames" in picture.codes and options.frames == "error":
+        raise DecodeError("more than one frame, and --frames error", stage="convert", code="frames")
+    pixels = picture.load()
+    if options.orientation == "apply" or picture.turns:
+        pixels = stored.turned(pixels, picture.orientation)
+    pixels, depth = stored.convert(pixels, picture, options)
+    with opening.stage("geometry", "resized picture"):
+        made = _fit_stored(pixels, picture.alpha and options.channels == 4, options)
+    codes = set(picture.codes)
+    if any(issubclass(w.category, UserWarning) for w in log):
+        codes.add("pillow-warning")
+    if not belongs(name, picture.format):
+        codes.add("wrong-extension")
+    mode = stored.mode_name(picture.dtype, picture.channels)
+    return Decoded(made, depth, picture.width, picture.height, picture.format, mode, picture.orientation, tuple(sorted(codes)))
 
 
 def _jpeg_scale(image: Image.Image, nbytes: int, lies: bool, options: Preprocess) -> tuple[int, float]:
@@ -280,6 +344,26 @@ def _fit_array(pixels: _Pixels, size: tuple[int, int], options: Preprocess) -> _
         return pixels[top:bottom, left:right]
 
     return resample.sample(size[1], size[0], options, resample.Maker(lambda padded: pixels, cut, _ROWS_FIRST))
+
+
+def _fit_stored(pixels: _Pixels, alpha: bool, options: Preprocess) -> _Pixels:
+    """Pixels (H, W, C) of the sample, of pixels (H, W, C) or (H, W, 1) that all channels equal; `alpha`: the fourth is transparency."""
+    channels = pixels.shape[2]
+    if channels == 1:
+        return _fit_values(pixels[:, :, 0], options)
+    if pixels.dtype == np.uint8 and (channels == 3 or (alpha and channels == 4)):
+        return _fit_bytes(Image.fromarray(np.ascontiguousarray(pixels)), pixels.shape[1::-1], options, set())
+    alone = replace(options, mode="gray", kept_mode=None, alpha=None, normalize=None, transform=None, transform_version=None, transform_shape=None)
+    if not alpha or (options.resize is None and options.pad is None):
+        return np.concatenate([_fit_values(pixels[:, :, c], alone) for c in range(channels)], axis=2)
+    # Premultiplied around the resize, as Pillow does with bytes: hidden colours must not show at edges.
+    full = 1.0 if pixels.dtype.kind == "f" else float(np.iinfo(pixels.dtype).max)
+    clear = pixels[:, :, 3:].astype(np.float32)
+    parts = [pixels[:, :, :3] * (clear / full), clear]
+    fitted = np.concatenate([_fit_values(part[:, :, c].astype(np.float32), alone) for part in parts for c in range(part.shape[2])], axis=2)
+    share = fitted[:, :, 3:] / full
+    fitted[:, :, :3] = np.divide(fitted[:, :, :3], share, out=np.zeros_like(fitted[:, :, :3]), where=share > 0)
+    return depths.resized_back(fitted, pixels.dtype)
 
 
 def _fit_values(values: _Pixels, options: Preprocess) -> _Pixels:

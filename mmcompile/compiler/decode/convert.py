@@ -36,22 +36,26 @@ def _has_alpha(image: Image.Image) -> bool:
 def mode_to_keep(image: Image.Image, options: Preprocess) -> str:
     """The mode that stands for an image's own under `mode="keep"`: palettes are their colours, CMYK and the like are RGB."""
     if is_16(image):
-        return "L" if depths.becomes_bytes(options, bits=16) else "I;16"
+        return depths.kind_of(np.dtype(np.uint16), options)
     if image.mode in ("I", "F"):
-        return "L" if depths.becomes_bytes(options, bits=32) else image.mode
+        return depths.kind_of(np.dtype(np.int32 if image.mode == "I" else np.float32), options)
     grey = image.mode in ("1", "L", "LA", "La")
     return ("L" if grey else "RGB") + ("A" if _has_alpha(image) else "")
 
 
 def check_kept(image: Image.Image, options: Preprocess) -> None:
     if options.mode == "keep":
-        own = mode_to_keep(image, options)
-        if options.kept_mode is not None and own != options.kept_mode:
-            raise DecodeError(
-                f"mode {own} among sources of mode {options.kept_mode}, and --mode keep needs one: --mode rgb converts all",
-                stage="convert",
-                code="mode",
-            )
+        check_own(mode_to_keep(image, options), options)
+
+
+def check_own(own: str, options: Preprocess) -> None:
+    """Raise DecodeError for a picture whose own mode is not the one that is kept."""
+    if options.mode == "keep" and options.kept_mode is not None and own != options.kept_mode:
+        raise DecodeError(
+            f"mode {own} among sources of mode {options.kept_mode}, and --mode keep needs one: --mode rgb converts all",
+            stage="convert",
+            code="mode",
+        )
 
 
 def wide(image: Image.Image, options: Preprocess) -> tuple[_Pixels, int] | None:

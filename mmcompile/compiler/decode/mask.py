@@ -11,7 +11,9 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from mmcompile.compiler.decode import opening
+from mmcompile.compiler.decode import opening, stored
+from mmcompile.compiler.decode.roads import opened
+from mmcompile.compiler.decode.stored import Stored
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.resample import Fit, fit
 from mmcompile.errors import DecodeError
@@ -19,6 +21,8 @@ from mmcompile.errors import DecodeError
 __all__ = ["mask", "nearest", "picture_mask", "settled"]
 
 Ids = npt.NDArray[Any]
+#: Floats up to here are exact, and no class id is larger.
+_LARGEST = 2**53
 
 
 def mask(data: bytes, name: str, options: Preprocess, size: tuple[int, int], orientation: int) -> Ids:
@@ -28,7 +32,9 @@ def mask(data: bytes, name: str, options: Preprocess, size: tuple[int, int], ori
     itself how it stands; one that is as large as the turned picture stands right already.  Raises DecodeError, stage `geometry` for any other size.
     """
     with opening.pillow(options, truncated=options.truncated == "accept") as log:
-        image = opening.open_image(data, name, options)
+        image = opened(data, name, options, log)
+        if isinstance(image, Stored):
+            return _of_stored(image, options, size, orientation)
         with opening.stage("load", f"{image.format} data"):
             own = opening.tiff_orientation(image) if image.format == "TIFF" else 1
             image.load()
@@ -52,6 +58,17 @@ def picture_mask(image: Image.Image, options: Preprocess, size: tuple[int, int],
             if own in opening.TRANSPOSE and options.orientation == "apply":
                 ids = _turned(ids, own)
     return settled(ids, options, size, orientation if own == 1 else 1, stands=own != 1)
+
+
+def _of_stored(image: Stored, options: Preprocess, size: tuple[int, int], orientation: int) -> Ids:
+    """As `mask`, of a file whose values are taken as stored: an array, or a TIFF beyond Pillow's modes."""
+    if image.channels != 1:
+        raise DecodeError(
+            f"a mask of {image.channels} channels: colours are no class ids; save it as one channel of ids", stage="convert", code="mask-colours"
+        )
+    ids = _whole(image.load()[:, :, 0])
+    own = image.orientation if image.turns else 1
+    return settled(stored.turned(ids, own), options, size, orientation if own == 1 else 1, stands=own != 1)
 
 
 def settled(ids: Ids, options: Preprocess, size: tuple[int, int], orientation: int, *, stands: bool = False) -> Ids:
@@ -118,10 +135,7 @@ def _ids(image: Image.Image) -> Ids:
     if image.mode == "I" or image.mode.startswith("I;16"):
         return np.asarray(image).astype(np.int64)
     if image.mode == "F":
-        values = np.asarray(image)
-        if not np.isfinite(values).all() or (values != np.rint(values)).any():
-            raise DecodeError("a mask of floats that are no whole numbers: ids of classes are whole", stage="convert", code="mask-colours")
-        return values.astype(np.int64)
+        return _whole(np.asarray(image))
     bands = np.asarray(image) if image.mode in ("RGB", "RGBA", "LA") else None
     if bands is not None:
         colours = bands[:, :, : 3 if image.mode != "LA" else 1]
@@ -132,6 +146,14 @@ def _ids(image: Image.Image) -> Ids:
         stage="convert",
         code="mask-colours",
     )
+
+
+def _whole(values: Ids) -> Ids:
+    if values.dtype.kind != "f":
+        return values
+    if not np.isfinite(values).all() or (values != np.rint(values)).any() or np.abs(values).max() > _LARGEST:
+        raise DecodeError("a mask of floats that are no whole numbers: ids of classes are whole", stage="convert", code="mask-colours")
+    return values.astype(np.int64)
 
 
 def _turned(ids: Ids, orientation: int) -> Ids:

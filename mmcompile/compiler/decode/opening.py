@@ -9,10 +9,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import importlib.metadata
 import io
+import logging
 import threading
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import PIL
 from PIL import Image, ImageFile, features
@@ -25,9 +28,9 @@ from mmcompile.errors import DecodeError
 #: The modules that read the listed formats.
 _READERS = ("Avif", "Bmp", "Gif", "Ico", "Jpeg", "Jpeg2K", "Mpo", "Png", "Ppm", "Psd", "Tga", "Tiff", "WebP")
 #: Tried in this order.  MPO is found by the JPEG reader; TGA has no signature and is tried last, for its own names only.
-_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000", "ICO", "PSD")
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "HEIF", "JPEG2000", "ICO", "PSD")
 #: Every format name that a decoded picture may have.
-FORMATS = (*_FORMATS, "MPO", "TGA")
+FORMATS = (*_FORMATS, "MPO", "TGA", "NPY", "NIFTI", "DICOM")
 #: What the pixels of a format depend on besides Pillow itself (names of PIL.features).
 _LIBRARIES = {
     "JPEG": ("libjpeg_turbo", "jpg"),
@@ -38,6 +41,15 @@ _LIBRARIES = {
     "AVIF": ("avif",),
     "JPEG2000": ("jpg_2000",),
 }
+#: Packages that formats depend on which extras bring; with libheif beside them they are all that is listed where they are installed.
+_HEIF = "pillow_heif"
+_PACKAGES = {
+    "HEIF": (_HEIF,),
+    "NIFTI": ("nibabel",),
+    "DICOM": ("pydicom", "pylibjpeg", "pylibjpeg-libjpeg", "pylibjpeg-openjpeg", "python-gdcm", "pyjpegls"),
+}
+#: Formats of volumes, whose packages no picture depends on.
+_OF_VOLUMES = ("NIFTI", "DICOM")
 #: The first Pillow whose decoders have the holes mended that the corpus knows of.
 _SAFE_PILLOW = 13
 _WIDTH, _HEIGHT, _ORIENTATION = 0x0100, 0x0101, 0x0112
@@ -53,6 +65,9 @@ TRANSPOSE = {
 #: Without one of these in a PNG there is no orientation, and no reason to decode it all to look behind the pixels.
 PNG_ORIENTATION = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
 
+#: Says of every TIFF with many channels that Pillow cannot read it.
+_TIFF_LOGGER = "PIL.TiffImagePlugin"
+
 _lock = threading.RLock()
 
 
@@ -65,12 +80,28 @@ def initialise() -> None:
             module = importlib.import_module(f"PIL.{reader}ImagePlugin")
             if reader == "Avif":
                 module.DEFAULT_MAX_THREADS = 1  # type: ignore[attr-defined]
+    with contextlib.suppress(ImportError):  # such files are then rejects that name the extra
+        # Never the small preview in place of the picture.
+        importlib.import_module(_HEIF).register_heif_opener(decode_threads=1, thumbnails=False)
+
+
+@contextlib.contextmanager
+def quiet(*loggers: str) -> Iterator[None]:
+    """What these loggers say of a file is no business of the program's; its reject says it."""
+    before = [(logger, logger.disabled) for logger in map(logging.getLogger, loggers)]
+    try:
+        for logger, _ in before:
+            logger.disabled = True
+        yield
+    finally:
+        for logger, was in before:
+            logger.disabled = was
 
 
 @contextlib.contextmanager
 def pillow(options: Preprocess, *, truncated: bool = False) -> Iterator[list[warnings.WarningMessage]]:
     """Pillow under our limits, one caller at a time; warnings are recorded and change nothing; `truncated` fills up what is missing."""
-    with _lock, warnings.catch_warnings(record=True) as log:
+    with _lock, quiet(_TIFF_LOGGER), warnings.catch_warnings(record=True) as log:
         warnings.simplefilter("always")
         initialise()
         before = Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES
@@ -86,14 +117,15 @@ def pillow(options: Preprocess, *, truncated: bool = False) -> Iterator[list[war
 
 
 @contextlib.contextmanager
-def stage(stage: str, what: str) -> Iterator[None]:
+def stage(stage: str, what: str, *, accepts: bool = True) -> Iterator[None]:
+    """What is raised inside as a DecodeError in our words; `accepts`: what is left of damaged data can be had."""
     try:
         yield
     except (MemoryError, DecodeError):
         raise
     except Exception as error:
         code, message = _explain(error, what)
-        if stage == "load":
+        if stage == "load" and accepts:
             message += " (--truncated accept keeps what can be had)"
         raise DecodeError(message, stage=stage, code=code, error=type(error).__name__) from error
 
@@ -114,18 +146,31 @@ _NOTHING = "no bytes: the file is empty, or its row in a list holds no image"
 def open_image(data: bytes, name: str, options: Preprocess) -> Image.Image:
     formats = [f for f in (*_FORMATS, *(["TGA"] if may_be_tga(name) else [])) if f in Image.OPEN]
     promised = sniff(data[:32])
+    if promised == "HEIF" and "HEIF" not in Image.OPEN:
+        extra(_HEIF, "heif", "HEIF")
     with stage("open", f"{promised or 'image'} header"):
         try:
             image = Image.open(io.BytesIO(data), formats=formats)
         except PIL.UnidentifiedImageError as error:
             what = f"a damaged {promised} header, or a kind of {promised} that Pillow does not read" if promised else "no image of a listed format"
             raise DecodeError(_NOTHING if not data else what, stage="open", code="not-an-image", error=type(error).__name__) from error
-        check_size(image, options, "open")
+        check_size(image.size, options, "open")
         return image
 
 
-def check_size(image: Image.Image, options: Preprocess, stage: str) -> None:
-    width, height = image.size
+def extra(module: str, name: str, format: str) -> Any:
+    """A package that an extra of ours brings.  Raises DecodeError (code `needs-extra`) where it is missing."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise DecodeError(
+            f"a {format} file needs pip install 'mmcompile[{name}]'", stage="open", code="needs-extra", error=type(error).__name__
+        ) from error
+
+
+def check_size(size: tuple[int, int], options: Preprocess, stage: str) -> None:
+    """Raise DecodeError for a picture of (width, height) beyond the limits."""
+    width, height = size
     if width < 1 or height < 1:
         raise DecodeError(f"a picture of {width}x{height} has no pixels", stage=stage, code="not-an-image")
     if width * height > options.max_pixels:
@@ -189,13 +234,27 @@ def has_more_frames(image: Image.Image) -> bool:
         return False
 
 
-def versions(format: str | None = None, *, icc: bool = False) -> dict[str, str]:
-    """The versions that the pixels of a format depend on (None: all formats); `icc` adds the library that converts profiles."""
-    wanted = list(_LIBRARIES.get(format, ())) if format is not None else [name for names in _LIBRARIES.values() for name in names]
+def versions(format: str | None = None, *, icc: bool = False, volumes: bool = False) -> dict[str, str]:
+    """The versions that the pixels of a format depend on (None: all formats of pictures, and with `volumes` those of volumes).
+
+    `icc` adds the library that converts profiles.  What an extra brings stands there where it is installed.
+    """
+    formats = [format] if format is not None else [f for f in FORMATS if volumes or f not in _OF_VOLUMES]
+    wanted = {name for f in formats for name in _LIBRARIES.get(f, ())}
     found = {"pillow": PIL.__version__}
-    for name in sorted({*wanted, *(["littlecms2"] if icc else [])}):
+    for name in sorted(wanted | ({"littlecms2"} if icc else set())):
         found[name] = _version(name)
-    return found
+    found |= {name: version for f in formats for name in _PACKAGES.get(f, ()) if (version := _installed(name))}
+    return {**found, "libheif": str(importlib.import_module(_HEIF).libheif_version())} if _HEIF in found else found
+
+
+@functools.cache
+def _installed(name: str) -> str:
+    """Empty for a package that is not installed."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 @functools.cache

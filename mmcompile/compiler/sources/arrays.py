@@ -25,7 +25,7 @@ from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.fields import DTYPES, UNITS, Field, Split, field_name
 from mmcompile.format.store import is_url, on_disk
 
-__all__ = ["CLASSES", "ArraySource", "Meanings", "array_source", "as_field", "as_stored", "as_words", "count_classes", "recognised"]
+__all__ = ["CLASSES", "ArraySource", "Meanings", "Rows", "array_source", "as_field", "as_stored", "as_words", "count_classes", "recognised"]
 
 #: Names that say what an array is.
 _IMAGES, CLASSES = ("image", "images", "img", "x"), ("label", "labels", "y", "target", "targets")
@@ -36,10 +36,14 @@ _MOST_CLASSES = 65_536
 _SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val", "test": "test", "t10k": "test"}
 _ORDER = ("train", "val", "test")
 _IDX_NAME = re.compile(r"(?P<split>[A-Za-z0-9]+)[-_.](?P<what>images|labels)[-_.]idx[13][-_.]ubyte(\.gz)?\Z")
+#: Bytes of a row from which on rows are read one by one as fast as in a row, or nearly.
+_LARGE_ROW = 1 << 14
 #: Class numbers looked at, at a time.
 _LOOK_ROWS = 1 << 20
 
 Array = npt.NDArray[Any]
+#: Numbers of rows.
+Rows = range | list[int] | npt.NDArray[np.int64]
 #: Field -> image, class or value, as told by `--as`.
 Meanings = dict[str, str]
 
@@ -58,30 +62,33 @@ class _Column:
         return self.lies.named if self.part is None else f"{self.lies.named}, {self.part}"
 
     def read(self, start: int, stop: int) -> Array:
-        values = self.lies.read(start, stop)
-        if self.part is not None:
-            values = values[self.part]
-        return as_stored(values, self.field, self.lies.named, start)
+        return self._stored(self.lies.read(start, stop), range(start, stop))
+
+    def take(self, rows: npt.NDArray[np.int64]) -> Array:
+        return self._stored(self.lies.take(rows), rows)
+
+    def _stored(self, values: Array, rows: Rows) -> Array:
+        return as_stored(values if self.part is None else values[self.part], self.field, self.lies.named, rows)
 
 
 def as_words(meanings: Meanings) -> list[str]:
     return [f"{name}={meaning}" for name, meaning in sorted(meanings.items())]
 
 
-def as_stored(values: Array, spec: Field, named: str = "", row: int | None = None) -> Array:
+def as_stored(values: Array, spec: Field, named: str = "", rows: Rows | None = None) -> Array:
     """Values of a source in the dtype and shape of their field: little-endian, times as int64, class numbers as int64, (N, H, W) as (N, 1, H, W).
 
-    `named`: where they lie, for people; `row`: the number of the first, None where the caller tells it.  Raises SourceError for a time that is none.
+    `named`: where they lie, for people; `rows`: their numbers, None where the caller tells them.  Raises SourceError for a time that is none.
     """
     if values.dtype.kind == "M":
         missing = np.isnat(values)
         if missing.any():
             at = int(np.argwhere(missing)[0, 0])
-            which = "" if row is None else f"row {row + at:,}: "
+            which = "" if rows is None else f"row {rows[at]:,}: "
             raise SourceError(
                 f"{named + ': ' if named else ''}{which}a time that is missing (NaT) in {spec.name}: nothing marks one among stored times; leave out "
                 "such rows, or fill them",
-                row=at + (row or 0),
+                row=at if rows is None else int(rows[at]),
             )
         values = values.view(values.dtype.str[0] + "i8")
     return values.astype(spec.stored, copy=False).reshape(len(values), *spec.shape)
@@ -151,6 +158,26 @@ class ArraySource:
                 found.append({name: column.read(first, last) for name, column in columns.items()})
             at += n
         return found[0] if len(found) == 1 else {name: np.concatenate([part[name] for part in found]) for name in found[0]}
+
+    @property
+    def by_index(self) -> bool:
+        """Does each row lie in one piece of a file, and is it so large that a call for it costs little?"""
+        splits = self._splits = self._splits or self._open()
+        found = [column.lies for _, _, columns in splits for column in columns.values()]
+        return all(lies.by_index for lies in found) and sum(lies.row_bytes for lies in found) >= _LARGE_ROW * len(splits)
+
+    def take(self, rows: npt.NDArray[np.int64]) -> dict[str, Array]:
+        """These rows (M,) of each field by name."""
+        splits = self._splits = self._splits or self._open()
+        out = {name: np.empty((len(rows), *column.field.shape), column.field.stored) for name, column in splits[0][2].items()}
+        at = 0
+        for _, n, columns in splits:
+            here = np.flatnonzero((rows >= at) & (rows < at + n))
+            for name, column in columns.items():
+                if len(here):
+                    out[name][here] = column.take(rows[here] - at)
+            at += n
+        return out
 
     def where(self, row: int) -> str:
         """A row as a person finds it."""

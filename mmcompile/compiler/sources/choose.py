@@ -261,7 +261,7 @@ def _manifest(raw: Sequence[str], options: SourceOptions) -> Source:
     from mmcompile.compiler.sources.manifest import ManifestSource, Wishes
 
     lists = tuple(_on_this_disk(place) for place in raw)
-    wishes = Wishes(options.image_column, options.label_column, options.columns, options.include, options.exclude, _classes(options))
+    wishes = Wishes(options.image_column, options.label_column, options.columns, options.include, options.exclude, _classes(options), options.fields)
     splits = []
     for text in options.split:
         name, sign, file = text.partition("=")

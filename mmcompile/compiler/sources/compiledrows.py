@@ -28,6 +28,7 @@ from mmcompile.format.catalog import Generation, load_table
 from mmcompile.format.index import Field, Split, load_groups
 from mmcompile.format.npy import file_name, hash_bytes, open_array, read_hashed, read_into
 from mmcompile.format.opened import keep
+from mmcompile.format.permutation import MIXED, source_rows
 from mmcompile.format.samples import block_hashes, block_rows, pair_hash
 
 __all__ = ["CompiledRows"]
@@ -57,7 +58,7 @@ class _Run:
 
 
 class CompiledRows:
-    """Rows of datasets without keys, split by split, dataset by dataset, as they stand there; groups keep their names.
+    """Rows of datasets without keys, split by split, dataset by dataset, as they stand there; groups keep their names, where rows stand by group.
 
     Splits of one name are one; names of classes and categories are as of CompiledSource.  `columns`: the fields that are kept, None: all.
     """
@@ -134,6 +135,7 @@ class CompiledRows:
             () if self._splits == ["all"] else tuple(splits),
             self._classes,
             counts={"not selected": total - at} if at < total else {},
+            order=MIXED if any(dataset.index.order for dataset in self._datasets) else "",
         )
 
     def _groups(self, split: str) -> Iterator[tuple[_Run, str, str]]:
@@ -141,10 +143,14 @@ class CompiledRows:
         made = hash_bytes(canonical([[f.to_json() for f in self._fields], self._layout.identity()]))
         for number, dataset in enumerate(self._datasets):
             names, starts = load_groups(Path(dataset.root), dataset.index)
+            mixed = bool(dataset.index.order)
             for own in dataset.index.splits:
                 if split_of(self._layout, len(self._datasets), number, own.name) != split:
                     continue
                 taken = self._taken(number, own, split, names, starts)
+                if mixed and own.start < own.stop:  # its groups are no ranges of its rows
+                    yield from self._run(number, "", (own.start, own.stop), taken, made)
+                    continue
                 for group in _within(starts, own):
                     bounds = max(own.start, int(starts[group])), min(own.stop, int(starts[group + 1]))
                     yield from self._run(number, names[group], bounds, taken, made)
@@ -183,7 +189,9 @@ class CompiledRows:
 
         def group() -> Array:
             listed: Array = np.array(names, object)
-            return np.asarray(listed[np.searchsorted(starts, rows, side="right") - 1])
+            index = self._datasets[number].index
+            places = source_rows(index.order, index.splits, rows)
+            return np.asarray(listed[np.searchsorted(starts, places, side="right") - 1])
 
         out: dict[str, Callable[[], Column]] = {
             "split": lambda: np.full(len(rows), split, object),

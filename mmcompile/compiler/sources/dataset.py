@@ -23,7 +23,7 @@ from mmcompile.compiler.marks import versions_of
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.rowstore import RowPreprocess
 from mmcompile.compiler.sealing import write_all
-from mmcompile.compiler.sources.arrays import as_stored, count_classes
+from mmcompile.compiler.sources.arrays import Rows, as_stored, count_classes
 from mmcompile.compiler.sources.declaring import Hints, declare, field_of, is_vague, with_pictures
 from mmcompile.compiler.sources.known import check_classes, class_names, known_dtypes, known_names, stamp_of
 from mmcompile.compiler.sources.rows import RowScan
@@ -132,7 +132,7 @@ class DatasetSource:
     """Datasets that have a length and items, by split ("": there are none); pictures in their samples are made as `preprocess` says."""
 
     root = ""
-    item_by_item = True
+    item_by_item = by_index = True
 
     def __init__(self, datasets: Mapping[str, Any], preprocess: Preprocess, names: Sequence[str] | None = None) -> None:
         self._datasets = dict(datasets)
@@ -160,6 +160,11 @@ class DatasetSource:
     def identity(self) -> dict[str, object]:
         """The settings that decide which rows there are and what they hold."""
         return _identity(self.declared)
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Of the libraries that rows depend on."""
+        return _versions(self.declared)
 
     def scan(self, progress: Callable[[int], None] | None = None) -> RowScan:
         """What the first sample declares, for as many rows as the lengths say.
@@ -201,11 +206,15 @@ class DatasetSource:
 
     def read(self, start: int, stop: int) -> dict[str, Array]:
         """The rows [start, stop), sample by sample.  Raises SourceError, naming the row."""
+        return self.take(np.arange(start, stop))
+
+    def take(self, rows: npt.NDArray[np.int64]) -> dict[str, Array]:
+        """These rows (M,), as `read`."""
         assert self.declared is not None
-        out = {f.name: np.empty((stop - start, *f.shape), f.stored) for f in self.declared.fields}
-        for row in range(start, stop):
-            self.declared.store(self._sample(row), row, out, row - start)
-        check_classes(out, self.declared.fields, self._classes, start)
+        out = {f.name: np.empty((len(rows), *f.shape), f.stored) for f in self.declared.fields}
+        for at, row in enumerate(rows.tolist()):
+            self.declared.store(self._sample(row), row, out, at)
+        check_classes(out, self.declared.fields, self._classes, rows)
         return out
 
     def _sample(self, row: int) -> Any:
@@ -262,7 +271,12 @@ def _identity(declared: Declared | None) -> dict[str, object]:
         return {"kind": "dataset"}
     settings = pictures.settings().get("fields")
     own = {} if not settings else {"fields": settings}
-    return {"kind": "dataset", "pictures": pictures.pixel_settings(), "versions": versions_of(pictures), **own}
+    return {"kind": "dataset", "pictures": pictures.pixel_settings(), "versions": _versions(declared), **own}
+
+
+def _versions(declared: Declared | None) -> dict[str, str]:
+    """Of the libraries that pictures depend on."""
+    return {} if declared is None or declared.pictures is None else versions_of(declared.pictures)
 
 
 class ColumnSource:
@@ -303,8 +317,20 @@ class ColumnSource:
 
     def read(self, start: int, stop: int) -> dict[str, Array]:
         """The rows [start, stop), a slice of each array."""
-        found = {spec.name: as_stored(as_array(self._columns[name][start:stop], name), spec, row=start) for name, spec in self._fields.items()}
-        check_classes(found, self._fields.values(), self._classes, start)
+        return self._stored(slice(start, stop), range(start, stop))
+
+    @property
+    def by_index(self) -> bool:
+        """Do they lie in memory, or in a map of it?"""
+        return all(type(column).__module__.partition(".")[0] in ("numpy", "torch") for column in self._columns.values())
+
+    def take(self, rows: npt.NDArray[np.int64]) -> dict[str, Array]:
+        """These rows (M,)."""
+        return self._stored(rows, rows)
+
+    def _stored(self, which: Any, rows: Rows) -> dict[str, Array]:
+        found = {spec.name: as_stored(as_array(self._columns[name][which], name), spec, rows=rows) for name, spec in self._fields.items()}
+        check_classes(found, self._fields.values(), self._classes, rows)
         return found
 
 
@@ -312,6 +338,8 @@ class SpooledSource:
     """An iterable of samples, read once, in this process, into files in a temporary folder (TMPDIR), which then are read as rows."""
 
     root = ""
+    by_index = True
+    here_only = "an iterable is read once, into files of this machine"
 
     def __init__(self, samples: Iterable[Any], preprocess: Preprocess, names: Sequence[str] | None = None) -> None:
         self.declared: Declared | None = None
@@ -391,14 +419,18 @@ class SpooledSource:
 
     def read(self, start: int, stop: int) -> dict[str, Array]:
         """The rows [start, stop)."""
+        return self.take(np.arange(start, stop))
+
+    def take(self, rows: npt.NDArray[np.int64]) -> dict[str, Array]:
+        """These rows (M,)."""
+        found = {name: values[rows] for name, values in self._maps().items()}
         assert self.declared is not None
-        found = {}
-        for spec in self.declared.fields:
-            with (self._folder / spec.name).open("rb") as file:
-                file.seek(start * spec.row_bytes)
-                found[spec.name] = np.fromfile(file, spec.stored, (stop - start) * int(np.prod(spec.shape, dtype=np.int64))).reshape(-1, *spec.shape)
-        check_classes(found, self.declared.fields, self._classes, start)
+        check_classes(found, self.declared.fields, self._classes, rows)
         return found
+
+    def _maps(self) -> dict[str, Array]:
+        assert self.declared is not None
+        return {f.name: np.memmap(self._folder / f.name, f.stored, "r", shape=(self._n, *f.shape)) for f in self.declared.fields}
 
 
 def _guarded(samples: Iterable[Any]) -> Iterator[Any]:

@@ -91,14 +91,14 @@ def class_names(fields: Sequence[Field], names: Mapping[str, tuple[str, ...]]) -
     return next((known[name] for name in labels if name in known), names.get("") if labels else None)
 
 
-def check_classes(rows: Mapping[str, Array], fields: Iterable[Field], names: tuple[str, ...] | None, start: int) -> None:
-    """Is each number of a class one of those that have names, or -1 for none?  Raises SourceError; `start` is the first row."""
+def check_classes(rows: Mapping[str, Array], fields: Iterable[Field], names: tuple[str, ...] | None, numbers_of: range | list[int] | Array) -> None:
+    """Is each number of a class one of those that have names, or -1 for none?  Raises SourceError; `numbers_of` are the numbers of the rows."""
     for spec in fields:
         if spec.meaning == "class" and names is not None:
             numbers = rows[spec.name]
             bad = np.flatnonzero((numbers < -1) | (numbers >= len(names)))
             if len(bad):
-                row = start + int(bad[0])
+                row = int(numbers_of[int(bad[0])])
                 raise SourceError(
                     f"row {row:,}: {spec.name} is {int(numbers[bad[0]])}, and the dataset names {len(names):,} classes ({names[0]} is 0): expected a "
                     "number below that, or -1 for none",

@@ -6,6 +6,7 @@ is an exception, never a signal), as many as are asked for.  No pickle is ever l
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import math
@@ -14,6 +15,7 @@ import struct
 import tokenize
 import zipfile
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from stat import S_ISREG
 from typing import IO, Any, cast
@@ -33,6 +35,10 @@ _MOST_RUNS = 4096
 #: A header of .npy longer than this (numpy's own limit) is no plain array's.
 _HEADER_LIMIT = 10_000
 _SKIP = 1 << 20
+#: A disk reads a page at least, and a call costs as much.
+_NEAR_BYTES = 4096
+#: Bytes that are read at once for rows that lie close to each other.
+_RUN_BYTES = 1 << 20
 #: Deflate makes no more bytes of one than this.
 _MOST_PACKED = 1040
 #: What a damaged compressed file raises.
@@ -68,25 +74,50 @@ class Lies:
 
     def read(self, start: int, stop: int) -> npt.NDArray[Any]:
         """The rows [start, stop), in this dtype and byte order.  Raises OSError, or SourceError where the file is not what it was."""
-        n = stop - start
         if self.member is not None:
-            out = np.empty((n, *self.shape[1:]), self.dtype)
+            out = np.empty((stop - start, *self.shape[1:]), self.dtype)
             _stream(self).into(out, self.offset + start * self.row_bytes, last=stop == self.shape[0])
             return out
+        with self._opened() as fd:
+            return self._rows(fd, start, stop)
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int]:
         fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             if stat_of(os.fstat(fd)) != self.stat:
                 raise SourceError(f"{self.named}: changed after it was listed; run the same command again", path=self.path)
-            if not self.fortran:
-                out = np.empty((n, *self.shape[1:]), self.dtype)
-                _fill(fd, out, self.offset + start * self.row_bytes, self)
-                return out
-            out = np.empty((*self.shape[:0:-1], n), self.dtype)
-            for i, run in enumerate(out.reshape(-1, n)):
-                _fill(fd, run, self.offset + (i * self.shape[0] + start) * self.dtype.itemsize, self)
-            return out.T
+            yield fd
         finally:
             os.close(fd)
+
+    def _rows(self, fd: int, start: int, stop: int) -> npt.NDArray[Any]:
+        n = stop - start
+        if not self.fortran:
+            out = np.empty((n, *self.shape[1:]), self.dtype)
+            _fill(fd, out, self.offset + start * self.row_bytes, self)
+            return out
+        out = np.empty((*self.shape[:0:-1], n), self.dtype)
+        for i, run in enumerate(out.reshape(-1, n)):
+            _fill(fd, run, self.offset + (i * self.shape[0] + start) * self.dtype.itemsize, self)
+        return out.T
+
+    @property
+    def by_index(self) -> bool:
+        """Does each row lie in one piece of the file?"""
+        return self.member is None and not self.fortran
+
+    def take(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """These rows (M,) of an array that is `by_index`, in this order; those that lie close to each other are read at once."""
+        order = np.argsort(rows, kind="stable")
+        rising = rows[order]
+        out = np.empty((len(rows), *self.shape[1:]), self.dtype)
+        cuts = (np.diff(rising) > _NEAR_BYTES // self.row_bytes) | (np.diff(rising // max(1, _RUN_BYTES // self.row_bytes)) > 0)
+        with self._opened() as fd:
+            for part in np.split(order, np.flatnonzero(cuts) + 1):
+                first = int(rows[part[0]])
+                out[part] = self._rows(fd, first, int(rows[part[-1]]) + 1)[rows[part] - first]
+        return out
 
 
 def _fill(fd: int, out: npt.NDArray[Any], offset: int, lies: Lies) -> None:

@@ -57,7 +57,7 @@ def _form(lies: Lies) -> str:
 class NpyFolder:
     """The .npy files in `root`, or in its class folders; all of one dtype and shape."""
 
-    item_by_item = True
+    item_by_item = by_index = True
 
     def __init__(self, root: str, meanings: Meanings | None = None) -> None:
         self._root, self._meanings = os.path.abspath(root), dict(meanings or {})
@@ -138,16 +138,20 @@ class NpyFolder:
 
     def read(self, start: int, stop: int) -> dict[str, npt.NDArray[Any]]:
         """The rows [start, stop).  Raises OSError, or SourceError for a file that holds another array than the first."""
+        return self.take(np.arange(start, stop))
+
+    def take(self, rows: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
+        """These rows (M,), as `read`."""
         if self._keys is None or self._first is None:
             self.scan()
         assert self._keys is not None
         assert self._first is not None
         first = self._first
         field = as_field("x", first.dtype, first.shape, first.named, self._meanings, alone=True)
-        out = np.empty((stop - start, *field.shape), field.stored)
+        out = np.empty((len(rows), *field.shape), field.stored)
         head, body = b"", b""
-        for i, key in enumerate(self._keys[start:stop]):
-            path = os.path.join(self._root, os.fsdecode(key))
+        for i, row in enumerate(rows.tolist()):
+            path = os.path.join(self._root, os.fsdecode(self._keys[row]))
             with open(path, "rb") as file:
                 data = file.read(self._size + 1)
             body = data[first.offset :]
@@ -155,16 +159,16 @@ class NpyFolder:
                 lies = lies_in_npy(path, sample=True)
                 if (lies.dtype, lies.shape, lies.fortran, len(data)) != (first.dtype, first.shape, first.fortran, self._size):
                     raise SourceError(
-                        f"row {start + i:,} ({show(path)}): {_form(lies)}, {len(data):,} bytes; expected {_form(first)}, {self._size:,} bytes, "
+                        f"row {row:,} ({show(path)}): {_form(lies)}, {len(data):,} bytes; expected {_form(first)}, {self._size:,} bytes, "
                         "as the first file",
                         path=path,
-                        row=start + i,
+                        row=row,
                     )
                 head, body = data[: lies.offset], data[lies.offset :]
             values = np.frombuffer(body, first.dtype, count=int(np.prod(first.shape, dtype=np.int64)))
             values = values.reshape(first.shape[::-1]).T if first.fortran else values.reshape(first.shape)
-            out[i] = as_stored(values[None], field, show(path), start + i)[0]
-        rows = {"x": out}
+            out[i] = as_stored(values[None], field, show(path), [row])[0]
+        found = {"x": out}
         if self._labels is not None:
-            rows[LABEL.name] = self._labels[start:stop]
-        return rows
+            found[LABEL.name] = self._labels[rows]
+        return found

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from mmcompile.format.canonical import canonical
 from mmcompile.format.index import Field, Split
 from mmcompile.format.npy import hash_bytes
+from mmcompile.format.permutation import SHUFFLED
 
 __all__ = ["RowScan", "RowSource", "fresh_stamp", "is_row_source", "place_of", "settled"]
 
@@ -33,7 +34,8 @@ class RowScan:
     shards end where a group ends as far as their size allows, windows never cross it, and no group crosses a split.  `splits` cover all rows in
     order; where there is none, all of them are one that is called "all".  `stamps`, one for each group, change when what its rows are read from
     changes ("": not known, so its rows are read again each time).  `warnings` are lines that a person should read; `counts` are facts for the
-    summary, such as values that are missing.
+    summary, such as values that are missing.  `order` is what the index says of it (see `permutation`): of SHUFFLED rows the groups are told in the
+    order of the source.
     """
 
     rows: int
@@ -45,11 +47,24 @@ class RowScan:
     classes: tuple[str, ...] | None = None
     warnings: tuple[str, ...] = ()
     counts: dict[str, int] = field(default_factory=dict)
+    order: str = ""
 
     @property
     def ranges(self) -> tuple[Split, ...]:
         """The splits, or the one that all rows are."""
         return self.splits or (Split("all", 0, self.rows),)
+
+    @property
+    def lots(self) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
+        """(ends, int64 (L,); stamps) of what shards are cut along, and read anew if it changed: groups, or splits where their rows are SHUFFLED."""
+        if not self.order.startswith(SHUFFLED):
+            return self.stops, self.stamps
+        stamps = []
+        for split in self.ranges:
+            within = slice(*np.searchsorted(self.stops, [split.start, split.stop], side="right").tolist())
+            parts = [[stamp, int(stop) - split.start] for stamp, stop in zip(self.stamps[within], self.stops[within], strict=True)]
+            stamps.append(hash_bytes(canonical(parts)) if all(stamp for stamp, _ in parts) else "")
+        return np.array([split.stop for split in self.ranges], np.int64), tuple(stamps)
 
 
 def settled(stat: tuple[int, int, int, int]) -> bool:
@@ -70,8 +85,11 @@ def fresh_stamp(files: dict[str, tuple[int, int, int, int]]) -> str:
 class RowSource(Protocol):
     """An ordered collection of rows that a build reads from.
 
-    One that has an attribute `item_by_item` which is true makes each row for itself, and is asked for fewer at a time.  One with a method `where`
-    says of a row, in words, where a person finds it.
+    One that has an attribute `item_by_item` which is true makes each row for itself, and is asked for fewer at a time.  One whose `by_index` is true
+    once it was scanned has a method `take(rows)`, which is `read` for the rows (M,) in any order, at a cost that is about that of as many in a row.
+    One with an attribute `here_only` that is not empty says in it why no other machine can read its rows, and one with `versions` which
+    libraries they depend on.  One with a method `where` says of a row, in words, where a person
+    finds it.
     """
 
     @property

@@ -83,6 +83,20 @@ class TableSource:
                 found.append(self._fields(self._parts[part].read(self._readings, first, last)))
         return _joined(found)
 
+    @property
+    def by_index(self) -> bool:
+        """Are rows sorted into files aside?"""
+        return self._scanned().order is not None or self._spool is not None
+
+    @property
+    def here_only(self) -> str:
+        """Why no other machine can read the rows."""
+        return "its rows are sorted into files of this machine first" if self.by_index else ""
+
+    def take(self, rows: npt.NDArray[np.int64]) -> dict[str, Array]:
+        """These rows (M,) of each field by name."""
+        return self._sorted().take(self._scanned().ranges.places(rows))
+
     def where(self, row: int) -> str:
         """A row as a person finds it; of rows that were sorted aside, which of them it is."""
         scan = self._scanned()

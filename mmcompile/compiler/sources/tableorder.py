@@ -45,6 +45,13 @@ class Ranges:
             if a < b:
                 yield int(self.starts[i]) + a - first, int(self.starts[i]) + b - first
 
+    def places(self, rows: Rows) -> Rows:
+        """Which of the rows that there are the wanted rows (M,) are: int64 (M,)."""
+        ends = self.ends
+        which = np.searchsorted(ends, rows, side="right")
+        found: Rows = self.stops[which] - (ends[which] - rows)
+        return found
+
     def take(self, pieces: Sequence[tuple[int, int]]) -> Ranges:
         """These ranges of the wanted rows, one behind the other."""
         found = list(itertools.chain.from_iterable(self.within(start, stop) for start, stop in pieces))
