@@ -238,7 +238,7 @@ def test_records_become_fields_and_what_does_not_is_told(tmp_path: Path) -> None
 
 
 def test_fields_and_label_can_be_chosen(tmp_path: Path) -> None:
-    records = [{"kind": "b", "x": 1, "box": [1]}, {"kind": "a", "x": 2, "box": [2]}]
+    records = [{"kind": "b", "x": 1, "box": [1], "deep": {"a": 1}}, {"kind": "a", "x": 2, "box": [2], "deep": {"a": 2}}]
     files = [file for i, r in enumerate(records) for file in ((f"{i}.png", b"x"), (f"{i}.json", json.dumps(r).encode()), (f"{i}.cls", b"7"))]
     raw = tar(tmp_path / "a.tar", files)
     scan = source(raw, label_column="kind").scan()
@@ -251,7 +251,9 @@ def test_fields_and_label_can_be_chosen(tmp_path: Path) -> None:
     assert [f.name for f in scan.fields] == ["label", "kind"]
     assert scan.values["kind"].tolist() == [1, 0]
     assert [f.name for f in source(raw, columns=()).scan().fields] == ["label"]
-    for more, why in (({"columns": ("box",)}, "values of several parts"), ({"columns": ("Kind",)}, "did you mean kind")):
+    scan = source(raw, columns=("box",)).scan()
+    assert scan.values["box"].tolist() == [[1], [2]]
+    for more, why in (({"columns": ("deep",)}, "values of several parts"), ({"columns": ("Kind",)}, "did you mean kind")):
         with pytest.raises(OptionError, match=why):
             source(raw, **more).scan()
     with pytest.raises(OptionError, match="no image has a class or a record beside it"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from PIL import Image
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.sources.archive import ArchiveSource
 from mmcompile.compiler.sources.choose import SourceOptions, open_source
-from mmcompile.errors import SourceError
+from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.reader import Reader
 from mmcompile.format.rejects import load_rejects
 from mmcompile.format.verify import verify
@@ -122,3 +124,81 @@ def test_a_bad_mask_is_a_reject_that_names_its_member(tmp_path: Path) -> None:
     assert (report.samples, report.rejects) == (2, 1)
     (line,) = load_rejects(tmp_path / "out", Reader(tmp_path / "out").index)
     assert (line.key, line.message.partition(":")[0]) == ("001.png", "seg (001.seg.png)")
+
+
+def npy(array: Any) -> bytes:
+    out = io.BytesIO()
+    np.save(out, array)
+    return out.getvalue()
+
+
+def beside(records: list[Any], more: Callable[[int], dict[str, bytes]] = lambda i: {}) -> list[tuple[str, bytes]]:
+    files = []
+    for i, record in enumerate(records):
+        members = {"png": png(np.zeros((16, 24, 3), np.uint8)), "json": json.dumps(record).encode(), **more(i)}
+        files += [(f"{i:03}.{part}", data) for part, data in members.items()]
+    return files
+
+
+def test_lists_in_records_are_boxes_that_move_and_what_goes_with_them(tmp_path: Path) -> None:
+    records = [
+        {"boxes": [[8, 4, 12, 10], [0, 0, 4, 4]], "labels": ["cat", "dog"], "keypoints": [[9, 5, 2], [0, 0, 0]], "score": 0.5},
+        {"boxes": [], "labels": [], "keypoints": [[12, 8, 1], [1, 1, 2]], "score": 1},
+        {"boxes": [[8, 4, 12, 10]], "labels": ["dog"], "keypoints": [[12, 8, 1], [7, 3, 2]], "score": 1},
+    ]
+    raw = tar(tmp_path / "a.tar", beside(records))
+    asked = {"keypoints": {"kind": "keypoints"}}
+    report = run(raw, tmp_path / "out", Preprocess(crop=12, fields=asked))
+    rows = rows_of(tmp_path / "out")
+    assert set(report.fields) == {"image", "score", "keypoints", "boxes", "labels", "boxes_count"}
+    assert rows["boxes"].tolist() == [[[2, 2, 6, 8], [0] * 4], [[0] * 4] * 2, [[2, 2, 6, 8], [0] * 4]]
+    assert (rows["boxes_count"].tolist(), rows["labels"].tolist()) == ([1, 0, 1], [[0, -1], [-1, -1], [1, -1]])
+    assert rows["keypoints"].tolist() == [[[3, 3, 2], [0, 0, 0]], [[6, 6, 1], [-5, -1, 0]], [[6, 6, 1], [1, 1, 2]]]
+    assert verify(tmp_path / "out").ok
+
+
+def test_a_value_that_does_not_fit_is_a_reject(tmp_path: Path) -> None:
+    raw = tar(tmp_path / "a.tar", beside([{"boxes": [[1, 2, 3, 4]], "n": 1}, {"boxes": [[1, 2, 3]], "n": 300}, {"boxes": [], "n": 300}]))
+    report = run(raw, tmp_path / "out", Preprocess(crop=12, fields={"n": {"dtype": "uint8"}}), max_rejects=2)
+    assert (report.samples, report.rejects, report.reject_reasons) == (1, 2, {"value": 2})
+    lines = load_rejects(tmp_path / "out", Reader(tmp_path / "out").index)
+    assert [line.message for line in lines] == [
+        "boxes: [1, 2, 3] is no box: a list of 4 numbers",
+        "n: 300, and dtype=uint8 holds 0 to 255",
+    ]
+
+
+def test_arrays_beside_the_image_are_values(tmp_path: Path) -> None:
+    emb, long = np.arange(6, dtype=np.float16).reshape(2, 3), np.zeros((100, 200))
+    more = lambda i: {"emb.npy": npy(emb + i), "ids.npy": npy(np.arange(i)), "big.npy": npy(long), "caption.txt": b"a cat" * i, "txt": b"x"}  # noqa: E731
+    raw = tar(tmp_path / "a.tar", beside([{"y": i} for i in range(1, 4)], lambda i: more(i + 1)))
+    scan = source(raw).scan()
+    assert {f.name: (f.dtype, f.shape) for f in scan.fields if f.name != "y"} == {
+        "emb": ("float16", (2, 3)),
+        "ids": ("int64", (3,)),
+        "ids_count": ("int64", ()),
+        "caption": ("uint8", (15,)),
+    }
+    assert np.array_equal(scan.values["emb"], [emb + i for i in range(1, 4)])
+    assert scan.values["ids"].tolist() == [[0, 0, 0], [0, 1, 0], [0, 1, 2]]
+    assert scan.values["caption"][0].tobytes().rstrip(b"\0") == b"a cat"
+    assert any(line.startswith(".npy members big are left out: 160,000 bytes each: --field big:kind=image") for line in scan.warnings)
+    assert scan.left_out == {"extension .txt": 3}
+    scan = source(raw, fields={"txt": {"kind": "text"}, "big": {"kind": "image"}, "emb": {"dtype": "uint8"}}).scan()
+    assert scan.parts == (("image", "image"), ("big", "image"))
+    assert scan.values["txt"].tolist() == [[120]] * 3
+    assert scan.values["emb"].dtype == np.uint8
+    with pytest.raises(OptionError, match="--field deep: samples have no such field"):
+        source(raw, fields={"deep": {"kind": "image"}}).scan()
+
+
+def test_an_array_that_is_none_is_a_reject_and_other_shapes_are_told(tmp_path: Path) -> None:
+    def made(*arrays: bytes, **more: Any) -> Any:
+        return source(tar(tmp_path / "a.tar", beside([{}] * len(arrays), lambda i: {"emb.npy": arrays[i], "cls": b"0"})), **more).scan()
+
+    scan = made(npy(np.zeros(2)), b"nothing", npy(np.array([{}], object)))
+    assert scan.faults == dict.fromkeys((1, 2), "emb: no .npy file of numbers, or not all of it")
+    scan = made(npy(np.zeros((2, 2))), npy(np.zeros((2, 3))))
+    assert any(line.startswith(".npy members emb are left out: they differ: float64 (2, 2), and float64 (2, 3) in 001.png") for line in scan.warnings)
+    scan = made(npy(np.zeros((2, 2))), npy(np.zeros((2, 3))), fields={"emb": {"shape": (2, 2)}})
+    assert scan.faults == {1: "emb: an array of shape (2, 3), expected (2, 2)"}

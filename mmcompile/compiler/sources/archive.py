@@ -189,7 +189,7 @@ class ArchiveSource:
         else, and in zip archives, they are a tree of folders, in the order of one.  Raises SourceError, naming archive and byte or member.
         """
         choice = Choice(self.include, self.exclude, self.hidden, self.extensions)
-        pairing = Pairing(self.wishes, dict(self.fields))
+        pairing = Pairing(self.wishes, dict(self.fields), self._member)
         trees: list[TreeMembers] = []
         warnings: list[str] = []
         found = 0

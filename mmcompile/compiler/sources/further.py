@@ -6,7 +6,6 @@ archive; at the end they all together say which fields there are, and a sample t
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from mmcompile.compiler.sources.keys import Keys, place_of
 from mmcompile.compiler.sources.members import Place
 from mmcompile.compiler.sources.names import show
 from mmcompile.compiler.sources.parts import joined_stat
+from mmcompile.compiler.sources.roles import is_called_mask
 from mmcompile.compiler.sources.scanning import Wishes
 from mmcompile.compiler.sources.webdataset import TarMembers, part_of
 from mmcompile.errors import SourceError
@@ -30,8 +30,8 @@ __all__ = ["Further", "Settled", "wanted_texts"]
 
 #: Names of texts that are fields unasked.
 _CAPTIONS = ("caption",)
-#: What masks are called, of these words or with one of them.
-_MASKS = frozenset({"mask", "masks", "segmentation", "seg", "annotation", "annotations", "semantic", "label", "labels", "gt"})
+#: What masks in archives are called as well.
+_LABELS = frozenset({"label", "labels", "gt"})
 #: The field that the main image is.
 _IMAGE = "image"
 
@@ -229,4 +229,4 @@ def _name(part: str, image: bool) -> str:
 
 
 def _is_mask(name: str) -> bool:
-    return not _MASKS.isdisjoint(re.split(r"[^a-z]+", name.lower()))
+    return is_called_mask(name) or name.lower() in _LABELS

@@ -18,6 +18,7 @@ from mmcompile.compiler.sources.cells import Cells, Column, told, typed
 from mmcompile.compiler.sources.columns import LABEL_NAMES, NO_LABEL, as_fields, as_label, field_names, find_column, named_alike
 from mmcompile.compiler.sources.further import Further
 from mmcompile.compiler.sources.keys import Keys
+from mmcompile.compiler.sources.listmembers import member_fields
 from mmcompile.compiler.sources.members import TreeMembers
 from mmcompile.compiler.sources.names import show
 from mmcompile.compiler.sources.scanning import Wishes
@@ -53,10 +54,10 @@ class _Noted:
 
 
 class Pairing:
-    """The samples of archives, which are added in order."""
+    """The samples of archives, which are added in order; `options` are settings of fields by name, `read` gives the bytes of a member."""
 
-    def __init__(self, wishes: Wishes, options: Mapping[str, FieldOptions]) -> None:
-        self._wishes = wishes
+    def __init__(self, wishes: Wishes, options: Mapping[str, FieldOptions], read: Callable[[bytes], bytes]) -> None:
+        self._wishes, self._options, self._read = wishes, options, read
         self._further = Further(wishes, options)
         self._given: tuple[str, ...] | None = None
         #: All images of each archive; the samples themselves are let go.
@@ -68,6 +69,7 @@ class Pairing:
         self._rows = 0
         self._classes = Cells(".cls", keeps_text=True)
         self._records: dict[str, Cells] = {}
+        self._lists: dict[str, Cells] = {}
         self._nested: set[str] = set()
         self._several = self._plain = 0
         self._no_image, self._no_class = _Noted(), _Noted()
@@ -96,6 +98,10 @@ class Pairing:
             _extend(into, *_placed(values, row_of), len(sample), quoted=values.quoted, mixed=values.plain)
             if values.nested:
                 self._nested.add(name)
+        for name, values in members.lists.items():
+            into = self._lists.setdefault(name, Cells(name, keeps_text=True))
+            _extend(into, np.empty(0, np.int64), [], self._rows - len(into))
+            _extend(into, *_placed(values, row_of), len(sample), quoted=True)
         self.trees.append(members.tree())
         self._sizes.append(len(sample))
         self._shown.append(members.shown)
@@ -120,7 +126,7 @@ class Pairing:
         settled = self._further.settle(".cls" if self._wishes.label != NO_LABEL else None)
         self._several = settled.several
         keys, stat = settled.keys, settled.stat
-        for cells in self._records.values():
+        for cells in (*self._records.values(), *self._lists.values()):
             _extend(cells, np.empty(0, np.int64), [], self._rows - len(cells))
 
         def where(row: int) -> str:
@@ -132,7 +138,19 @@ class Pairing:
         if labels is not None:
             fields.append(LABEL)
             arrays.append(labels)
-        wished = None if self._wishes.columns is None else [name for name in self._wishes.columns if name not in settled.columns]
+        lists = {name: cells.keys() for name, cells in self._lists.items() if self._wishes.columns is None or name in self._wishes.columns}
+        asked = [name for name in self._records if name in self._options and name not in self._nested and name != label]
+        lists |= {name: self._records.pop(name).keys() for name in asked}
+        self._check_asked({"image", LABEL.name, *(name for name, _ in settled.parts), *settled.arrays, *settled.texts, *lists})
+        several, none, warnings = member_fields(settled, lists, self._options, self._wishes.columns or (), self._read, where)
+        self._warnings += warnings
+        self._nested = (self._nested - lists.keys()) | {name for name in none if name in self._nested}
+        for name in lists.keys() - set(none):
+            self._records.pop(name, None)
+        fields += [spec for spec, _ in several.fields]
+        arrays += [values for _, values in several.fields]
+        settled_names = {*settled.columns, *lists.keys() - set(none)}
+        wished = None if self._wishes.columns is None else [name for name in self._wishes.columns if name not in settled_names]
         counts = self._values([name for name in self._records if name != label], wished, label, where, fields, arrays)
         if len(fields) >= LIST_LIMIT:  # the image is one, too
             raise OptionError(
@@ -142,13 +160,34 @@ class Pairing:
         for f, column in zip(fields, arrays, strict=True):
             values[f.name] = column
         order, ranges = self._in_splits(splits, numbers)
+        faults = several.faults
         if ranges:
+            faults = {at: faults[row] for at, row in enumerate(order.tolist()) if row in faults}
             keys, values, stat = keys.take(order), values[order], stat[order]
             if labels is not None:
                 self._warnings += lacking(names or (), values[LABEL.name], ranges)
         self._tell()
         left_out = dict(sorted(self._left_out.items()))
-        return Scan(keys, tuple(fields), values, stat, names, left_out, tuple(self._warnings), counts, ranges, parts=settled.parts)
+        return Scan(
+            keys,
+            tuple(fields),
+            values,
+            stat,
+            names,
+            left_out,
+            tuple(self._warnings),
+            counts | several.counts,
+            ranges,
+            None,
+            settled.parts,
+            tuple(several.forms),
+            faults,
+        )
+
+    def _check_asked(self, known: set[str]) -> None:
+        """Raises OptionError for settings of a field that samples do not have."""
+        if strange := sorted(self._options.keys() - known):
+            raise OptionError(f"--field {show(strange[0])}: samples have no such field (they have {', '.join(sorted(known))})", options=["field"])
 
     def _in_splits(self, splits: Sequence[str], numbers: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], tuple[Split, ...]]:
         """(rows in the order of their splits, the splits) by the number of each row's archive; no splits where all are one called "all"."""
@@ -168,7 +207,7 @@ class Pairing:
 
     def _may_be_text(self, name: str) -> bool:
         """Is this value wanted also where it is text: as a label, or as categories?"""
-        if self._wishes.columns is not None and name in self._wishes.columns:
+        if name in self._options or name in (self._wishes.columns or ()):
             return True
         return name == self._wishes.label or (self._wishes.label is None and named_alike([name], LABEL_NAMES) is not None)
 

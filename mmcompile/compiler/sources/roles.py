@@ -15,7 +15,7 @@ from mmcompile.compiler.sources.names import show
 from mmcompile.errors import OptionError
 from mmcompile.format.fields import PIXELS, RESERVED
 
-__all__ = ["Role", "Seen", "is_called_mask", "roles_of"]
+__all__ = ["Role", "Seen", "is_called_boxes", "is_called_mask", "roles_of"]
 
 #: What a column of masks is called, of these words or with them at an end.
 _MASKS = frozenset({"mask", "masks", "segmentation", "seg", "annotation", "annotations", "semantic"})
@@ -61,6 +61,11 @@ def _names_of(column: str) -> tuple[str, str, str]:
     """What `--field` may call a column: itself, its field, and what its path leads to."""
     plain = re.sub(r"[^a-z0-9]+", "_", column.strip().lower()).strip("_")
     return column, plain, _SUFFIX.sub("", plain)
+
+
+def is_called_boxes(column: str) -> bool:
+    """Is this the name of a column of boxes?"""
+    return _names_of(column)[2] in _BOXES
 
 
 def is_called_mask(column: str) -> bool:

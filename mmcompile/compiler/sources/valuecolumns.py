@@ -8,20 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from mmcompile.compiler.fieldoptions import FieldOptions
+from mmcompile.compiler.sources.cells import Column
 from mmcompile.compiler.sources.columns import as_label
+from mmcompile.compiler.sources.keys import Keys
 from mmcompile.compiler.sources.kinds import Read, read_boxes, read_classes, read_keypoints, read_many, read_text, read_values
 from mmcompile.compiler.sources.names import show
 from mmcompile.compiler.sources.numbers import Misfit, parsed
 from mmcompile.compiler.sources.parquet import ArrowColumns
 from mmcompile.compiler.sources.ragged import Ragged, laid_out
 from mmcompile.compiler.sources.roles import Role
-from mmcompile.compiler.sources.textcolumns import TextColumns
 from mmcompile.compiler.spatial import Form
 from mmcompile.errors import OptionError
 from mmcompile.format.fields import Field, Names
@@ -29,12 +30,22 @@ from mmcompile.format.fields import Field, Names
 __all__ = ["Several", "read_columns"]
 
 Array = npt.NDArray[Any]
-_Columns = TextColumns | ArrowColumns
+
 _Known = Mapping[str, tuple[str, ...]]
 #: What is taken of objects, by their own names: the boxes, their classes, and numbers.
 _BOXES = ("bbox", "boxes", "box", "bboxes")
 _CLASSES = ("category", "categories", "label", "labels", "category_id", "class", "classes")
 _NUMBERS = {"area": "area", "areas": "area", "iscrowd": "iscrowd", "is_crowd": "iscrowd", "crowd": "iscrowd"}
+
+
+class _Columns(Protocol):
+    """Columns of rows that end at the last of `stops`; what they hold is asked for as of TextColumns."""
+
+    @property
+    def stops(self) -> Sequence[int]: ...
+    def cells(self, name: str) -> Iterable[Any]: ...
+    def paths(self, name: str) -> Keys: ...
+    def column(self, name: str, where: Callable[[int], str], *, names: bool = False) -> Column | str: ...
 
 
 @dataclass

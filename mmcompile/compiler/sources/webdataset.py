@@ -82,6 +82,8 @@ class TarMembers:
     refused: npt.NDArray[np.int64]
     classes: Values
     records: dict[str, Values]
+    #: Lists among the values of records, as JSON; and what is called `objects`.
+    lists: dict[str, Values]
     #: Members that were read for these.
     read_records: int
     left_out: Counter[str]
@@ -149,6 +151,7 @@ class _Gathering:
         self._refused = array("q")
         self._classes = Values()
         self._records: dict[str, Values] = {}
+        self._lists: dict[str, Values] = {}
         self._read_records = 0
         self._left_out: Counter[str] = Counter()
 
@@ -233,6 +236,8 @@ class _Gathering:
                 values = self._records[name] = Values()
             if isinstance(value, dict | list):
                 values.nested = True
+                if isinstance(value, list) or name == "objects":
+                    self._lists.setdefault(name, Values()).add(run, at, json.dumps(value, default=float))
             elif value is not None:
                 values.quoted |= isinstance(value, str)
                 values.plain |= not isinstance(value, str)
@@ -261,7 +266,7 @@ class _Gathering:
         begins = first[order]
         keys, stat, of_run = self._images.made(self._number, self._file)
         other_keys, other_stat, of_others = self._others.made(self._number, self._file)
-        for values in (self._classes, *self._records.values()):
+        for values in (self._classes, *self._records.values(), *self._lists.values()):
             values.samples = array("q", sample_of[np.frombuffer(values.samples, np.int64)].tobytes())
         self._refuse_two_values(begins)
         self._file.check_unchanged()
@@ -276,6 +281,7 @@ class _Gathering:
             sample_of[np.frombuffer(self._refused, np.int64)],
             self._classes,
             self._records,
+            self._lists,
             self._read_records,
             self._left_out + self._listing.left_out,
             {self._prefix + folder for folder in self._listing.folders},
@@ -284,7 +290,8 @@ class _Gathering:
 
     def _refuse_two_values(self, begins: npt.NDArray[np.int64]) -> None:
         """Two classes of one sample, or two records that hold one name."""
-        kinds = [(".cls members", self._classes), *((f".json members with {show(name)}", values) for name, values in self._records.items())]
+        named = (*self._records.items(), *self._lists.items())
+        kinds = [(".cls members", self._classes), *((f".json members with {show(name)}", values) for name, values in named)]
         for what, values in kinds:
             if pair := first_twice(np.frombuffer(values.samples, np.uint64)):
                 a, b = (f"byte {values.at[i]:,}" for i in pair)
