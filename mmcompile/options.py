@@ -26,6 +26,7 @@ __all__ = [
     "BYTES",
     "COLUMNS",
     "COUNT",
+    "CUBE",
     "NUMBERS",
     "PAIR",
     "PLACE",
@@ -33,6 +34,7 @@ __all__ = [
     "RATIO",
     "REJECTS",
     "SECONDS",
+    "SIDES",
     "SIZE",
     "TRIPLE",
     "Form",
@@ -82,6 +84,17 @@ def _finite(text: str) -> float:
 
 def _size(text: str) -> int | tuple[int, int]:
     return _pair(text) if "x" in text.lower() else _positive(text)
+
+
+def _sides(text: str) -> int | tuple[int, ...]:
+    sides = tuple(map(_positive, text.lower().split("x")))
+    if len(sides) > 3:
+        raise ValueError(text)
+    return sides if len(sides) > 1 else sides[0]
+
+
+def _cube(text: str) -> int | tuple[int, int, int]:
+    return _triple(text) if "x" in text.lower() else _positive(text)
 
 
 def _pair(text: str) -> tuple[int, int]:
@@ -139,6 +152,8 @@ def _place(text: str) -> str:
 COUNT = Form("N", "a whole number above 0", _positive, types=(int,))
 RATIO = Form("RATIO", "a number of at least 1", _ratio, types=(int, float))
 SIZE = Form("N|HxW", "a whole number above 0, or height x width as in 240x320", _size, "x")
+SIDES = Form("N|HxW|DxHxW", "a whole number above 0, height x width as in 240x320, or depth x height x width", _sides, "x")
+CUBE = Form("N|DxHxW", "a whole number above 0, or depth x height x width as in 64x128x128", _cube, "x")
 PAIR = Form("HxW", "height x width as in 240x320", _pair, "x", (str,))
 TRIPLE = Form("HxWxC", "height x width x channels as in 224x224x1", _triple, "x", (str,))
 NUMBERS = Form(

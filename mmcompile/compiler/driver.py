@@ -311,8 +311,7 @@ class Build:
         return Job(self.source, preprocess, (), scratch, self.out / "shards", timeout_s=self.options.decode_timeout_s, store=store)
 
     def _has_to_choose(self) -> bool:
-        asked = self.asked
-        return asked.needs_size() or (asked.mode == "keep" and asked.kept_mode is None)
+        return self.asked.needs_look()
 
     def _want(self, chosen: Preprocess, why: str) -> None:
         self.wanted = Wanted.of(self.asked, chosen, why, self.source, self.scan, self.options)

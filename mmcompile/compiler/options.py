@@ -169,11 +169,11 @@ def _image_config(made: Preprocess) -> dict[str, Any]:
     config: dict[str, Any] = {}
     for spec in fields(Preprocess):
         value = getattr(made, spec.name)
-        if spec.name not in ("kept_mode", "fields", "kind", "fill") and value != spec.default:
+        if spec.name not in ("kept_mode", "fields", "kind", "fill", "kept_channels") and value != spec.default:
             config[spec.name.replace("_", "-")] = list(value) if isinstance(value, tuple) else value
     own = made.settings().get("fields", {})
     if made.kind != "image":
-        own = {**own, "image": {"kind": made.kind}}
+        own = {**own, "image": {"kind": made.kind, **({"fill": made.fill} if made.fill else {})}}
     if own:
         config["field"] = own
     if isinstance(made.normalize, Normalize):

@@ -19,7 +19,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from mmcompile.compiler import decode, resample
+from mmcompile.compiler import decode, resample, volumetask
 from mmcompile.compiler.ahead import ReadAhead
 from mmcompile.compiler.copying import Copier
 from mmcompile.compiler.formats import belongs, may_be_tga
@@ -28,7 +28,7 @@ from mmcompile.compiler.pixelrows import PixelRows, Unfinished
 from mmcompile.compiler.preprocess import Preprocess, channel_sums, store
 from mmcompile.compiler.reuse import RowTable
 from mmcompile.compiler.sources import Source
-from mmcompile.compiler.sources.parts import beside_of, unpack
+from mmcompile.compiler.sources.parts import beside_of, files_of, unpack
 from mmcompile.compiler.spatial import Mover
 from mmcompile.compiler.staging import Fetched
 from mmcompile.compiler.transform import transformed
@@ -308,11 +308,11 @@ def _decode(job: Job, data: bytes, key: bytes, digest: str, row: PixelRows, hand
     began = time.perf_counter()
     files = [data] if len(row.arrays) == 1 else unpack(data)
     try:
-        decoded = decode.decode(files[0], as_text(key), job.preprocess, on_open=hand.opened)
+        decoded = volumetask.decoded(files[0], key, job.preprocess, hand.opened)
         pixels, depth = decoded.pixels, decoded.depth
         if job.preprocess.transform is not None:
             pixels, depth = transformed(pixels, depth, job.preprocess)
-        store(pixels, job.preprocess, depth, row.arrays[0][0])
+        sums = _stored(pixels, job.preprocess, depth, row.arrays[0][0])
     except (MMCompileError, MemoryError):
         raise
     except OwnFault as fault:
@@ -327,7 +327,7 @@ def _decode(job: Job, data: bytes, key: bytes, digest: str, row: PixelRows, hand
     record["mode"], record["format"] = decoded.mode.encode(), decoded.format.encode()
     record["orientation"], record["depth"] = decoded.orientation, depth
     record["flags"] = sum(_BITS[word] for word in set(decoded.warnings))
-    record["sum"], record["sum_squares"] = channel_sums(_pixels_of(row.arrays[0][0], pixels, job.preprocess))
+    record["sum"], record["sum_squares"] = sums
     for spec, file, name, array in zip(job.pixels[1:], files[1:], beside_of(key), row.arrays[1:], strict=True):
         _decode_part(job, spec, file, name, array[0], record)
     return record
@@ -340,8 +340,8 @@ def _decode_part(job: Job, spec: Field, data: bytes, name: bytes, row: npt.NDArr
         if spec.meaning == "mask":
             row[...] = decode.mask(data, as_text(name), options, (int(record["width"]), int(record["height"])), int(record["orientation"]))
             return
-        decoded = decode.decode(data, as_text(name), options)
-        store(decoded.pixels, options, decoded.depth, row)
+        decoded = volumetask.decoded(data, name, options)
+        sums = _stored(decoded.pixels, options, decoded.depth, row)
     except DecodeError as error:
         raise DecodeError(f"{spec.name} ({as_text(name)}): {error}", **error.details) from error
     except (MMCompileError, MemoryError):
@@ -350,7 +350,16 @@ def _decode_part(job: Job, spec: Field, data: bytes, name: bytes, row: npt.NDArr
         raise _unforeseen(error, f"{spec.name} ({as_text(name)}): ") from error
     suffix = f"_{spec.name}"
     record[f"depth{suffix}"] = decoded.depth
-    record[f"sum{suffix}"], record[f"sum_squares{suffix}"] = channel_sums(decoded.pixels)
+    record[f"sum{suffix}"], record[f"sum_squares{suffix}"] = sums
+
+
+def _stored(pixels: npt.NDArray[Any], options: Preprocess, depth: int, row: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Store pixels in a row; (sums, sums of squares) of each channel."""
+    if options.kind == "volume":
+        volumetask.store_volume(pixels, options, depth, row)
+        return volumetask.sums_of_volume(pixels)
+    store(pixels, options, depth, row)
+    return channel_sums(_pixels_of(row, pixels, options))
 
 
 def _unforeseen(error: Exception, where: str = "") -> DecodeError:
@@ -397,13 +406,17 @@ def first_file(data: bytes, key: bytes) -> bytes:
     return unpack(data)[0] if beside_of(key) else data
 
 
-def probe(job: Job, keys: list[bytes]) -> list[tuple[int, int, str] | None]:
-    """(width, height, mode) of each source as it would be stored, from its header; None where it has none."""
+def probe(job: Job, keys: list[bytes]) -> list[tuple[Any, ...] | None]:
+    """(width, height, mode) of each source as it would be stored, of a volume (sides, channels), from its header; None where it has none."""
     decode.initialise()
-    out: list[tuple[int, int, str] | None] = []
+    out: list[tuple[Any, ...] | None] = []
     for key in keys:
         try:
-            out.append(decode.probe(first_file(job.source.read(key), key), as_text(key), job.preprocess))
+            data = first_file(job.source.read(key), key)
+            if job.preprocess.kind == "volume":
+                out.append(decode.probe_volume(files_of(data, key), job.preprocess))
+            else:
+                out.append(decode.probe(data, as_text(key), job.preprocess))
         except Exception:  # no size to be had; the build itself says what is wrong with it
             out.append(None)
     return out
@@ -420,11 +433,11 @@ def measure(job: Job, keys: list[bytes], limit_s: float) -> tuple[int, float]:
     """Decode and preprocess some items for at most about `limit_s`; (items, seconds), not counting the first, which pays for start-up."""
     decode.initialise()
     done, began = -1, time.perf_counter()
+    row = np.empty(job.preprocess.row_shape(), job.preprocess.stored_dtype())
     for key in keys:
         try:
-            decoded = decode.decode(first_file(job.source.read(key), key), as_text(key), job.preprocess)
-            channel_sums(decoded.pixels)
-            store(decoded.pixels, job.preprocess, decoded.depth)
+            decoded = volumetask.decoded(first_file(job.source.read(key), key), key, job.preprocess)
+            _stored(decoded.pixels, job.preprocess, decoded.depth, row)
         except Exception:  # a bad image takes its time, too
             pass
         done += 1
