@@ -144,25 +144,43 @@ def test_objects_as_coco_lists_them(tmp_path: Path) -> None:
     data = Drawn(lambda image, ids, box, i: (image, annotations(box, i % 3)))
     report, rows = built(data, tmp_path / "out", Preprocess(crop=(16, 24)))
     assert any("segmentation: outlines" in line for line in report.warnings)
-    assert rows["bbox_count"].tolist() == [0, 1, 2, 0, 1]
-    assert rows["bbox"][1].tolist() == [[*map(float, drawn(1)[2])], [0] * 4]
-    assert rows["category_id"].tolist() == [[0, 0], [4, 0], [4, 4], [0, 0], [4, 0]]
+    assert rows["boxes_count"].tolist() == [0, 1, 2, 0, 1]
+    assert rows["boxes"][1].tolist() == [[*map(float, drawn(1)[2])], [0] * 4]
+    assert rows["labels"].tolist() == [[0, 0], [4, 0], [4, 4], [0, 0], [4, 0]]
     assert rows["area"].dtype == np.float64
 
 
 def test_lists_beside_each_other_have_the_rows_that_were_asked_for(tmp_path: Path) -> None:
-    data = Drawn(lambda image, ids, box, i: {"image": image, "objects": {"bbox": [[*box]] * i, "category": [1] * i}})
+    def data(name: str) -> Any:
+        return Drawn(lambda image, ids, box, i: {"image": image, name: np.array([box] * i).reshape(-1, 4), "labels": np.ones(i, int)})
+
     with pytest.raises(OptionError, match="bbox: how are boxes written"):
-        built(data, tmp_path / "out")
-    written: dict[str, Any] = {"format": "xyxy", "max": 2}
-    with pytest.raises(SourceError, match=r"row 3: bbox: 3 rows, and 2 are kept: give fields=\{'bbox': \{'max': 3\}\}"):
-        built(data, tmp_path / "out", Preprocess(crop=12, fields={"bbox": written}))
-    report, rows = built(data, tmp_path / "out", Preprocess(crop=12, fields={"bbox": {**written, "overflow": "drop"}}))
-    assert report.counts["rows of bbox beyond its max cut"] == 3
-    assert rows["bbox_count"].tolist() == [0, 1, 2, 2, 2]
-    assert rows["category"].tolist() == [[0, 0], [1, 0], [1, 1], [1, 1], [1, 1]]
-    _, rows = built(data, tmp_path / "all", Preprocess(crop=12, fields={"bbox": {"format": "xyxy"}}))
+        built(data("bbox"), tmp_path / "out")
+    with pytest.raises(SourceError, match=r"row 3: boxes: 3 rows, and 2 are kept: give fields=\{'boxes': \{'max': 3\}\}"):
+        built(data("boxes"), tmp_path / "out", Preprocess(crop=12, fields={"boxes": {"max": 2}}))
+    report, rows = built(data("boxes"), tmp_path / "out", Preprocess(crop=12, fields={"boxes": {"max": 2, "overflow": "drop"}}))
+    assert report.counts["rows of boxes beyond its max cut"] == 3
+    assert rows["boxes_count"].tolist() == [0, 1, 2, 2, 2]
+    assert rows["labels"].tolist() == [[0, 0], [1, 0], [1, 1], [1, 1], [1, 1]]
+    _, rows = built(data("bbox"), tmp_path / "all", Preprocess(crop=12, fields={"bbox": {"format": "xyxy"}}))
     assert rows["bbox"].shape == (5, 4, 4)
+
+
+def test_a_dataset_of_hugging_face_with_objects_and_masks(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    names = ["cat", "dog"]
+    objects = datasets.Sequence({"bbox": datasets.Sequence(datasets.Value("float32"), length=4), "category": datasets.ClassLabel(names=names)})
+    features = datasets.Features({"image": datasets.Image(), "mask": datasets.Image(), "objects": objects, "tags": datasets.Value("string")})
+    rows = [
+        {"image": Image.fromarray(image), "mask": Image.fromarray(ids), "objects": {"bbox": [[*box[:2], 6, 6]] * i, "category": [1] * i}, "tags": "é"}
+        for i, (image, ids, box) in enumerate(map(drawn, range(3)))
+    ]
+    data = datasets.Dataset.from_list(rows, features=features)
+    _, found = built(data, tmp_path / "out", Preprocess(crop=(16, 24), fields={"tags": {"kind": "text"}}))
+    assert fields(tmp_path / "out")["labels"].categories.listed == tuple(names)
+    assert (found["boxes_count"].tolist(), found["labels"].tolist()) == ([0, 1, 2], [[-1, -1], [1, -1], [1, 1]])
+    assert found["boxes"][1, 0].tolist() == [8, 4, 14, 10]
+    assert np.array_equal(found["mask"], [drawn(i)[1] for i in range(3)])
 
 
 class Stream(IterableDataset[Any]):

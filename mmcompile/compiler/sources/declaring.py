@@ -197,7 +197,7 @@ class _Declaring:
         count = self._count_of(name, value) or f"{field_name(name)}_count"
         shared = own if self._boxes is None or own.max is not None else replace(own, max=self._group.max, overflow=self._group.overflow)
         field = field_name(name)
-        classes = self._hints.classes.get(name, self._hints.classes.get("", ()) if field in CLASSES else ())
+        classes = self._hints.classes.get(self._named.called.get(name, name), self._hints.classes.get("", ()) if field in CLASSES else ())
         dtype = own.dtype or ("int64" if classes else array.dtype.newbyteorder("<").name)
         spec = as_field(name, np.dtype(dtype if dtype != "bfloat16" else "uint16"), (1, *array.shape[1:]), name, {field: "value"})
         spec = replace(spec, dtype=dtype, count=count, categories=Names(tuple(classes)) if classes else None)
@@ -239,10 +239,10 @@ class _Declaring:
             if word not in ("xyxy", "xywh", "cxcywh"):
                 raise SourceError(f"{name}: boxes of format {word}; expected XYXY, XYWH or CXCYWH")
             return word
+        if name in self._named.rows:
+            return "xywh"  # objects have them as COCO does
         if name.lower() in _CORNERS:
             return "xyxy"
-        if {"category_id", "iscrowd"} & self._named.rows:
-            return "xywh"  # as COCO has them
         raise OptionError(
             f"{name}: how are boxes written? Say it: fields={{{field_name(name)!r}: {{'format': 'xywh'}}}}, or xyxy, or cxcywh", options=["format"]
         )

@@ -19,6 +19,9 @@ __all__ = ["Named", "named_parts", "places", "spread"]
 
 #: Values of an object that are outlines or run lengths, of no shape.
 _OUTLINES = frozenset({"segmentation", "segments_info"})
+#: What objects call their boxes and classes, as COCO and Hugging Face have them.
+_BOXES = ("bbox", "boxes", "box", "bboxes")
+_CLASSES = ("category", "categories", "label", "labels", "category_id", "class", "classes")
 #: Modes of pictures that hold ids, where a picture stands beside them.
 _ID_MODES = frozenset({"P", "L", "I", "1", "I;16"})
 
@@ -27,12 +30,14 @@ _ID_MODES = frozenset({"P", "L", "I", "1", "I;16"})
 class Named:
     """The parts of a sample by name; `within`: of nested ones, what they stood in; `rows`: those in which each row is of one object.
 
-    `empty`: what stands for a list of no objects; `left_out`: names of values that have no shape.
+    `called`: what a part is called in the sample, where it is another name; boxes and classes of objects are boxes and labels.  `empty`: what stands
+    for a list of no objects; `left_out`: names of values that have no shape.
     """
 
     parts: dict[str, Any] = field(default_factory=dict)
     within: dict[str, str] = field(default_factory=dict)
     rows: set[str] = field(default_factory=set)
+    called: dict[str, str] = field(default_factory=dict)
     empty: set[str] = field(default_factory=set)
     left_out: set[str] = field(default_factory=set)
 
@@ -92,17 +97,34 @@ def named_parts(sample: Any, names: Sequence[str] | None) -> dict[str, Any]:
     return spread(places(sample, names)).parts
 
 
+def _add_objects(out: Named, name: str, lists: Mapping[str, Any]) -> None:
+    """Lists of objects: a row of each for an object."""
+    boxes = next((key for key in _BOXES if key in lists), None)
+    classes = next((key for key in _CLASSES if key in lists), None) if boxes is not None else None
+    words = {boxes: "boxes", classes: "labels"}
+    for key, value in lists.items():
+        if key in _OUTLINES:
+            out.left_out.add(key)
+            continue
+        out.add(words.get(key, key), value, name)
+        added = next(reversed(out.parts))
+        out.rows.add(added)
+        if key in words:
+            out.called[added] = key
+
+
 def _spread_dict(out: Named, name: str, value: Mapping[Any, Any]) -> None:
     inner = texts_of(value)
     lists = [v for v in inner.values() if isinstance(v, list)]
     objects = len(lists) == len(inner) > 0 and len({len(v) for v in lists}) == 1
+    if objects:
+        _add_objects(out, name, inner)
+        return
     for key, part in inner.items():
         if key in _OUTLINES:
             out.left_out.add(key)
-            continue
-        out.add(key, part, name)
-        if objects:
-            out.rows.add(next(reversed(out.parts)))
+        else:
+            out.add(key, part, name)
 
 
 def _spread_list(out: Named, name: str, objects: Sequence[Mapping[Any, Any]]) -> None:
@@ -110,12 +132,7 @@ def _spread_list(out: Named, name: str, objects: Sequence[Mapping[Any, Any]]) ->
     for other in objects:
         if set(map(str, other)) != set(first):
             raise SourceError(f"{name}: objects of different parts: {', '.join(first)}, and {', '.join(map(str, other))}")
-    for key in first:
-        if key in _OUTLINES:
-            out.left_out.add(key)
-            continue
-        out.add(key, [texts_of(one)[key] for one in objects], name)
-        out.rows.add(next(reversed(out.parts)))
+    _add_objects(out, name, {key: [texts_of(one)[key] for one in objects] for key in first})
 
 
 def _picture_of(value: Any, name: str) -> Any:
