@@ -232,8 +232,8 @@ class DatasetSource:
         if not _is_open(preprocess):
             return preprocess
         rows = np.unique(np.linspace(0, int(self._stops[-1]) - 1, _LOOKED_AT).astype(np.int64)).tolist()
-        pictures = [named_parts(self._sample(row) if row else sample, names).get(main) for row in rows]
-        chosen, self._why = decide(preprocess, [decode.picture_size(picture, preprocess) for picture in pictures if picture is not None])
+        pictures: list[Any] = [named_parts(self._sample(row) if row else sample, names).get(main) for row in rows]
+        chosen, self._why = decide(preprocess, [decode.picture_size(picture, preprocess) for picture in pictures if is_picture(picture)])
         return chosen
 
 
