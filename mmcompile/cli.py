@@ -32,6 +32,7 @@ from mmcompile.options import (
     SIDES,
     SIZE,
     TRIPLE,
+    VIEWS,
     preprocess_of,
     row_preprocess,
 )
@@ -158,7 +159,7 @@ _HELP_GROUPS = {
     "Options that most people need": "resize crop normalize dtype workers max-rejects config dry-run",
     "What RAW is, and what of it": "source include exclude hidden split classes-from images image-column label-column columns "
     "group-by order-by split-by where rows as shape array-dtype",
-    "Size": "pad keep-size filter resampler jpeg-scaling",
+    "Size": "pad keep-size filter resampler jpeg-scaling views",
     "Pixels": "mode mean std scale orientation alpha depth16 range axes icc frames truncated max-pixels max-aspect compat transform "
     "transform-version transform-shape field",
     "Rows and shards": "layout order shard-bytes",
@@ -195,6 +196,11 @@ _HELP_GROUPS = {
 @option("--max-pixels", Typed(COUNT), "Reject larger pictures.  Default: 178956970, Pillow's limit.")
 @option("--max-aspect", Typed(RATIO), "Reject longer pictures.  Default: no limit.")
 @option("--jpeg-scaling", Typed(RATIO), "Decode large JPEGs at 1/2, 1/4 or 1/8 while this many times the size remains, as in 2.  Default: whole.")
+@option(
+    "--views",
+    Typed(VIEWS),
+    "Store K variants of each sample, random resized crops; reading hands out another one in each epoch.  Also scale=0.08:1, ratio, hflip, seed.",
+)
 @option("--transform", str, "A step of your own on each array, between geometry and cast.", metavar="MODULE:FUNCTION")
 @option("--transform-version", str, "Of that step: change it when the step changes.", metavar="TEXT")
 @option(

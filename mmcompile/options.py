@@ -37,6 +37,7 @@ __all__ = [
     "SIDES",
     "SIZE",
     "TRIPLE",
+    "VIEWS",
     "Form",
     "as_typed",
     "nearest",
@@ -143,6 +144,12 @@ def _columns(text: str) -> tuple[str, ...]:
     return tuple(name for name in names if name)
 
 
+def _views(text: str) -> Any:
+    from mmcompile.compiler.views import parse_views
+
+    return parse_views(text)
+
+
 def _place(text: str) -> str:
     if not text:
         raise ValueError(text)
@@ -164,6 +171,7 @@ BYTES = Form("BYTES", "a whole number above 0, or one with K, M, G or T behind i
 SECONDS = Form("SECONDS", "a number of seconds above 0", _seconds, types=(int, float))
 REJECTS = Form("N|P%", "a whole number, or a share of the images from 0% to 100%", _rejects)
 COLUMNS = Form("A,B,...", "names with commas between them, in double quotes where they hold one; a comma alone for none", _columns, types=(str,))
+VIEWS = Form("K[:KEY=VALUE,...]", "how many, as in 8, or 8:scale=0.25:1,hflip=0.5", _views)
 #: An empty path means the current folder to most calls: here it is what an unset shell variable leaves.
 PLACE = Form("PATH", "a path that is not empty", _place, types=(str,))
 

@@ -19,10 +19,11 @@ from mmcompile.compiler.fieldoptions import FieldOptions, fields_of
 from mmcompile.compiler.modes import channels_of
 from mmcompile.compiler.normalize import IMAGENET, Normalize, described, is_number
 from mmcompile.compiler.sizes import MAX_SIDE, check_side, clash, flag, pair, typed
+from mmcompile.compiler.views import Views, views_of
 from mmcompile.errors import OptionError, spelled
 from mmcompile.format.fields import PIXELS, Field
 
-__all__ = ["IMAGENET", "PIXEL_REVISION", "Normalize", "Preprocess", "channel_sums", "store"]
+__all__ = ["IMAGENET", "PIXEL_REVISION", "TORCH_FILTERS", "Normalize", "Preprocess", "channel_sums", "store"]
 
 #: Pillow's own error limit: twice the pixels of a quarter GiB of RGB.
 MAX_PIXELS = 178_956_970
@@ -43,8 +44,8 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
     "kind": ("image", "mask", "volume"),
 }
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
-_TORCH_FILTERS = ("bilinear", "bicubic")
-_NEWER = frozenset({"axes", "jpeg_scaling", "transform", "transform_version", "transform_shape", "kind", "fill", "fields", "kept_channels"})
+TORCH_FILTERS = ("bilinear", "bicubic")
+_NEWER = frozenset({"axes", "jpeg_scaling", "transform", "transform_version", "transform_shape", "kind", "fill", "fields", "kept_channels", "views"})
 _GEOMETRY = ("resize", "crop", "pad", "keep_size")
 #: What a mask has whatever its picture has: class ids, the nearest of them.
 _OF_MASKS: dict[str, Any] = {
@@ -80,6 +81,7 @@ class Preprocess:
     `axes`: where `.npy` pictures with three axes have their channels, if the shape does not tell (`chw` or `hwc`).
     `fields` are settings of single fields by name, FieldOptions or dicts of them: further pictures, masks, boxes, and whatever else a sample holds.
     Pictures and masks without geometry of their own have that of the sample.
+    `views=K` stores K variants of each sample, random resized crops of the whole picture to the size that `crop` says: a number, or Views.
     Volumes, which a source (or `--field image:kind=volume`, or `frames="all"` of TIFF) says they are, are cropped or padded, to N or (depth, height,
     width), and never resized: a `transform` with the shape (depth, height, width) may do that, and gets them whole where no geometry is asked for.
     `keep_size` (height, width; of volumes three sides), `kept_mode` and `kept_channels` (of volumes, 0: no such axis) are set by a build that
@@ -117,9 +119,11 @@ class Preprocess:
     kind: str = "image"
     fill: int = 0
     kept_channels: int | None = None
+    views: Any = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fields", fields_of(self.fields))
+        object.__setattr__(self, "views", views_of(self.views))
         for name, allowed in _CHOICES.items():
             value = getattr(self, name)
             if value not in allowed:
@@ -162,6 +166,8 @@ class Preprocess:
             crop_rows, crop_columns = pair(self.crop)
             if crop_rows > rows or crop_columns > columns:
                 clash("crop", "resize", f"the crop {crop_rows}x{crop_columns} is larger than the resized picture ({typed(self.resize)})")
+        if self.drawn is not None:
+            self.drawn.check(self)
 
     def _check_values(self) -> None:
         if isinstance(self.max_pixels, bool) or not isinstance(self.max_pixels, int) or self.max_pixels < 1:
@@ -238,12 +244,14 @@ class Preprocess:
         if self.compat == "torchvision" and self.jpeg_scaling is not None:
             clash("compat", "jpeg_scaling", "torchvision decodes every picture whole: leave one of them out")
         if self.resampler == "torch":
-            if self.filter not in _TORCH_FILTERS:
+            if self.filter not in TORCH_FILTERS:
                 clash("resampler", "filter", f"the torch resampler has bilinear and bicubic: use --resampler pillow for {self.filter}")
-            if self._keeps_alpha():
+            if self.keeps_alpha:
                 clash("resampler", "mode", "kept transparency needs Pillow's premultiplied resize: use --resampler pillow")
 
-    def _keeps_alpha(self) -> bool:
+    @property
+    def keeps_alpha(self) -> bool:
+        """Is transparency kept, as a channel?"""
         return self.mode == "rgba" or self.kept_mode in ("LA", "RGBA")
 
     # ---------------------------------------------------------------- presets
@@ -252,7 +260,7 @@ class Preprocess:
         """These options with everything that a preset decides filled in; resolving twice changes nothing."""
         exact = self.compat == "torchvision"
         depth16 = self.depth16 or ("clip" if exact else "reject" if self.dtype == "uint8" else "keep")
-        torch_can = self.filter in _TORCH_FILTERS and not self._keeps_alpha() and not exact
+        torch_can = self.filter in TORCH_FILTERS and not self.keeps_alpha and not exact
         alpha = self.alpha or ("keep" if self.mode in ("rgba", "keep") else "drop" if exact else "white")
         return replace(
             self,
@@ -262,23 +270,6 @@ class Preprocess:
             depth16=depth16,
             normalize=_normalizer(self.normalize) if self.normalize == "imagenet" else self.normalize,
         )
-
-    def notes(self) -> tuple[str, ...]:
-        """Lines for a person about choices that were made for them."""
-        if isinstance(self.normalize, Normalize) and self.scale == "unit" and max(map(abs, self.normalize.mean)) > 2:
-            shown = ",".join(f"{v:g}" for v in self.normalize.mean)
-            return (
-                f"--mean {shown} looks like statistics of 0 to 255; values go from 0 to 1 here: divide --mean and --std by 255",
-                *self._resize_notes(),
-            )
-        return self._resize_notes()
-
-    def _resize_notes(self) -> tuple[str, ...]:
-        if self.resampler is not None or self.compat is not None or not (self.resize or self.pad):
-            return ()
-        if self.filter not in _TORCH_FILTERS:
-            return (f"--filter {self.filter} uses Pillow's kernel",)
-        return (f"--mode {self.mode} uses Pillow's premultiplied resize",) if self._keeps_alpha() else ()
 
     def needs_size(self) -> bool:
         """True where no geometry was asked for, so that a build must choose it from its sources."""
@@ -364,13 +355,15 @@ class Preprocess:
 
     def field(self, name: str) -> Field:
         """The pixel field that these options make, under this name."""
+        views = None if self.drawn is None else self.drawn.count
+        lead = () if views is None else (views,)
         if self.kind == "mask":
-            return Field(name, self.dtype, self.output_hw(), "mask")
+            return Field(name, self.dtype, (*lead, *self.output_hw()), "mask", views=views)
         is_volume = self.kind == "volume"
         normalize = self.read_normalize()
         constants = None if normalize is None else (normalize.mean, normalize.std)
         meaning, layout = ("volume", None) if is_volume else ("image", self.layout)
-        return Field(name, self.dtype, self.row_shape(), meaning, layout, self.read_scale(), constants)
+        return Field(name, self.dtype, (*lead, *self.row_shape()), meaning, layout, self.read_scale(), constants, views=views)
 
     # ---------------------------------------------------------------- shapes
 
@@ -413,6 +406,15 @@ class Preprocess:
             height, width, channels = self.transform_shape
             return channels, height, width
         return (self.channels, *self.output_hw())
+
+    @property
+    def drawn(self) -> Views | None:
+        """`views`, checked."""
+        return self.views  # type: ignore[no-any-return]
+
+    def of_one_view(self) -> Preprocess:
+        """What makes a variant of the part of a picture that it shows."""
+        return replace(self, views=None, resize=self.output_hw(), crop=None)
 
     def row_shape(self) -> tuple[int, ...]:
         """The shape of a row as it lies on disk: (C, H, W), or (H, W, C) for layout hwc; of a volume that of a sample."""
@@ -487,6 +489,8 @@ def _normalizer(value: str | Normalize | None) -> Normalize:
 def _plain(value: object) -> object:
     if isinstance(value, Normalize):
         return {"mean": list(value.mean), "std": list(value.std)}
+    if isinstance(value, Views):
+        return value.to_json()
     if isinstance(value, FieldOptions):
         return {name: _plain(own) for name, own in value.given().items()}
     if isinstance(value, tuple) and value and isinstance(value[-1], tuple) and isinstance(value[-1][-1], FieldOptions):

@@ -32,6 +32,7 @@ from mmcompile.compiler.sources.parts import beside_of, files_of, unpack
 from mmcompile.compiler.spatial import Mover
 from mmcompile.compiler.staging import Fetched
 from mmcompile.compiler.transform import transformed
+from mmcompile.compiler.views import Shown
 from mmcompile.errors import DecodeError, MMCompileError
 from mmcompile.format.canonical import as_text, name_to_json
 from mmcompile.format.fields import Field, pixel_fields
@@ -174,7 +175,7 @@ def run_piece(job: Job, piece: Piece) -> PieceResult:
     result = PieceResult(
         np.zeros(n, np.uint8), np.zeros(n, sample_dtype(job.fields)), np.zeros((n, 2), np.uint64), np.zeros(n, bool), np.zeros(n, bool)
     )
-    result.moved = None if job.mover is None else piece.values.copy()
+    result.moved = None if job.mover is None else np.zeros(n, job.mover.dtype)
     copier, remembered = _copier_of(job), _remembered(job)
     row = PixelRows.empty(job.pixels, 1)
     with contextlib.ExitStack() as stack:
@@ -209,7 +210,7 @@ def run_piece(job: Job, piece: Piece) -> PieceResult:
                         digest = hash_bytes(data)
                     outcome = STORED
                     record = _decode(job, data, key, digest, row, hand, result)
-                    values = values if job.mover is None else job.mover.moved(values, record.reshape(1))
+                    values = values if job.mover is None else job.mover.moved(values, record.reshape(1), [key])
                     state = next(row.states())
                     state.update(values.tobytes())
                     record["row_hash"] = state.intdigest()
@@ -270,7 +271,7 @@ def _copy_known(piece: Piece, copier: Copier, target: Unfinished, hand: Hand, re
     wanted[list(piece.faults)] = False
     for items, shard, first in copier.runs(piece.hashes, np.flatnonzero(wanted)):
         hand.take(int(items[0]))
-        rows, values, records, right = copier.copy(shard, first, piece.values[items])
+        rows, values, records, right = copier.copy(shard, first, piece.values[items], [piece.keys[i] for i in items.tolist()])
         right &= renamed(records, [piece.keys[i] for i in items.tolist()])
         positions = np.array(piece.positions)[items]
         good = np.flatnonzero(right)
@@ -289,7 +290,7 @@ def _copy_one(
 ) -> tuple[npt.NDArray[Any] | None, npt.NDArray[np.void]]:
     """(record, values as stored) of a row of this source that is right, wherever there is one; (None, values) where there is none."""
     for shard, at in copier.places(hash_pair(digest)):
-        rows, moved, records, right = copier.copy(shard, at, values)
+        rows, moved, records, right = copier.copy(shard, at, values, [key])
         if right[0] and renamed(records, [key])[0]:
             row.take(rows)
             return records[0], moved
@@ -309,9 +310,7 @@ def _decode(job: Job, data: bytes, key: bytes, digest: str, row: PixelRows, hand
     files = [data] if len(row.arrays) == 1 else unpack(data)
     try:
         decoded = volumetask.decoded(files[0], key, job.preprocess, hand.opened)
-        pixels, depth = decoded.pixels, decoded.depth
-        if job.preprocess.transform is not None:
-            pixels, depth = transformed(pixels, depth, job.preprocess)
+        pixels, depth = _stepped(decoded.pixels, decoded.depth, job.preprocess)
         sums = _stored(pixels, job.preprocess, depth, row.arrays[0][0])
     except (MMCompileError, MemoryError):
         raise
@@ -328,19 +327,49 @@ def _decode(job: Job, data: bytes, key: bytes, digest: str, row: PixelRows, hand
     record["orientation"], record["depth"] = decoded.orientation, depth
     record["flags"] = sum(_BITS[word] for word in set(decoded.warnings))
     record["sum"], record["sum_squares"] = sums
+    shown = _shown(job.preprocess, key, record)
     for spec, file, name, array in zip(job.pixels[1:], files[1:], beside_of(key), row.arrays[1:], strict=True):
-        _decode_part(job, spec, file, name, array[0], record)
+        _decode_part(job, spec, file, name, array[0], record, shown)
     return record
 
 
-def _decode_part(job: Job, spec: Field, data: bytes, name: bytes, row: npt.NDArray[Any], record: npt.NDArray[Any]) -> None:
+def _stepped(pixels: npt.NDArray[Any], depth: int, preprocess: Preprocess) -> tuple[npt.NDArray[Any], int]:
+    """(pixels, depth) after the user's own step, if there is one, which gets each view alone."""
+    if preprocess.transform is None:
+        return pixels, depth
+    if preprocess.views is None:
+        return transformed(pixels, depth, preprocess)
+    made = [transformed(view, depth, preprocess) for view in pixels]
+    return np.stack([view for view, _ in made]), made[0][1]
+
+
+def _shown(preprocess: Preprocess, key: bytes, record: npt.NDArray[Any]) -> tuple[Shown, ...] | None:
+    """What views show of an item, and of all that belongs to its picture; None without them."""
+    if preprocess.drawn is None:
+        return None
+    turned = record["orientation"] >= 5 and preprocess.resolved().orientation == "apply"
+    height, width = (record["width"], record["height"]) if turned else (record["height"], record["width"])
+    return preprocess.drawn.shown(key, int(height), int(width))
+
+
+def _decode_part(
+    job: Job, spec: Field, data: bytes, name: bytes, row: npt.NDArray[Any], record: npt.NDArray[Any], shown: tuple[Shown, ...] | None
+) -> None:
     """Store a further file of an item in its row; `record` holds what is known of the first.  Raises DecodeError, naming field and file."""
     options = _options_of(job.preprocess, spec.name)
+    size = int(record["width"]), int(record["height"])
     try:
         if spec.meaning == "mask":
-            row[...] = decode.mask(data, as_text(name), options, (int(record["width"]), int(record["height"])), int(record["orientation"]))
+            row[...] = decode.mask(data, as_text(name), options, size, int(record["orientation"]), shown)
             return
-        decoded = volumetask.decoded(data, name, options)
+        decoded = volumetask.decoded(data, name, options, shown=shown)
+        if shown is not None and (decoded.width, decoded.height) != size:
+            words = [f"{w}x{h}" for w, h in ((decoded.width, decoded.height), size)]
+            raise DecodeError(
+                f"{words[0]} (width x height) beside a picture of {words[1]}, and views show the same part of both: they must be of one size",
+                stage="geometry",
+                code="size",
+            )
         sums = _stored(decoded.pixels, options, decoded.depth, row)
     except DecodeError as error:
         raise DecodeError(f"{spec.name} ({as_text(name)}): {error}", **error.details) from error
@@ -358,7 +387,8 @@ def _stored(pixels: npt.NDArray[Any], options: Preprocess, depth: int, row: npt.
     if options.kind == "volume":
         volumetask.store_volume(pixels, options, depth, row)
         return volumetask.sums_of_volume(pixels)
-    store(pixels, options, depth, row)
+    for view, out in zip(pixels, row, strict=True) if options.views is not None else ((pixels, row),):
+        store(view, options, depth, out)
     return channel_sums(_pixels_of(row, pixels, options))
 
 
@@ -372,7 +402,9 @@ def _options_of(preprocess: Preprocess, name: str) -> Preprocess:
 
 
 def _pixels_of(row: npt.NDArray[Any], pixels: npt.NDArray[Any], preprocess: Preprocess) -> npt.NDArray[Any]:
-    """`pixels` (H, W, C), taken from the row where that holds the same values: there they lie together."""
+    """`pixels` (H, W, C), taken from the row where that holds the same values: there they lie together.  Of views all, one below the other."""
+    if preprocess.views is not None:
+        return pixels.reshape(-1, *pixels.shape[2:])
     if row.dtype.kind not in "ui" or row.dtype != pixels.dtype or preprocess.dtype == "bfloat16":
         return pixels
     return row.transpose(1, 2, 0) if preprocess.layout == "chw" else row
@@ -433,7 +465,7 @@ def measure(job: Job, keys: list[bytes], limit_s: float) -> tuple[int, float]:
     """Decode and preprocess some items for at most about `limit_s`; (items, seconds), not counting the first, which pays for start-up."""
     decode.initialise()
     done, began = -1, time.perf_counter()
-    row = np.empty(job.preprocess.row_shape(), job.preprocess.stored_dtype())
+    row = np.empty(job.preprocess.field("image").shape, job.preprocess.stored_dtype())
     for key in keys:
         try:
             decoded = volumetask.decoded(first_file(job.source.read(key), key), key, job.preprocess)

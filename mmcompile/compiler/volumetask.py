@@ -13,6 +13,7 @@ import numpy.typing as npt
 from mmcompile.compiler import decode
 from mmcompile.compiler.preprocess import Preprocess, channel_sums, store
 from mmcompile.compiler.sources.parts import files_of
+from mmcompile.compiler.views import Shown
 from mmcompile.format.canonical import as_text
 
 __all__ = ["decoded", "store_volume", "sums_of_volume"]
@@ -20,10 +21,16 @@ __all__ = ["decoded", "store_volume", "sums_of_volume"]
 Array = npt.NDArray[Any]
 
 
-def decoded(data: bytes, key: bytes, preprocess: Preprocess, on_open: Callable[[int, int], None] | None = None) -> decode.Decoded:
-    """What a picture or a volume holds, as `preprocess` wants it.  Raises DecodeError and MemoryError."""
+def decoded(
+    data: bytes,
+    key: bytes,
+    preprocess: Preprocess,
+    on_open: Callable[[int, int], None] | None = None,
+    shown: tuple[Shown, ...] | None = None,
+) -> decode.Decoded:
+    """What a picture (of which views show what is `shown`) or a volume holds, as `preprocess` wants it.  Raises DecodeError and MemoryError."""
     if preprocess.kind != "volume":
-        return decode.decode(data, as_text(key), preprocess, on_open=on_open)
+        return decode.decode(data, as_text(key), preprocess, on_open=on_open, shown=shown)
     size = preprocess.volume_size()
     given = {"crop": preprocess.crop, "pad": preprocess.pad, "keep": preprocess.keep_size}
     geometry = decode.VolumeGeometry(

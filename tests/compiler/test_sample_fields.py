@@ -271,6 +271,11 @@ def test_what_cannot_be_a_field_is_said(tmp_path: Path, data: Any, asked: Any, m
         built(data, tmp_path / "out", Preprocess(fields=asked))
 
 
+def test_views_are_of_files(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="--views: drawn from the key of a file"):
+        built(sample_of(), tmp_path / "out", Preprocess(crop=12, views=2))
+
+
 def test_bytes_are_the_same_from_one_process_and_from_two_processes(tmp_path: Path) -> None:
     data = sample_of()
     built(data, tmp_path / "one", workers=1)

@@ -49,6 +49,8 @@ _SPOOL_BYTES = 8 << 20
 def wrap(dataset: Any, asked: Preprocess | RowPreprocess | None) -> tuple[Any, RowPreprocess]:
     """(the source that reads a dataset, what is done to its numbers).  Raises OptionError for what is none, SourceError for a bad first sample."""
     pictures = asked if isinstance(asked, Preprocess) else Preprocess()
+    if pictures.views is not None:
+        raise OptionError("--views: drawn from the key of a file, and samples in Python have none: augment when they are read", options=["views"])
     if type(dataset).__name__ == "DataLoader" and getattr(dataset, "batch_size", None) is not None:
         raise OptionError("DataLoader: gives batches, which would be samples: give its dataset (loader.dataset), or make it with batch_size=None")
     try:

@@ -126,7 +126,7 @@ class Declared:
         for f in instances:
             record[f.name] = np.arange(1, f.shape[0] + 1)
         sources = np.array([(*facts.size, facts.orientation)], [("width", "i8"), ("height", "i8"), ("orientation", "i8")])
-        moved = Mover(self.pictures.resolved(), (*fields, *instances), forms).moved(record, sources)
+        moved = Mover(self.pictures.resolved(), (*fields, *instances), forms).moved(record, sources, (b"",))
         for f in fields:
             out[f.name][at] = moved[f.name][0]
         for part in self.parts:
