@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -202,3 +203,13 @@ def test_an_array_that_is_none_is_a_reject_and_other_shapes_are_told(tmp_path: P
     assert any(line.startswith(".npy members emb are left out: they differ: float64 (2, 2), and float64 (2, 3) in 001.png") for line in scan.warnings)
     scan = made(npy(np.zeros((2, 2))), npy(np.zeros((2, 3))), fields={"emb": {"shape": (2, 2)}})
     assert scan.faults == {1: "emb: an array of shape (2, 3), expected (2, 2)"}
+
+
+def test_folders_side_by_side_in_a_zip_are_no_classes(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for i in range(4):
+            archive.writestr(f"data/images/{i}.png", png(ids(i)))
+            archive.writestr(f"data/masks/{i}.png", png(ids(i)))
+    with pytest.raises(SourceError, match=r"masks holds what belongs to the pictures in .*images, which is read of a folder: unpack"):
+        source(tmp_path / "a.zip").scan()
+    assert source(tmp_path / "a.zip", split=("all=data",)).scan().classes == ("images", "masks")

@@ -22,6 +22,7 @@ from mmcompile.compiler.sources.keys import Keys, place_of
 from mmcompile.compiler.sources.manifest import typed_columns
 from mmcompile.compiler.sources.members import TOO_LARGE, ArchiveFile, Descriptors, FolderRules, Place, TreeMembers, first_twice, member_stat
 from mmcompile.compiler.sources.names import Choice, show
+from mmcompile.compiler.sources.pairedlayout import CERTAIN, find_sets, kind_of, last_word, word_of
 from mmcompile.compiler.sources.pairing import Pairing
 from mmcompile.compiler.sources.parts import read_item, stat_item
 from mmcompile.compiler.sources.scanning import Wishes
@@ -227,6 +228,9 @@ class ArchiveSource:
             roots = {as_text(top): os.path.join(self._path(number), os.fsdecode(outer)) for number, top in enumerate(tops)}
         else:
             outer = b""
+        if not self.layout.splits:
+            for number, (top, tree) in enumerate(zip(tops, trees, strict=True)):
+                _refuse_pairs(tree, top, self._path(number))
         rules = FolderRules(choice)
         scan = arrange(roots, (folder for top, tree in zip(tops, trees, strict=True) for folder in tree.as_folders(top, rules)), choice, self.layout)
         said = [f"all images lie in one folder, {show(as_text(outer))}, which is no class: the folders in it are; --split all=. makes it the class"]
@@ -343,6 +347,28 @@ def _outer_folder(trees: Sequence[TreeMembers], tops: Sequence[bytes]) -> bytes:
             inner.add(parts[1])
     splits = [rank(as_text(name))[0] < rank("")[0] for name in (outer, *inner)]
     return outer if not splits[0] and (len(inner) > 1 or all(splits[1:])) else b""
+
+
+def _refuse_pairs(tree: TreeMembers, top: bytes, path: str) -> None:
+    """Raises SourceError where folders below `top` lie side by side, as images and masks do: they are no classes."""
+    stems: dict[str, set[str]] = {}
+    for key in tree.keys.bare:
+        folder, _, name = as_text(key[len(top) + bool(top) :]).rpartition("/")
+        stems.setdefault(folder, set()).add(name.partition(".")[0])
+    folders = {above for folder in stems for above in itertools.accumulate(folder.split("/"), lambda a, b: f"{a}/{b}")}
+    try:
+        sets, _ = find_sets(folders, lambda text: text in stems, Layout(), {}, path)
+    except SourceError:  # of folders that may be classes all the same
+        return
+    for one in sets:
+        main = stems.get(one.main, set())
+        masks = [b.folder for b in one.beside if word_of(last_word(one.main)) in CERTAIN and kind_of(last_word(b.folder)) == "mask"]
+        if found := next((folder for folder in masks if main and 2 * len(main & stems.get(folder, set())) >= len(main)), None):
+            raise SourceError(
+                f"{show(path)}: {show(found)} holds what belongs to the pictures in {show(one.main)}, which is read of a folder: unpack it and build "
+                "that; --split all=. takes both as classes",
+                path=path,
+            )
 
 
 def _alike(keys: Keys) -> list[str]:
