@@ -45,12 +45,14 @@ _FOLD = 512
 class RowPreprocess:
     """What is done to the images among rows, or where there are none to all values that are no times, categories or classes; None keeps them.
 
-    `normalize`: "auto", a Normalize, or "imagenet" for images.  `scale` "unit": an image's floats go from 0 to 1.
+    `normalize`: "auto", a Normalize, or "imagenet" for images.  `scale` "unit": an image's floats go from 0 to 1.  `fields`: what is done to
+    single fields instead, by name.
     """
 
     dtype: str | None = None
     normalize: str | Normalize | None = None
     scale: str = "unit"
+    fields: tuple[tuple[str, RowPreprocess], ...] = ()
 
     def __post_init__(self) -> None:
         if self.dtype is not None and self.dtype not in DTYPES:
@@ -72,12 +74,20 @@ class RowPreprocess:
             raise OptionError(f"{shown}: for pictures, and this source has arrays, which are taken as they are: leave it out", options=strange)
         return cls(dtype=asked.dtype if "dtype" in names else None, normalize=asked.normalize, scale=asked.scale)
 
+    @classmethod
+    def of_pictures(cls, asked: Preprocess) -> RowPreprocess:
+        """What is done to the pictures of samples, once these have their size; `asked` knows the fields."""
+        own = tuple((name, cls.of_pictures(asked.of(name))) for name in asked.parts)
+        dtype = None if asked.dtype == Preprocess().dtype else asked.dtype
+        return cls(dtype=dtype, normalize=asked.normalize, scale=asked.scale, fields=own)
+
     def settings(self) -> dict[str, Any]:
         """Every option as values of canonical JSON."""
         normalize: Any = self.normalize
         if isinstance(normalize, Normalize):
             normalize = {"mean": list(normalize.mean), "std": list(normalize.std)}
-        return {"dtype": self.dtype, "normalize": normalize, "scale": self.scale}
+        own = {"fields": {name: fields.settings() for name, fields in self.fields}} if self.fields else {}
+        return {"dtype": self.dtype, "normalize": normalize, "scale": self.scale, **own}
 
 
 @dataclass(frozen=True)
@@ -272,8 +282,12 @@ def _holds(source: str, target: str) -> bool:
 
 def stored_fields(fields: tuple[Field, ...], asked: RowPreprocess) -> tuple[StoredField, ...]:
     """How the fields of a source are stored.  Raises OptionError where an option fits none of them."""
-    images = [f for f in fields if f.meaning == "image"]
-    counted = images or [f for f in fields if _is_plain(f) and f.dtype != "bool" and f.channels]
+    single = dict(asked.fields)
+    own = {f.name: stored_fields((f,), single[f.name])[0] for f in fields if f.name in single and f.meaning == "image"}
+    images = [f for f in fields if f.meaning == "image" and f.name not in own]
+    counts = {f.count for f in fields}
+    plain = [f for f in fields if _is_plain(f) and f.name not in counts]
+    counted = images or [f for f in plain if f.dtype != "bool" and f.channels]
     normalize = IMAGENET if asked.normalize == "imagenet" else asked.normalize
     if asked.normalize == "imagenet" and not images:
         raise OptionError("--normalize imagenet is for pictures, and this source has none: use auto, or --mean and --std", options=["normalize"])
@@ -289,8 +303,8 @@ def stored_fields(fields: tuple[Field, ...], asked: RowPreprocess) -> tuple[Stor
                     f"mean and std have {len(normalize.mean)} values, field {spec.name} has {spec.channels}: give one of each for every number",
                     options=["normalize"],
                 )
-    cast = images or [f for f in fields if _is_plain(f)]
-    return tuple(_stored(f, asked.dtype if f in cast else None, asked.scale, normalize if f in counted else None) for f in fields)
+    cast = images or plain
+    return tuple(own.get(f.name) or _stored(f, asked.dtype if f in cast else None, asked.scale, normalize if f in counted else None) for f in fields)
 
 
 def _is_plain(spec: Field) -> bool:

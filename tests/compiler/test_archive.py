@@ -174,12 +174,16 @@ def test_partners_that_are_missing_are_named(tmp_path: Path) -> None:
 
 
 def test_of_several_images_the_first_as_text_is_taken_and_another_can_be_chosen(tmp_path: Path) -> None:
+    files = [("a.png", picture(1)), ("a.jpg", picture(2)), ("a.cls", b"0")]
+    scan = source(tar(tmp_path / "b.tar", files)).scan()
+    assert list(scan.keys) == [b"a.jpg"]
+    assert scan.left_out == {"further image of a sample": 1}
+    assert any(w.startswith("1 image beside another of the same sample and name left out") for w in scan.warnings)
+    assert list(source(tmp_path / "b.tar", image_column="png").scan().keys) == [b"a.png"]
     files = [("a.z.png", picture(1)), ("a.b.png", picture(2)), ("a.cls", b"0")]
     raw = tar(tmp_path / "a.tar", files)
     scan = source(raw).scan()
-    assert list(scan.keys) == [b"a.b.png"]
-    assert scan.left_out == {"further image of a sample": 1}
-    assert any(w.startswith("1 image beside another of the same sample left out") for w in scan.warnings)
+    assert (list(scan.keys), scan.keys[0].beside, scan.parts) == ([b"a.b.png"], (b"a.z.png",), (("image", "image"), ("z", "image")))
     scan = source(raw, exclude=("*.b.png",)).scan()
     assert list(scan.keys) == [b"a.z.png"]
     assert scan.left_out == {"excluded": 1}
@@ -234,7 +238,7 @@ def test_records_become_fields_and_what_does_not_is_told(tmp_path: Path) -> None
 
 
 def test_fields_and_label_can_be_chosen(tmp_path: Path) -> None:
-    records = [{"kind": "b", "x": 1, "box": [1]}, {"kind": "a", "x": 2, "box": [2]}]
+    records = [{"kind": "b", "x": 1, "box": [1], "deep": {"a": 1}}, {"kind": "a", "x": 2, "box": [2], "deep": {"a": 2}}]
     files = [file for i, r in enumerate(records) for file in ((f"{i}.png", b"x"), (f"{i}.json", json.dumps(r).encode()), (f"{i}.cls", b"7"))]
     raw = tar(tmp_path / "a.tar", files)
     scan = source(raw, label_column="kind").scan()
@@ -247,7 +251,9 @@ def test_fields_and_label_can_be_chosen(tmp_path: Path) -> None:
     assert [f.name for f in scan.fields] == ["label", "kind"]
     assert scan.values["kind"].tolist() == [1, 0]
     assert [f.name for f in source(raw, columns=()).scan().fields] == ["label"]
-    for more, why in (({"columns": ("box",)}, "values of several parts"), ({"columns": ("Kind",)}, "did you mean kind")):
+    scan = source(raw, columns=("box",)).scan()
+    assert scan.values["box"].tolist() == [[1], [2]]
+    for more, why in (({"columns": ("deep",)}, "values of several parts"), ({"columns": ("Kind",)}, "did you mean kind")):
         with pytest.raises(OptionError, match=why):
             source(raw, **more).scan()
     with pytest.raises(OptionError, match="no image has a class or a record beside it"):

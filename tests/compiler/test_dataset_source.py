@@ -158,7 +158,7 @@ def test_values_are_what_the_samples_hold() -> None:
         ([{}], "row 0: a sample holds nothing"),
         ([torch.eye(2).to_sparse()], "row 0: x: Tensor that is no array of numbers"),
         ([np.ma.masked_equal([1, 2], 2)], "row 0: x: MaskedArray that is no array of numbers (masked values: fill them)"),
-        ([{"x": {"y": 1}}], "row 0: x: dict; expected pictures"),
+        ([{"x": {"y": {"z": 1}}}], "row 0: y: dict; expected pictures"),
         ([np.array([object()])], "row 0: x: ndarray of Python objects; expected pictures"),
         (Pictures(length=-1), "Pictures: its length cannot be told"),
     ],

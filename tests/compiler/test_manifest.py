@@ -107,7 +107,7 @@ def test_metadata_beside_images_works_as_it_is(form: str, tmp_path: Path) -> Non
     assert all(key.startswith(f"{split}/".encode()) for key in found.keys)
     assert found.classes == ("0", "1", "2")
     if form == "jsonl":
-        assert [f.name for f in found.fields] == ["label", "score"]
+        assert [f.name for f in found.fields] == ["label", "score", "boxes", "labels", "boxes_count"]
         assert any("objects" in line for line in found.counts)
         assert np.isnan(found.values["score"]).sum() == 1
 

@@ -23,7 +23,7 @@ from mmcompile.compiler import depth as depths
 from mmcompile.compiler import resample
 from mmcompile.compiler.decode import convert, jpeg, opening, stored, volumes
 from mmcompile.compiler.decode.jpeg import SUGGESTED_SCALING
-from mmcompile.compiler.decode.mask import mask
+from mmcompile.compiler.decode.mask import mask, picture_mask, settled
 from mmcompile.compiler.decode.opening import FORMATS, pillow_warning, versions
 from mmcompile.compiler.decode.roads import mode_recorded, opened
 from mmcompile.compiler.decode.stack import Stack
@@ -46,10 +46,14 @@ __all__ = [
     "initialise",
     "mask",
     "picture",
+    "picture_facts",
+    "picture_mask",
+    "picture_of",
     "picture_size",
     "pillow_warning",
     "probe",
     "probe_volume",
+    "settled",
     "sniff",
     "versions",
     "volume",
@@ -183,6 +187,20 @@ def picture(image: Image.Image, preprocess: Preprocess) -> tuple[_Pixels, int]:
             if wide is not None:
                 return _fit_values(wide[0], options), wide[1]
             return _fit_bytes(image, image.size, options, set()), 8
+
+
+def picture_of(array: _Pixels) -> Image.Image:
+    """A picture of pixels (C, H, W) uint8 with 1, 3 or 4 channels."""
+    return Image.fromarray(np.ascontiguousarray(array[0] if len(array) == 1 else array.transpose(1, 2, 0)))
+
+
+def picture_facts(image: Image.Image, preprocess: Preprocess) -> tuple[int, int, int]:
+    """(width, height, orientation) of a picture as stored, as `Decoded` has them."""
+    with opening.pillow(_resolved(preprocess)) as log:
+        with opening.stage("load", "picture"):
+            image.load()
+        orientation = 1 if image.format == "TIFF" else opening.orientation(image, log)[0]
+        return image.width, image.height, orientation
 
 
 def picture_size(image: Image.Image, preprocess: Preprocess) -> tuple[int, int, str]:

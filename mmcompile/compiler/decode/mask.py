@@ -19,7 +19,7 @@ from mmcompile.compiler.resample import Fit, fit
 from mmcompile.compiler.views import Shown
 from mmcompile.errors import DecodeError
 
-__all__ = ["mask", "nearest", "settled"]
+__all__ = ["mask", "nearest", "picture_mask", "settled"]
 
 Ids = npt.NDArray[Any]
 #: Floats up to here are exact, and no class id is larger.
@@ -46,6 +46,19 @@ def mask(data: bytes, name: str, options: Preprocess, size: tuple[int, int], ori
             if own in opening.TRANSPOSE and image.format != "TIFF" and options.orientation == "apply":
                 ids = _turned(ids, own)
     return settled(ids, options, size, orientation if own == 1 else 1, stands=own != 1, shown=shown)
+
+
+def picture_mask(image: Image.Image, options: Preprocess, size: tuple[int, int], orientation: int) -> Ids:
+    """As `mask`, of a picture that somebody has opened."""
+    with opening.pillow(options) as log:
+        with opening.stage("load", "mask"):
+            image.load()
+        own, _ = opening.orientation(image, log) if image.format != "TIFF" else (1, False)
+        with opening.stage("convert", "mask"):
+            ids = _ids(image)
+            if own in opening.TRANSPOSE and options.orientation == "apply":
+                ids = _turned(ids, own)
+    return settled(ids, options, size, orientation if own == 1 else 1, stands=own != 1)
 
 
 def _of_stored(image: Stored, options: Preprocess, size: tuple[int, int], orientation: int, shown: tuple[Shown, ...] | None) -> Ids:

@@ -14,13 +14,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from mmcompile.compiler.fieldoptions import FieldOptions
 from mmcompile.compiler.sources import Scan
 from mmcompile.compiler.sources.arrange import arrange
+from mmcompile.compiler.sources.further import wanted_texts
 from mmcompile.compiler.sources.keys import Keys, place_of
 from mmcompile.compiler.sources.manifest import typed_columns
 from mmcompile.compiler.sources.members import TOO_LARGE, ArchiveFile, Descriptors, FolderRules, Place, TreeMembers, first_twice, member_stat
 from mmcompile.compiler.sources.names import Choice, show
+from mmcompile.compiler.sources.pairedlayout import CERTAIN, find_sets, kind_of, last_word, word_of
 from mmcompile.compiler.sources.pairing import Pairing
+from mmcompile.compiler.sources.parts import read_item, stat_item
 from mmcompile.compiler.sources.scanning import Wishes
 from mmcompile.compiler.sources.splits import Layout, rank
 from mmcompile.compiler.sources.tar import BLOCK
@@ -118,7 +122,7 @@ class ArchiveSource:
 
     A key is the member's name, behind the archive's path below the folder that all lie in and "/" where there may be several.  `include`,
     `exclude`, `hidden`, `extensions` and `layout` mean what they mean for folders.  `wishes`: the field of a sample that is its image (what follows
-    the key, as `jpg`), the value in its `.json` that is its label ("cls": the member), and those that become fields.
+    the key, as `jpg`), the value in its `.json` that is its label ("cls": the member), and those that become fields.  `fields`: settings of fields.
     """
 
     raw: tuple[str, ...]
@@ -129,6 +133,7 @@ class ArchiveSource:
     extensions: frozenset[str] | None = None
     layout: Layout = field(default_factory=Layout)
     wishes: Wishes = field(default_factory=Wishes)
+    fields: tuple[tuple[str, FieldOptions], ...] = ()
     #: The folder of the archives, and their names in it: as they were when this was made, so that numbers in places mean the same everywhere.
     folder: str = field(init=False)
     names: tuple[str, ...] = field(init=False)
@@ -185,7 +190,7 @@ class ArchiveSource:
         else, and in zip archives, they are a tree of folders, in the order of one.  Raises SourceError, naming archive and byte or member.
         """
         choice = Choice(self.include, self.exclude, self.hidden, self.extensions)
-        pairing = Pairing(self.wishes)
+        pairing = Pairing(self.wishes, dict(self.fields), self._member)
         trees: list[TreeMembers] = []
         warnings: list[str] = []
         found = 0
@@ -223,6 +228,9 @@ class ArchiveSource:
             roots = {as_text(top): os.path.join(self._path(number), os.fsdecode(outer)) for number, top in enumerate(tops)}
         else:
             outer = b""
+        if not self.layout.splits:
+            for number, (top, tree) in enumerate(zip(tops, trees, strict=True)):
+                _refuse_pairs(tree, top, self._path(number))
         rules = FolderRules(choice)
         scan = arrange(roots, (folder for top, tree in zip(tops, trees, strict=True) for folder in tree.as_folders(top, rules)), choice, self.layout)
         said = [f"all images lie in one folder, {show(as_text(outer))}, which is no class: the folders in it are; --split all=. makes it the class"]
@@ -280,12 +288,17 @@ class ArchiveSource:
     def _list(self, number: int, choice: Choice) -> TarMembers | TreeMembers:
         file = ArchiveFile(self._path(number))
         try:
-            return (list_zip if self.form == "zip" else list_tar)(file, number, self._prefix(number), choice)
+            if self.form == "zip":
+                return list_zip(file, number, self._prefix(number), choice)
+            return list_tar(file, number, self._prefix(number), choice, wanted_texts(dict(self.fields)))
         finally:
             file.close()
 
     def read(self, key: bytes) -> bytes:
-        """The bytes of one member.  Raises OSError: the archive cannot be opened or was changed, or the member has 2 GiB or more."""
+        """The bytes of one item.  Raises OSError: the archive cannot be opened or was changed, or a member has 2 GiB or more."""
+        return read_item(self._member, key)
+
+    def _member(self, key: bytes) -> bytes:
         place = Place.of(place_of(key))
         path = self._path(place.archive)
         if place.size >= TOO_LARGE:
@@ -302,7 +315,10 @@ class ArchiveSource:
         return data
 
     def stat(self, key: bytes) -> tuple[int, int, int, int]:
-        """(bytes, the archive's mtime_ns and ctime_ns, its inode mixed with the place) of one member now.  Raises OSError."""
+        """(bytes, the archive's mtime_ns and ctime_ns, its inode mixed with the place) of one item now.  Raises OSError."""
+        return stat_item(self._stat, key)
+
+    def _stat(self, key: bytes) -> tuple[int, int, int, int]:
         place = place_of(key)
         return member_stat(place, os.stat(self._path(Place.of(place).archive)))
 
@@ -331,6 +347,28 @@ def _outer_folder(trees: Sequence[TreeMembers], tops: Sequence[bytes]) -> bytes:
             inner.add(parts[1])
     splits = [rank(as_text(name))[0] < rank("")[0] for name in (outer, *inner)]
     return outer if not splits[0] and (len(inner) > 1 or all(splits[1:])) else b""
+
+
+def _refuse_pairs(tree: TreeMembers, top: bytes, path: str) -> None:
+    """Raises SourceError where folders below `top` lie side by side, as images and masks do: they are no classes."""
+    stems: dict[str, set[str]] = {}
+    for key in tree.keys.bare:
+        folder, _, name = as_text(key[len(top) + bool(top) :]).rpartition("/")
+        stems.setdefault(folder, set()).add(name.partition(".")[0])
+    folders = {above for folder in stems for above in itertools.accumulate(folder.split("/"), lambda a, b: f"{a}/{b}")}
+    try:
+        sets, _ = find_sets(folders, lambda text: text in stems, Layout(), {}, path)
+    except SourceError:  # of folders that may be classes all the same
+        return
+    for one in sets:
+        main = stems.get(one.main, set())
+        masks = [b.folder for b in one.beside if word_of(last_word(one.main)) in CERTAIN and kind_of(last_word(b.folder)) == "mask"]
+        if found := next((folder for folder in masks if main and 2 * len(main & stems.get(folder, set())) >= len(main)), None):
+            raise SourceError(
+                f"{show(path)}: {show(found)} holds what belongs to the pictures in {show(one.main)}, which is read of a folder: unpack it and build "
+                "that; --split all=. takes both as classes",
+                path=path,
+            )
 
 
 def _alike(keys: Keys) -> list[str]:

@@ -201,7 +201,7 @@ def _archive(form: str, raw: Sequence[str], options: SourceOptions) -> Source:
         splits = tuple((split, names[int(number)] + slash + rest) for split, (number, slash, rest) in ((s, f.partition("/")) for s, f in splits))
     layout = Layout(splits, _classes(options))
     wishes = Wishes(options.image_column, options.label_column, options.columns)
-    return ArchiveSource(tuple(raw), form, options.include, options.exclude, options.takes_hidden, options.extensions, layout, wishes)
+    return ArchiveSource(tuple(raw), form, options.include, options.exclude, options.takes_hidden, options.extensions, layout, wishes, options.fields)
 
 
 def _is_tables(raw: Sequence[str]) -> bool:
@@ -261,7 +261,7 @@ def _manifest(raw: Sequence[str], options: SourceOptions) -> Source:
     from mmcompile.compiler.sources.manifest import ManifestSource, Wishes
 
     lists = tuple(_on_this_disk(place) for place in raw)
-    wishes = Wishes(options.image_column, options.label_column, options.columns, options.include, options.exclude, _classes(options))
+    wishes = Wishes(options.image_column, options.label_column, options.columns, options.include, options.exclude, _classes(options), options.fields)
     splits = []
     for text in options.split:
         name, sign, file = text.partition("=")

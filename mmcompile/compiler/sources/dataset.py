@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,12 @@ from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.rowstore import RowPreprocess
 from mmcompile.compiler.sealing import write_all
 from mmcompile.compiler.sources.arrays import Rows, as_stored, count_classes
+from mmcompile.compiler.sources.declaring import Hints, declare, field_of, is_vague, with_pictures
 from mmcompile.compiler.sources.known import check_classes, class_names, known_dtypes, known_names, stamp_of
 from mmcompile.compiler.sources.rows import RowScan
-from mmcompile.compiler.sources.samples import Declared, Hints, as_array, declare, field_of, is_array, is_picture, named_parts, texts_of
+from mmcompile.compiler.sources.samplenames import named_parts
+from mmcompile.compiler.sources.samples import Declared
+from mmcompile.compiler.sources.samplevalues import as_array, is_array, is_picture, texts_of
 from mmcompile.compiler.sources.splits import why_no_splits
 from mmcompile.errors import BuildError, MMCompileError, OptionError, SourceError
 from mmcompile.format.fields import Field, Split
@@ -36,6 +40,8 @@ Array = npt.NDArray[Any]
 
 #: Samples looked at for a size of pictures that nobody typed: each is decoded whole for that, where a file's header would do.
 _LOOKED_AT = min(LOOKED_AT, 100)
+#: Samples between two reports of a look at all.
+_TOLD = 64
 #: Samples of an iterable that are kept in memory before they are written.
 _SPOOL_BYTES = 8 << 20
 
@@ -43,6 +49,8 @@ _SPOOL_BYTES = 8 << 20
 def wrap(dataset: Any, asked: Preprocess | RowPreprocess | None) -> tuple[Any, RowPreprocess]:
     """(the source that reads a dataset, what is done to its numbers).  Raises OptionError for what is none, SourceError for a bad first sample."""
     pictures = asked if isinstance(asked, Preprocess) else Preprocess()
+    if pictures.views is not None:
+        raise OptionError("--views: drawn from the key of a file, and samples in Python have none: augment when they are read", options=["views"])
     if type(dataset).__name__ == "DataLoader" and getattr(dataset, "batch_size", None) is not None:
         raise OptionError("DataLoader: gives batches, which would be samples: give its dataset (loader.dataset), or make it with batch_size=None")
     try:
@@ -78,11 +86,8 @@ def wrap(dataset: Any, asked: Preprocess | RowPreprocess | None) -> tuple[Any, R
             + ("; it has items but no length: give it __len__, or __iter__" if hasattr(dataset, "__getitem__") and not _has_keys(dataset) else "")
         )
     if made.declared is None or made.declared.pictures is None:
-        return made, RowPreprocess.of(asked)
-    if isinstance(asked, RowPreprocess):
-        return made, asked
-    dtype = None if pictures.dtype == Preprocess().dtype else pictures.dtype
-    return made, RowPreprocess(dtype=dtype, normalize=pictures.normalize, scale=pictures.scale)
+        return made, RowPreprocess.of(replace(asked, fields=()) if isinstance(asked, Preprocess) else asked)
+    return made, asked if isinstance(asked, RowPreprocess) else RowPreprocess.of_pictures(made.declared.pictures)
 
 
 def _is_map(dataset: Any) -> bool:
@@ -144,12 +149,14 @@ class DatasetSource:
         first = next((i for i, d in enumerate(self._datasets.values()) if len(d)), None)
         if first is not None:
             known = known_names(list(self._datasets.values())[first])
-            sample = self._sample(0)
-            preprocess = self._sized(sample, preprocess, names)
+            row, sample = self._telling(names)
             try:
+                preprocess, main = with_pictures(sample, names, preprocess)
+                if main is not None:
+                    preprocess = self._sized(sample, preprocess, main, names)
                 self.declared = declare(sample, names, preprocess, Hints(known, known_dtypes(list(self._datasets.values())[first])))
             except SourceError as error:
-                raise SourceError(f"row 0: {error}", row=0) from error
+                raise SourceError(f"row {row:,}: {error}", row=row) from error
             self._classes = class_names(self.declared.fields, known)
 
     def identity(self) -> dict[str, object]:
@@ -162,7 +169,12 @@ class DatasetSource:
         return _versions(self.declared)
 
     def scan(self, progress: Callable[[int], None] | None = None) -> RowScan:
-        """What the first sample declares, for as many rows as the lengths say."""
+        """What the first sample declares, for as many rows as the lengths say.
+
+        Where lists or texts differ in length, and nobody said how many rows or bytes are kept, all samples are looked at; so they are where lists are
+        cut, to count that.
+        """
+        counts = self._measure(progress or (lambda _: None))
         fields = () if self.declared is None else self.declared.fields
         n, splits, start = int(self._stops[-1]), [], 0
         for name, stop in zip(self._datasets, self._stops.tolist(), strict=True):
@@ -171,7 +183,28 @@ class DatasetSource:
         stamps = tuple(stamp_of(d) for d in self._datasets.values())
         named = tuple(splits) if set(self._datasets) != {""} else ()
         said = (self._why,) if self._why else ()
-        return RowScan(n, fields, tuple("" for _ in splits), self._stops, stamps, named, self._classes, said)
+        return RowScan(n, fields, tuple("" for _ in splits), self._stops, stamps, named, self._classes, (*said, *_left_out(self.declared)), counts)
+
+    def _telling(self, names: Sequence[str] | None) -> tuple[int, Any]:
+        """The first sample (its number, itself) without an empty list, of the first some: what others hold is told by it."""
+        first = self._sample(0)
+        for row in range(min(int(self._stops[-1]), _LOOKED_AT)):
+            sample = self._sample(row) if row else first
+            if not is_vague(sample, names):
+                return row, sample
+        return 0, first
+
+    def _measure(self, progress: Callable[[int], None]) -> dict[str, int]:
+        """Look at all samples, where a size of fields is not known; what is cut, for the summary."""
+        declared, found, lost = self.declared, dict[str, int](), dict[str, int]()
+        if declared is None or not (declared.unsized or declared.cuts):
+            return {}
+        for row in range(int(self._stops[-1])):
+            declared.measure(self._sample(row), row, found, lost)
+            if row % _TOLD == 0:
+                progress(row)
+        self.declared = declared.sized(found)
+        return _cut(lost)
 
     def read(self, start: int, stop: int) -> dict[str, Array]:
         """The rows [start, stop), sample by sample.  Raises SourceError, naming the row."""
@@ -196,20 +229,30 @@ class DatasetSource:
         except BaseException as error:  # whatever a stranger's dataset raises, sys.exit() too, says something of this row
             raise _raised(row, error) from error
 
-    def _sized(self, sample: Any, preprocess: Preprocess, names: Sequence[str] | None) -> Preprocess:
+    def _sized(self, sample: Any, preprocess: Preprocess, main: str, names: Sequence[str] | None) -> Preprocess:
         """The settings of pictures with their size chosen, where nobody typed one."""
-        keeps = preprocess.mode == "keep" and preprocess.kept_mode is None
-        if not (preprocess.needs_size() or keeps) or not any(map(is_picture, named_parts(sample, names).values())):
+        if not _is_open(preprocess):
             return preprocess
         rows = np.unique(np.linspace(0, int(self._stops[-1]) - 1, _LOOKED_AT).astype(np.int64)).tolist()
-        found = [
-            decode.picture_size(value, preprocess)
-            for row in rows
-            for value in named_parts(self._sample(row) if row else sample, names).values()
-            if is_picture(value)
-        ]
-        chosen, self._why = decide(preprocess, found)
+        pictures: list[Any] = [named_parts(self._sample(row) if row else sample, names).get(main) for row in rows]
+        chosen, self._why = decide(preprocess, [decode.picture_size(picture, preprocess) for picture in pictures if is_picture(picture)])
         return chosen
+
+
+def _is_open(preprocess: Preprocess) -> bool:
+    """Do the samples decide on a size, or on a mode?"""
+    return preprocess.needs_size() or (preprocess.mode == "keep" and preprocess.kept_mode is None)
+
+
+def _left_out(declared: Declared | None) -> tuple[str, ...]:
+    """A line where a part of samples is no field."""
+    if declared is None or not declared.left_out:
+        return ()
+    return (f"{', '.join(declared.left_out)}: outlines, which have no shape, are left out; the dataset may draw masks of them",)
+
+
+def _cut(lost: Mapping[str, int]) -> dict[str, int]:
+    return {f"rows of {name} beyond its max cut": count for name, count in lost.items() if count}
 
 
 def _length(dataset: Any) -> int:
@@ -228,7 +271,9 @@ def _identity(declared: Declared | None) -> dict[str, object]:
     pictures = None if declared is None else declared.pictures
     if pictures is None:
         return {"kind": "dataset"}
-    return {"kind": "dataset", "pictures": pictures.pixel_settings(), "versions": _versions(declared)}
+    settings = pictures.settings().get("fields")
+    own = {} if not settings else {"fields": settings}
+    return {"kind": "dataset", "pictures": pictures.pixel_settings(), "versions": _versions(declared), **own}
 
 
 def _versions(declared: Declared | None) -> dict[str, str]:
@@ -301,18 +346,25 @@ class SpooledSource:
     def __init__(self, samples: Iterable[Any], preprocess: Preprocess, names: Sequence[str] | None = None) -> None:
         self.declared: Declared | None = None
         self._left: Iterator[Any] | None = _guarded(samples)
-        self._n, self._why = 0, ""
+        self._n, self._why, self._lost = 0, "", dict[str, int]()
         self._folder = Path(tempfile.mkdtemp(prefix="mmcompile-spool-"))
         self._gone = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._first: list[Any] = []
         known = known_names(samples)
         for sample in self._left:
             self._first = [sample]
-            pictures = [value for value in named_parts(sample, names).values() if is_picture(value)]
-            if pictures and (preprocess.needs_size() or (preprocess.mode == "keep" and preprocess.kept_mode is None)):
-                preprocess, why = decide(preprocess, [decode.picture_size(p, preprocess) for p in pictures])
+            preprocess, main = with_pictures(sample, names, preprocess)
+            if main is not None and _is_open(preprocess):
+                preprocess, why = decide(preprocess, [decode.picture_size(named_parts(sample, names)[main], preprocess)])
                 self._why = f"{why}; an iterable is read once, so its first sample decided"
             self.declared = declare(sample, names, preprocess, Hints(known, known_dtypes(samples)))
+            if self.declared.unsized:
+                part = self.declared.unsized[0]
+                raise OptionError(
+                    f"{part}: lists and texts of an iterable, which is read once, need a size: give fields={{{part!r}: {{'max': N}}}} (of text: "
+                    "'shape': (N,))",
+                    options=["max"],
+                )
             break
         self._classes = None if self.declared is None else class_names(self.declared.fields, known)
 
@@ -328,8 +380,9 @@ class SpooledSource:
             return RowScan(0, (), ("",), np.zeros(1, np.int64), ("",))
         if self._left is not None:
             self._spool(self.declared, progress or (lambda _: None))
-        said = (self._why,) if self._why else ()
-        return RowScan(self._n, self.declared.fields, ("",), np.array([self._n], np.int64), ("",), (), self._classes, said)
+        said = (*((self._why,) if self._why else ()), *_left_out(self.declared))
+        stops = np.array([self._n], np.int64)
+        return RowScan(self._n, self.declared.fields, ("",), stops, ("",), (), self._classes, said, _cut(self._lost))
 
     def _spool(self, declared: Declared, progress: Callable[[int], None]) -> None:
         row_bytes = sum(f.row_bytes for f in declared.fields)
@@ -354,6 +407,7 @@ class SpooledSource:
         assert self._left is not None
         try:
             for sample in itertools.chain(self._first, self._left):
+                declared.measure(sample, self._n, {}, self._lost)
                 declared.store(sample, self._n, out, at)
                 self._n, at = self._n + 1, at + 1
                 if at == size:

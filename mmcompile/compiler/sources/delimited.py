@@ -12,13 +12,13 @@ import itertools
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mmcompile.compiler.formats import EXTENSIONS
 from mmcompile.compiler.sources.celltext import GAPS
-from mmcompile.compiler.sources.jsonparts import as_cell, is_unicode, record_of
+from mmcompile.compiler.sources.jsonparts import as_cell, form_of, is_unicode, record_of, text_of, whole_of
 from mmcompile.compiler.sources.names import show
 from mmcompile.compiler.sources.walk import expect_file
 from mmcompile.errors import SourceError
@@ -109,11 +109,21 @@ class TextTable:
         rows = self._parse(self._between)
         return [dict(zip(self.names, row, strict=False)) for row in rows[self.header :]]
 
-    def blocks(self) -> Iterator[Block]:
-        """All rows.  Raises SourceError, naming the line: rows of other lengths, a quote that is never closed, NUL, no JSON object."""
+    def many(self, name: str) -> str:
+        """Do the first cells of a column hold a "list", an "object" of lists (or a list of objects), or neither: ""?"""
+        if self._json:
+            cells = [record.get(name) for _, record in self._some_records()]
+        else:
+            cells = [whole_of(row[name]) for row in self.first() if row.get(name)]
+        return next((form_of(cell) for cell in cells if isinstance(cell, dict | list) and cell), "")
+
+    def blocks(self, lists: Collection[str] = ()) -> Iterator[Block]:
+        """All rows; of the columns `lists` cells of JSON come as their text.
+
+        Raises SourceError, naming the line: rows of other lengths, a quote that is never closed, NUL, no JSON object."""
         try:
             with open(self.path, encoding=self.encoding, errors="strict" if self.encoding == "utf-16" else "surrogateescape", newline="") as file:
-                yield from self._json_blocks(file) if self._json else self._cell_blocks(file)
+                yield from self._json_blocks(file, lists) if self._json else self._cell_blocks(file)
         except UnicodeError as error:
             raise self.wrong(f"it ends in the middle of its encoding ({self.encoding})") from error
         except OSError as error:
@@ -207,12 +217,14 @@ class TextTable:
                 raise self.wrong(f'line {number} is no JSON object: expected one a line, as in {{"file_name": "a.jpg", "label": 0}}', line=number)
             yield number, record
 
-    def _json_blocks(self, file: io.TextIOBase) -> Iterator[Block]:
+    def _json_blocks(self, file: io.TextIOBase, lists: Collection[str]) -> Iterator[Block]:
         records = self._records(_without_nul(self, file))
         while rows := [record for _, record in itertools.islice(records, _ROWS)]:
             columns, quoted, nested, mixed = {}, set[str](), set[str](), set[str]()
             for name in dict.fromkeys(name for row in rows for name in row):
                 cells = [row.get(name) for row in rows]
+                if name in lists:
+                    cells = [text_of(cell) for cell in cells]
                 kinds = set(map(type, cells))
                 if kinds & {dict, list}:
                     nested.add(name)

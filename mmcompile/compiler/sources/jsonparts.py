@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import json
 import math
 import re
@@ -10,7 +11,7 @@ from collections.abc import Collection, Iterator
 from decimal import Decimal
 from typing import IO, Any
 
-__all__ = ["as_cell", "is_unicode", "list_members", "record_of"]
+__all__ = ["as_cell", "form_of", "is_unicode", "list_members", "record_of", "text_of", "whole_of"]
 
 #: Characters that are read at a time; a member may be longer, up to the limit.
 _CHUNK, _LIMIT = 1 << 20, 1 << 28
@@ -43,6 +44,25 @@ def as_cell(value: Any) -> str:
     if value is None:
         return ""
     return str(value) if isinstance(value, str | Decimal) else repr(value)
+
+
+def text_of(value: Any) -> Any:
+    """A list or an object as the text of it; any other value as it is."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str) if isinstance(value, dict | list) else value
+
+
+def whole_of(text: str) -> Any:
+    """The list or object that a text is; None where it is none."""
+    with contextlib.suppress(ValueError, RecursionError):
+        return json.loads(text) if text.lstrip()[:1] in ("[", "{") else None
+    return None
+
+
+def form_of(value: Any) -> str:
+    """What a value is: "object" of lists, or a list of objects; "list"; or ""."""
+    if isinstance(value, dict):
+        return "object" if any(isinstance(inner, list) for inner in value.values()) else ""
+    return ("object" if value and isinstance(value[0], dict) else "list") if isinstance(value, list) else ""
 
 
 def _number(text: str) -> float | Decimal:

@@ -51,6 +51,20 @@ def _features(dataset: Any) -> Mapping[Any, Any]:
     return {}
 
 
+def _inner(features: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    """(name, feature) of each column, and behind them those of what is in lists and dicts of columns."""
+    nested: dict[Any, Any] = {}
+    for name, feature in features.items():
+        while isinstance(feature, list) or (not isinstance(feature, Mapping) and _asked(feature, "feature") is not None):
+            feature = feature[0] if isinstance(feature, list) else feature.feature
+        if isinstance(feature, Mapping):
+            nested |= feature
+        else:
+            yield str(name), feature
+    if nested:
+        yield from _inner(nested)
+
+
 def known_names(dataset: Any) -> dict[str, tuple[str, ...]]:
     """The names of classes that a dataset knows, by field; "" for the one that is a class by its name.  Looks behind a Subset.
 
@@ -61,10 +75,10 @@ def known_names(dataset: Any) -> dict[str, tuple[str, ...]]:
         found = [known_names(part) for part in joined]
         return found[0] if all(names == found[0] for names in found) else {}
     out: dict[str, tuple[str, ...]] = {}
-    for name, feature in _features(dataset).items():
+    for name, feature in _inner(_features(dataset)):
         names = getattr(feature, "names", None)
         if isinstance(names, list) and type(feature).__name__ == "ClassLabel":
-            out[str(name)] = tuple(map(str, names))
+            out.setdefault(name, tuple(map(str, names)))
     for at in _behind(dataset) if not out else ():
         classes = _asked(at, "classes")
         if isinstance(classes, list | tuple) and classes and all(isinstance(c, str) for c in classes):

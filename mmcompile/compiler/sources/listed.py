@@ -40,6 +40,8 @@ class Faults:
         self._where, self._what, self._one = where, what, one
         #: The rows (M,) that places in what is looked at now are; None: they are the rows.
         self.rows: npt.NDArray[np.int64] | None = None
+        #: Columns beside the main one that the places behind those are of: as many places each as there are rows.
+        self.columns: Sequence[str] = ()
         #: What helps against some of them.
         self.hint = ""
         self._lines: list[str] = []
@@ -47,7 +49,10 @@ class Faults:
 
     def where(self, at: int) -> str:
         """The row at a place, as a person finds it."""
-        return self._where(at if self.rows is None else int(self.rows[at]))
+        if self.rows is None:
+            return self._where(at)
+        column, at = divmod(at, max(1, len(self.rows)))
+        return self._where(int(self.rows[at])) + (f", column {show(self.columns[column - 1])}" if column else "")
 
     def add(self, at: int, why: str) -> None:
         self._count += 1
@@ -81,13 +86,16 @@ def folder_of(paths: Sequence[str], folder: str) -> tuple[str, int]:
     return (name, hits) if hits else ("", 0)
 
 
-def relative_keys(paths: Keys, folder: bytes, faults: Faults, prefix: Callable[[int], bytes]) -> Keys:
-    """The keys that paths name: plain paths below `prefix(row)`, which is below `folder`.  A path that leaves it is a fault, and an empty key."""
-    return Keys.of(_plain(paths, folder, faults, prefix))
+def relative_keys(paths: Keys, folder: bytes, faults: Faults, prefix: Callable[[int], bytes], first: int = 0) -> Keys:
+    """The keys that paths name: plain paths below `prefix(row)`, which is below `folder`.  A path that leaves it is a fault, and an empty key.
+
+    Rows count from `first`.
+    """
+    return Keys.of(_plain(paths, folder, faults, prefix, first))
 
 
-def _plain(paths: Keys, folder: bytes, faults: Faults, prefix: Callable[[int], bytes]) -> Iterator[bytes]:
-    for row, path in enumerate(paths):
+def _plain(paths: Keys, folder: bytes, faults: Faults, prefix: Callable[[int], bytes], first: int) -> Iterator[bytes]:
+    for row, path in enumerate(paths, first):
         key, why = path_below(path, folder, prefix(row))
         if why:
             faults.add(row, why)

@@ -92,11 +92,17 @@ class Choice:
             reason = self._known[suffix] = self._judge(suffix)
         if (reason and not (reason == NO_EXTENSION and self.sniffs)) or not self._any:
             return reason
+        return self.leaves_out(name, folder) or reason
+
+    def leaves_out(self, name: bytes, folder: str) -> str:
+        """Why patterns leave a file out, or "", whatever its extension."""
+        if not self._any:
+            return ""
         text = as_text(name)
         key = f"{folder}/{text}" if folder else text
         if self._exclude.match(key):
             return "excluded"
-        return "not included" if self._include and not self._include.match(key) else reason
+        return "not included" if self._include and not self._include.match(key) else ""
 
     def warnings(self) -> list[str]:
         """A line for each pattern that matched nothing so far."""

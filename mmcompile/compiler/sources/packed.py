@@ -33,17 +33,20 @@ _ROW_BITS = 32
 IN_A_FILE = (-1, -1, -1)
 
 
-def _mark(name: str, found: os.stat_result) -> int:
-    """A file as it was listed, in 63 bits."""
-    return xxhash.xxh3_64_intdigest(f"{found.st_size} {found.st_mtime_ns} {name}".encode("utf-8", "surrogateescape")) >> 1
+def _mark(name: str, found: os.stat_result, column: str | None = None) -> int:
+    """A file as it was listed, and a column in it that is not the main one, in 63 bits."""
+    beside = "" if column is None else f"\0{column}"
+    return xxhash.xxh3_64_intdigest(f"{found.st_size} {found.st_mtime_ns} {name}{beside}".encode("utf-8", "surrogateescape")) >> 1
 
 
-def list_packed(root: str, tables: Sequence[ParquetTable], progress: Callable[[int], None] | None = None) -> tuple[Keys, npt.NDArray[np.void], int]:
+def list_packed(
+    root: str, tables: Sequence[ParquetTable], progress: Callable[[int], None] | None = None, column: str | None = None
+) -> tuple[Keys, npt.NDArray[np.void], int]:
     """(keys with places (N,), STAT_DTYPE (N,), how many rows hold no image) of the images in these tables, in their order.
 
     A key is the path that stands beside the image, where there is one that no other row has; else FILE#ROW, counted from 0.  Of a row without bytes
     the path may name a file, relative to the folder of the table: then that is its key and its image, and its place IN_A_FILE.  Any other image that
-    is not there has no bytes.  Reads every image once, for its length alone.
+    is not there has no bytes.  Reads every image once, for its length alone.  `column`: the one that the tables hold is not the main one.
     """
     keys: list[Keys] = []
     places, stats, empty, n = [], [], 0, 0
@@ -53,7 +56,7 @@ def list_packed(root: str, tables: Sequence[ParquetTable], progress: Callable[[i
             found = os.stat(table.path)
             lengths, rows, paths = _lengths(table)
         place = np.empty((len(lengths), 3), np.int64)
-        place[:, 0], place[:, 1], place[:, 2] = _mark(name, found), rows, lengths.clip(0)
+        place[:, 0], place[:, 1], place[:, 2] = _mark(name, found, column), rows, lengths.clip(0)
         stat = np.empty(len(lengths), STAT_DTYPE)
         stat["size"] = lengths.clip(0)
         _, stat["mtime_ns"], stat["ctime_ns"], stat["inode"] = stat_columns(found)
@@ -125,7 +128,7 @@ def _images(table: ParquetTable, file: Any, group: int) -> Iterator[Any]:
 
 
 class Packed:
-    """Reads images of the Parquet files `files` below `root`; `image` is the column, where it was asked for.  Thread-safe."""
+    """Reads images of the Parquet files `files` below `root`; `image` is the main column, where it was asked for.  Thread-safe."""
 
     def __init__(self, root: str, files: Sequence[str], image: str | None) -> None:
         self._root, self._files, self._image = root, tuple(files), image
@@ -135,15 +138,16 @@ class Packed:
         with _lock:
             opened = _opened.pop(place[0], None)
             if opened is None:
-                opened = _Opened(self._find(place[0]), self._image)
+                opened = _Opened(*self._find(place[0]), self._image)
             _opened[place[0]] = opened
-            while len(_opened) > _OPEN:
+            columns = len({held.column for held in _opened.values()})
+            while len(_opened) > _OPEN * columns:
                 del _opened[next(iter(_opened))]
         try:
             data = opened.read(place[1] >> _ROW_BITS, place[1] & ((1 << _ROW_BITS) - 1))
         except (SourceError, LookupError) as error:
             raise OSError(errno.EIO, "a row group that cannot be read", opened.path) from error
-        if self._stat(opened.path)[0] != place[0]:
+        if self._stat(opened.path, opened.column)[0] != place[0]:
             raise OSError(errno.EAGAIN, "changed while read", opened.path)
         return data
 
@@ -151,34 +155,38 @@ class Packed:
         """(bytes of the image, and mtime_ns, ctime_ns, inode of its file).  Raises OSError."""
         with _lock:
             opened = _opened.get(place[0])
-        mark, found = self._stat(self._find(place[0]) if opened is None else opened.path)
+        mark, found = self._stat(*(self._find(place[0]) if opened is None else (opened.path, opened.column)))
         if mark != place[0]:
             raise self._gone()
         return place[2], *stat_columns(found)[1:]
 
-    def _find(self, mark: int) -> str:
+    def _find(self, mark: int) -> tuple[str, str | None]:
+        """(the file, the column in it where that is not the main one) of a mark."""
         for path in self._files:
-            try:
-                if self._stat(path)[0] == mark:
-                    return path
-            except OSError:
-                continue
+            with contextlib.suppress(OSError):
+                if self._stat(path, None)[0] == mark:
+                    return path, None
+        for path in self._files:
+            with contextlib.suppress(OSError, SourceError):
+                names = ParquetTable(path, self._image).names
+                if column := next((name for name in names if self._stat(path, name)[0] == mark), None):
+                    return path, column
         raise self._gone()
 
     def _gone(self) -> OSError:
         return OSError(errno.ENOENT, "its Parquet file is gone, or is not the one that was listed", self._root)
 
-    def _stat(self, path: str) -> tuple[int, os.stat_result]:
+    def _stat(self, path: str, column: str | None) -> tuple[int, os.stat_result]:
         found = os.stat(path)
-        return _mark(os.path.relpath(path, self._root), found), found
+        return _mark(os.path.relpath(path, self._root), found, column), found
 
 
 class _Opened:
-    """A file that is being read: where in which row group."""
+    """A column of a file that is being read, the main one if None: where in which row group."""
 
-    def __init__(self, path: str, image: str | None) -> None:
-        self.path = path
-        self._table = ParquetTable(path, image)
+    def __init__(self, path: str, column: str | None, image: str | None) -> None:
+        self.path, self.column = path, column
+        self._table = ParquetTable(path, image if column is None else column)
         self._file = self._table.opened()
         self._lock = threading.Lock()
         self._group = -1

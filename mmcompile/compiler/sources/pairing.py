@@ -6,16 +6,19 @@ Archive by archive: the image of each sample is chosen, and what was said of the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from mmcompile.compiler.fieldoptions import FieldOptions
 from mmcompile.compiler.sources import LABEL, Scan
 from mmcompile.compiler.sources.arrange import lacking
 from mmcompile.compiler.sources.cells import Cells, Column, told, typed
 from mmcompile.compiler.sources.columns import LABEL_NAMES, NO_LABEL, as_fields, as_label, field_names, find_column, named_alike
+from mmcompile.compiler.sources.further import Further
 from mmcompile.compiler.sources.keys import Keys
+from mmcompile.compiler.sources.listmembers import member_fields
 from mmcompile.compiler.sources.members import TreeMembers
 from mmcompile.compiler.sources.names import show
 from mmcompile.compiler.sources.scanning import Wishes
@@ -51,20 +54,22 @@ class _Noted:
 
 
 class Pairing:
-    """The samples of archives, which are added in order."""
+    """The samples of archives, which are added in order; `options` are settings of fields by name, `read` gives the bytes of a member."""
 
-    def __init__(self, wishes: Wishes) -> None:
-        self._wishes = wishes
-        self._fields: set[str] = set()
+    def __init__(self, wishes: Wishes, options: Mapping[str, FieldOptions], read: Callable[[bytes], bytes]) -> None:
+        self._wishes, self._options, self._read = wishes, options, read
+        self._further = Further(wishes, options)
         self._given: tuple[str, ...] | None = None
-        #: Of each archive all its images, and which of them are those of samples; the samples themselves are let go.
-        self._archives: list[tuple[TreeMembers, npt.NDArray[np.int64]]] = []
+        #: All images of each archive; the samples themselves are let go.
+        self.trees: list[TreeMembers] = []
+        self._sizes: list[int] = []
         self._shown: list[str] = []
-        #: Has a sample with an image a class, or a record?
+        #: Has a sample with an image a class, a record, or a member that is a field?
         self.paired = False
         self._rows = 0
         self._classes = Cells(".cls", keeps_text=True)
         self._records: dict[str, Cells] = {}
+        self._lists: dict[str, Cells] = {}
         self._nested: set[str] = set()
         self._several = self._plain = 0
         self._no_image, self._no_class = _Noted(), _Noted()
@@ -73,17 +78,16 @@ class Pairing:
 
     def add(self, members: TarMembers) -> None:
         """The samples of one more archive."""
-        images = self._choose(members)
-        sample = members.sample[images]
-        row_of = np.full(len(members.samples), -1, np.int64)
-        row_of[sample] = np.arange(len(images))
+        row_of = self._further.add(members)
+        sample = np.flatnonzero(row_of >= 0)
+        self._plain += int((members.sample < 0).sum())
         lonely = row_of < 0
         lonely[members.refused] = False
         lacks = np.flatnonzero(lonely)
         self._no_image.add(members.samples.take(lacks), members.firsts[lacks])
         rows, cells = _placed(members.classes, row_of)
-        _extend(self._classes, rows, cells, len(images))
-        without = np.ones(len(images), bool)
+        _extend(self._classes, rows, cells, len(sample))
+        without = np.ones(len(sample), bool)
         without[rows] = False
         self._no_class.add(members.samples.take(sample[without]), members.firsts[sample[without]])
         for name, values in members.records.items():
@@ -91,37 +95,38 @@ class Pairing:
                 self._records[name] = Cells(name, keeps_text=self._may_be_text(name))
             into = self._records[name]
             _extend(into, np.empty(0, np.int64), [], self._rows - len(into))
-            _extend(into, *_placed(values, row_of), len(images), quoted=values.quoted, mixed=values.plain)
+            _extend(into, *_placed(values, row_of), len(sample), quoted=values.quoted, mixed=values.plain)
             if values.nested:
                 self._nested.add(name)
-        self._archives.append((members.tree(), images))
+        for name, values in members.lists.items():
+            into = self._lists.setdefault(name, Cells(name, keeps_text=True))
+            _extend(into, np.empty(0, np.int64), [], self._rows - len(into))
+            _extend(into, *_placed(values, row_of), len(sample), quoted=True)
+        self.trees.append(members.tree())
+        self._sizes.append(len(sample))
         self._shown.append(members.shown)
-        self.paired |= members.paired
-        self._rows += len(images)
+        self.paired |= members.paired or self._further.found
+        self._rows += len(sample)
         self._left_out.update(members.left_out)
         self._warnings += members.warnings
-
-    @property
-    def trees(self) -> list[TreeMembers]:
-        """All images of what was added, as trees of folders."""
-        return [tree for tree, _ in self._archives]
 
     def scan(self, splits: Sequence[str], classes: tuple[str, ...] | None = None) -> Scan:
         """All samples, once; `splits`: which each archive is ("": none), `classes`: the whole class map, where it was given.  Raises SourceError."""
         self._given = classes
         if not self._rows:
-            if self._wishes.image is not None and self._fields:
-                has = ", ".join(map(show, sorted(self._fields)[:20]))
+            if self._wishes.image is not None and self._further.names:
+                has = ", ".join(map(show, sorted(self._further.names)[:20]))
                 raise OptionError(
                     f"--image-column {show(self._wishes.image)}: samples have no such image (they have {has})", options=["image-column"]
                 )
             named = _some(self._shown)
             raise SourceError(f"no images in {named}: {_listed(self._left_out) or 'there is no file in it'}", path=named)
-        keys = Keys.join([tree.keys.take(images) for tree, images in self._archives])
-        stat = np.concatenate([tree.stat[images] for tree, images in self._archives])
-        numbers = np.repeat(np.arange(len(splits)), [len(images) for _, images in self._archives])
-        self._archives.clear()
-        for cells in self._records.values():
+        numbers = np.repeat(np.arange(len(splits)), self._sizes)
+        self.trees.clear()
+        settled = self._further.settle(".cls" if self._wishes.label != NO_LABEL else None)
+        self._several = settled.several
+        keys, stat = settled.keys, settled.stat
+        for cells in (*self._records.values(), *self._lists.values()):
             _extend(cells, np.empty(0, np.int64), [], self._rows - len(cells))
 
         def where(row: int) -> str:
@@ -133,7 +138,20 @@ class Pairing:
         if labels is not None:
             fields.append(LABEL)
             arrays.append(labels)
-        counts = self._values([name for name in self._records if name != label], label, where, fields, arrays)
+        lists = {name: cells.keys() for name, cells in self._lists.items() if self._wishes.columns is None or name in self._wishes.columns}
+        asked = [name for name in self._records if name in self._options and name not in self._nested and name != label]
+        lists |= {name: self._records.pop(name).keys() for name in asked}
+        self._check_asked({"image", LABEL.name, *(name for name, _ in settled.parts), *settled.arrays, *settled.texts, *lists})
+        several, none, warnings = member_fields(settled, lists, self._options, self._wishes.columns or (), self._read, where)
+        self._warnings += warnings
+        self._nested = (self._nested - lists.keys()) | {name for name in none if name in self._nested}
+        for name in lists.keys() - set(none):
+            self._records.pop(name, None)
+        fields += [spec for spec, _ in several.fields]
+        arrays += [values for _, values in several.fields]
+        settled_names = {*settled.columns, *lists.keys() - set(none)}
+        wished = None if self._wishes.columns is None else [name for name in self._wishes.columns if name not in settled_names]
+        counts = self._values([name for name in self._records if name != label], wished, label, where, fields, arrays)
         if len(fields) >= LIST_LIMIT:  # the image is one, too
             raise OptionError(
                 f"{len(fields):,} fields beside the image, at most {LIST_LIMIT - 1} are possible: choose with --columns", options=["columns"]
@@ -142,12 +160,34 @@ class Pairing:
         for f, column in zip(fields, arrays, strict=True):
             values[f.name] = column
         order, ranges = self._in_splits(splits, numbers)
+        faults = several.faults
         if ranges:
+            faults = {at: faults[row] for at, row in enumerate(order.tolist()) if row in faults}
             keys, values, stat = keys.take(order), values[order], stat[order]
             if labels is not None:
                 self._warnings += lacking(names or (), values[LABEL.name], ranges)
         self._tell()
-        return Scan(keys, tuple(fields), values, stat, names, dict(sorted(self._left_out.items())), tuple(self._warnings), counts, ranges)
+        left_out = dict(sorted(self._left_out.items()))
+        return Scan(
+            keys,
+            tuple(fields),
+            values,
+            stat,
+            names,
+            left_out,
+            tuple(self._warnings),
+            counts | several.counts,
+            ranges,
+            None,
+            settled.parts,
+            tuple(several.forms),
+            faults,
+        )
+
+    def _check_asked(self, known: set[str]) -> None:
+        """Raises OptionError for settings of a field that samples do not have."""
+        if strange := sorted(self._options.keys() - known):
+            raise OptionError(f"--field {show(strange[0])}: samples have no such field (they have {', '.join(sorted(known))})", options=["field"])
 
     def _in_splits(self, splits: Sequence[str], numbers: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], tuple[Split, ...]]:
         """(rows in the order of their splits, the splits) by the number of each row's archive; no splits where all are one called "all"."""
@@ -165,29 +205,9 @@ class Pairing:
             self._warnings.append(f"left out, as in archives that are in no split: {counted(outside, 'images')}")
         return np.argsort(of_row, kind="stable")[: stops[-2]], ranges
 
-    def _choose(self, members: TarMembers) -> npt.NDArray[np.int64]:
-        """The image of each sample, (M,) places among the images, in the order of samples: of several the one whose field is the first as text."""
-        plain = members.sample < 0
-        self._plain += int(plain.sum())
-        order = np.argsort(members.sample, kind="stable")[int(plain.sum()) :]
-        if self._wishes.image is not None:
-            fields = [_field_of(members.keys[at]) for at in order.tolist()]
-            self._fields.update(fields)
-            order = order[np.fromiter((f == self._wishes.image for f in fields), bool, len(order))]
-        sample = members.sample[order]
-        if not len(sample):
-            return order
-        begins = np.flatnonzero(np.diff(sample, prepend=-1))
-        chosen = order[begins]
-        counts = np.diff(np.append(begins, len(order)))
-        for i in np.flatnonzero(counts > 1).tolist():
-            chosen[i] = min(order[begins[i] : begins[i] + counts[i]].tolist(), key=lambda at: as_text(members.keys[at]))
-        self._several += len(order) - len(chosen)
-        return chosen
-
     def _may_be_text(self, name: str) -> bool:
         """Is this value wanted also where it is text: as a label, or as categories?"""
-        if self._wishes.columns is not None and name in self._wishes.columns:
+        if name in self._options or name in (self._wishes.columns or ()):
             return True
         return name == self._wishes.label or (self._wishes.label is None and named_alike([name], LABEL_NAMES) is not None)
 
@@ -236,10 +256,15 @@ class Pairing:
         return self._given, place[column.values.astype(np.int64)]
 
     def _values(
-        self, names: Sequence[str], label: str | None, where: Callable[[int], str], fields: list[Field], arrays: list[npt.NDArray[np.generic]]
+        self,
+        names: Sequence[str],
+        wished: Sequence[str] | None,
+        label: str | None,
+        where: Callable[[int], str],
+        fields: list[Field],
+        arrays: list[npt.NDArray[np.generic]],
     ) -> dict[str, int]:
-        """Add the fields that values in records become."""
-        wished = self._wishes.columns
+        """Add the fields that values in records become: those that are `wished`, None: all that can be."""
         if wished is not None:
             names = [find_column(name, names, "columns", "the .json of these samples") for name in wished]
         texts = [name for name in names if self._records[name].is_text and name not in self._nested] if wished is None else []
@@ -270,16 +295,11 @@ class Pairing:
         if self._several:
             self._left_out["further image of a sample"] += self._several
             self._warnings.append(
-                f"{counted(self._several, 'images')} beside another of the same sample left out: of each the one is taken whose name is the "
-                "first as text; --image-column says which it is (as jpg, or what else follows the first dot)"
+                f"{counted(self._several, 'images')} beside another of the same sample and name left out: of each the one is taken whose "
+                "name is the first as text; --image-column says which it is (as jpg, or what else follows the first dot)"
             )
         if self._plain:
             self._left_out["no extension"] += self._plain
-
-
-def _field_of(key: bytes) -> str:
-    """What follows the first dot of a member's name."""
-    return as_text(key[key.rfind(b"/") + 1 :].partition(b".")[2])
 
 
 def _placed(values: Values, row_of: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], list[str]]:

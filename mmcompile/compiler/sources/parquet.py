@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,10 @@ import numpy.typing as npt
 
 from mmcompile.compiler.formats import sniff
 from mmcompile.compiler.sources.cells import Column
+from mmcompile.compiler.sources.jsonparts import form_of, whole_of
 from mmcompile.compiler.sources.keys import Keys
 from mmcompile.compiler.sources.names import show
+from mmcompile.compiler.sources.roles import is_called_mask
 from mmcompile.compiler.sources.walk import HEAD_BYTES, expect_file
 from mmcompile.errors import MMCompileError, OptionError, SourceError
 
@@ -77,10 +80,10 @@ def batches(path: str, file: Any, columns: list[str], group: int | None = None) 
             yield from file.iter_batches(rows, row_groups=[number], columns=columns, use_threads=False)
 
 
-def pictures(schema: Any) -> str | None:
-    """The column that holds the bytes of images: the one that Hugging Face's note says, else one of struct<bytes, path>."""
+def pictures(schema: Any) -> list[str]:
+    """The columns that hold the bytes of images: those that Hugging Face's note says, then the others of struct<bytes, path>."""
     noted = [name for name, feature in _features(schema).items() if isinstance(feature, dict) and feature.get("_type") == "Image"]
-    return next((name for name in [*noted, *schema.names] if name in schema.names and _is_struct(schema.field(name).type)), None)
+    return [name for name in dict.fromkeys([*noted, *schema.names]) if name in schema.names and _is_struct(schema.field(name).type)]
 
 
 def _is_struct(kind: Any) -> bool:
@@ -98,6 +101,20 @@ def _features(schema: Any) -> dict[str, Any]:
     return {}
 
 
+def _class_names(path: str, feature: Any) -> Iterator[tuple[str, tuple[str, ...]]]:
+    if isinstance(feature, list) and len(feature) == 1:
+        yield from _class_names(f"{path}[]", feature[0])
+    elif isinstance(feature, dict) and feature.get("_type") == "ClassLabel":
+        if isinstance(feature.get("names"), list):
+            yield path, tuple(map(str, feature["names"]))
+    elif isinstance(feature, dict) and "feature" in feature:
+        yield from _class_names(f"{path}[]", feature["feature"])
+    elif isinstance(feature, dict):
+        for name, inner in feature.items():
+            for found, names in _class_names(name, inner) if isinstance(inner, dict | list) else ():
+                yield f"{path.removesuffix('[]')}[].{found.removesuffix('[]')}", names
+
+
 class ParquetTable:
     """The table in a Parquet file: `names` of its columns; `holds`: the column with bytes of images, or None."""
 
@@ -113,10 +130,12 @@ class ParquetTable:
         self.names = tuple(self.schema.names)
         if len(set(self.names)) < len(self.names):
             raise SourceError(f"{show(path)}: two columns have one name: give them different ones", path=path)
-        self.holds = pictures(self.schema) if image is None else image if image in self.names and self._is_held(image) else None
-        if self.holds is None and image is None:
+        self.holds = image if image is not None and image in self.names and self.is_held(image) else None
+        if image is None:
+            found = pictures(self.schema)
             binary = [name for name in self.names if _is_binary(self.schema.field(name).type)]
-            self.holds = next((name for name in binary if self._begins_as_images(name)), None)
+            found = found or [name for name in binary if self._begins_as_images(name)]
+            self.holds = min(found, key=is_called_mask, default=None)
 
     def opened(self) -> Any:
         """The file, opened.  Pages are read one by one, never a whole column of a row group."""
@@ -129,12 +148,8 @@ class ParquetTable:
 
     @property
     def classes(self) -> dict[str, tuple[str, ...]]:
-        """Names of the numbers in columns, where the file says them."""
-        return {
-            name: tuple(map(str, feature["names"]))
-            for name, feature in _features(self.schema).items()
-            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" and isinstance(feature.get("names"), list)
-        }
+        """Names of the numbers in columns, where the file says them; of those in lists, or by a name in these, as `column[]` or `column[].name`."""
+        return dict(found for name, feature in _features(self.schema).items() for found in _class_names(name, feature))
 
     def first(self) -> list[dict[str, str]]:
         """Its first rows, at most 100: the columns of text."""
@@ -150,13 +165,27 @@ class ParquetTable:
         with self.opened() as file:
             yield from batches(self.path, file, columns)
 
+    def many(self, name: str) -> str:
+        """As TextTable."""
+        kind = str(self.schema.field(name).type) if name in self.names else ""
+        if name in self.names and self.is_text(name):
+            found = [whole_of(row[name]) for row in self.first() if row.get(name)]
+            return next((form_of(cell) for cell in found if cell), "")
+        is_object = (kind.startswith("struct<") and "list<" in kind) or re.match(r"(?:large_|fixed_size_)?list<[^<]*struct<", kind)
+        return "object" if is_object else "list" if kind.startswith(("list", "large_list", "fixed_size_list")) else ""
+
     def is_text(self, name: str) -> bool:
         kind = self.schema.field(name).type
         return "string" in str(getattr(kind, "value_type", kind)) and not str(kind).startswith(_NESTED)
 
-    def _is_held(self, name: str) -> bool:
+    def is_held(self, name: str) -> bool:
+        """May this column hold bytes of images?"""
         kind = self.schema.field(name).type
         return _is_binary(kind) or _is_struct(kind)
+
+    def holds_images(self, name: str) -> bool:
+        """Does this column, beside the one that `holds`, hold bytes of images?"""
+        return name in self.names and (_is_struct(kind := self.schema.field(name).type) or (_is_binary(kind) and self._begins_as_images(name)))
 
     def _begins_as_images(self, name: str) -> bool:
         for batch in self.batches([name]):
@@ -167,15 +196,20 @@ class ParquetTable:
 
 
 class ArrowColumns:
-    """The columns of tables, one below the other, as TextColumns has them: `texts` are those that may be text, with `numbers` others count."""
+    """The columns of tables, one below the other, as TextColumns has them: `texts` are those that may be text, with `numbers` others count.
 
-    def __init__(self, tables: Sequence[ParquetTable], texts: set[str], *, numbers: bool) -> None:
+    `held`: those with bytes of images, which are none of these; `lists`: those of which any cells are wanted.
+    """
+
+    def __init__(
+        self, tables: Sequence[ParquetTable], texts: set[str], *, numbers: bool, held: Collection[str] = (), lists: Collection[str] = ()
+    ) -> None:
         self._tables, self._arrow = tables, tables[0].arrow
         self.stops: list[int] = np.cumsum([table.rows for table in tables]).tolist()
         self._fields = {name: table.schema.field(name) for table in tables for name in table.names}
-        held = tables[0].holds
-        self.nested = {name for name, spec in self._fields.items() if str(spec.type).startswith(_NESTED) and name != held}
-        self._wanted = [name for name in self._fields if name not in self.nested and name != held and (name in texts or numbers)]
+        apart = {*held, *lists}
+        self.nested = {name for name, spec in self._fields.items() if str(spec.type).startswith(_NESTED) and name not in apart}
+        self._wanted = [name for name in self._fields if name not in self.nested and name not in apart and (name in texts or numbers)]
         self.texts = tuple(name for name in self._wanted if name not in texts and any(name in t.names and t.is_text(name) for t in tables))
         self.names = tuple(name for name in self._wanted if name not in self.texts)
 
@@ -183,6 +217,23 @@ class ArrowColumns:
         """The cells of a column of text as bytes."""
         with reading(self._tables[0].path):
             return Keys.join([Keys.of(_texts(part)) for part in self._parts(name)])
+
+    def cells(self, name: str) -> Iterator[Any]:
+        """The cells of a column, as Python's values."""
+        with reading(self._tables[0].path):
+            for part in self._parts(name):
+                yield from part.to_pylist()
+
+    def dtype(self, name: str) -> str | None:
+        """The dtype of the numbers in a column, or in its lists; None where they are none."""
+        kind = self._fields[name].type
+        while hasattr(kind, "value_type"):
+            kind = kind.value_type
+        try:
+            found = np.dtype(kind.to_pandas_dtype())
+        except (NotImplementedError, TypeError):
+            return None
+        return found.name if found.kind in "iuf" else None
 
     def stray(self, name: str) -> None:
         """No cell is of another kind than the others."""

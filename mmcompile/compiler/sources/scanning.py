@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
+from mmcompile.compiler.fieldoptions import FieldOptions
 from mmcompile.compiler.formats import EXTENSIONS
 from mmcompile.compiler.sources import LABEL, Scan
 from mmcompile.compiler.sources.cells import Column, told
@@ -33,8 +35,11 @@ from mmcompile.compiler.sources.listed import Faults, find_files, folder_of, fou
 from mmcompile.compiler.sources.names import Patterns, show
 from mmcompile.compiler.sources.packed import IN_A_FILE, list_packed
 from mmcompile.compiler.sources.parquet import ArrowColumns, ParquetTable
+from mmcompile.compiler.sources.parts import joined_stat
+from mmcompile.compiler.sources.roles import Role, Seen, roles_of
 from mmcompile.compiler.sources.splits import why_no_splits
 from mmcompile.compiler.sources.textcolumns import TextColumns
+from mmcompile.compiler.sources.valuecolumns import read_columns
 from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.canonical import as_text
 from mmcompile.format.index import Field, Split, row_dtype
@@ -51,8 +56,9 @@ _TOLD = 8
 class Wishes:
     """Which columns of a list are what, where that cannot be told from it; None: by their names, and by what is in them.
 
-    `label`: NO_LABEL for no column.  `columns`: the other ones that become fields, None: all of numbers, of yes and no, and of times.  `include` and
-    `exclude` are patterns on keys.  `classes`: the whole class map.
+    `label`: NO_LABEL for no column.  `columns`: the other ones that become fields, None: all of numbers, of yes and no, and of times, and those that
+    are pixels or boxes by their names.  `include` and `exclude` are patterns on keys.  `classes`: the whole class map.  `fields`: what was said of
+    single fields, by name.
     """
 
     image: str | None = None
@@ -61,6 +67,7 @@ class Wishes:
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     classes: tuple[str, ...] | None = None
+    fields: tuple[tuple[str, FieldOptions], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -95,10 +102,12 @@ def _has_extensions(cells: list[str]) -> bool:
     return 2 * sum(os.path.splitext(cell)[1].lower() in EXTENSIONS for cell in cells) > len(cells)
 
 
-def _columns_of(tables: Sequence[TextTable] | Sequence[ParquetTable], texts: set[str], *, numbers: bool) -> TextColumns | ArrowColumns:
+def _columns_of(
+    tables: Sequence[TextTable] | Sequence[ParquetTable], texts: set[str], *, numbers: bool, held: Sequence[str] = (), lists: Sequence[str] = ()
+) -> TextColumns | ArrowColumns:
     if isinstance(tables[0], ParquetTable):
-        return ArrowColumns(cast(Sequence[ParquetTable], tables), texts, numbers=numbers)
-    return TextColumns(cast(Sequence[TextTable], tables), texts, numbers=numbers)
+        return ArrowColumns(cast(Sequence[ParquetTable], tables), texts, numbers=numbers, held=held, lists=lists)
+    return TextColumns(cast(Sequence[TextTable], tables), texts, numbers=numbers, lists=lists)
 
 
 def _with_names(column: Column, names: tuple[str, ...] | None) -> Column:
@@ -154,43 +163,62 @@ class Scanning:
         """See ManifestSource.scan."""
         wishes = self._wishes
         image, bases = (self._holds, []) if self._holds is not None else self._image_column()
-        label = self._label_column(image)
-        split = None if any(part.split for part in self._parts) else named_alike(self._names, SPLIT_NAMES)
         chosen = None if wishes.columns is None else [find_column(name, self._names, "columns", self._what) for name in wishes.columns]
+        roles = self._roles(image, chosen)
+        pixels = [role for role in roles if role.pixels]
+        apart = {image, *(role.column for role in roles)}
+        label = self._label_column(apart)
+        split = None if any(part.split for part in self._parts) else named_alike(self._names, SPLIT_NAMES)
         split = None if split in (label, *(chosen or ())) else split
-        texts = {image, *(name for name in (label, split) if name), *(chosen or ())}
-        columns = _columns_of(self._tables, texts, numbers=chosen is None)
+        texts = {*(name for name in (label, split) if name), *(chosen or ()), *apart}
+        held = [name for name in (image, *(role.column for role in pixels)) if self._is_held(name)]
+        lists = [role for role in roles if not role.pixels]
+        columns = _columns_of(self._tables, texts, numbers=chosen is None, held=held, lists=[role.column for role in lists])
         self._stops = np.array(columns.stops)
         n = columns.stops[-1]
         if not n:
             raise SourceError(f"{self._what}: no row in it, expected one for each image", path=self._path)
         faults = Faults(self.where, self._what)
-        keys, stat, rows = self._images(columns, image, bases, faults, progress)
+        keys, stat, rows = self._images(columns, image, bases, pixels, faults, progress)
         faults.raise_any()
         numbers, splits = self._splits(columns, split, n)
         classes, labels = self._label(columns, label)
         rest = columns.names if chosen is None else chosen
-        fields, arrays = self._values(columns, [name for name in rest if name not in (image, label, split)], label, strict=chosen is not None)
+        fields, arrays = self._values(columns, [name for name in rest if name not in {label, split, *apart}], label, strict=chosen is not None)
         if labels is not None:
             fields, arrays = [LABEL, *fields], [labels, *arrays]
+        several = read_columns(columns, lists, rows, self._known, self.where)
+        self._counts |= several.counts
+        fields, arrays = [*fields, *(spec for spec, _ in several.fields)], [array[rows] for array in arrays]
+        self._refuse_alike([*(role.field for role in pixels), *(spec.name for spec in fields)])
         self._tell(columns, image)
-        made = tuple[Split, ...]()
+        made, order = tuple[Split, ...](), np.arange(len(rows))
         if splits is not None:
             order, made = as_splits(splits, numbers[rows])
             keys, stat, rows = keys.take(order), stat[order], rows[order]
         values: npt.NDArray[np.void] = np.zeros(len(rows), row_dtype(tuple(fields)))
-        for spec, array in zip(fields, arrays, strict=True):
-            values[spec.name] = array[rows]
-        return Scan(keys, tuple(fields), values, stat, classes, dict(self._left_out), tuple(self._warnings), dict(self._counts), made)
+        for spec, array in zip(fields, [*arrays, *(array for _, array in several.fields)], strict=True):
+            values[spec.name] = array[order]
+        faults_at = {at: why for at, row in enumerate(rows.tolist()) if (why := several.faults.get(row))} if several.faults else {}
+        parts = (("image", "image"), *((role.field, role.kind) for role in pixels))
+        told = dict(self._left_out), tuple(self._warnings), dict(self._counts)
+        return Scan(keys, tuple(fields), values, stat, classes, *told, made, parts=parts, forms=tuple(several.forms), faults=faults_at)
 
     def _images(
-        self, columns: TextColumns | ArrowColumns, image: str, bases: list[str], faults: Faults, progress: Callable[[int], None] | None
+        self,
+        columns: TextColumns | ArrowColumns,
+        image: str,
+        bases: list[str],
+        pixels: list[Role],
+        faults: Faults,
+        progress: Callable[[int], None] | None,
     ) -> tuple[Keys, npt.NDArray[np.void], npt.NDArray[np.int64]]:
-        """(keys (M,), STAT_DTYPE (M,), rows (M,)) of the rows that `include` and `exclude` leave."""
+        """(keys (M,), STAT_DTYPE (M,), rows (M,)) of the rows that `include` and `exclude` leave; `pixels` are the columns beside the main one."""
+        held: npt.NDArray[np.void] | None = None
         if self._holds is not None:
-            keys, stat, empty = list_packed(self._root, cast(Sequence[ParquetTable], self._tables), progress)
+            keys, held, empty = list_packed(self._root, cast(Sequence[ParquetTable], self._tables), progress)
             if empty:
-                self._warnings.append(f"rows that hold no image, and are rejects: {empty:,}{self._elsewhere(keys, stat)}")
+                self._warnings.append(f"rows that hold no image, and are rejects: {empty:,}{self._elsewhere(keys, held)}")
         elif image in columns.nested:
             raise SourceError(f"{self._what}: column {show(image)} holds no paths, but values of several parts", path=self._path)
         else:
@@ -199,12 +227,52 @@ class Scanning:
         keys = keys.take(rows)
         if warning := refuse_twice(keys, faults):
             self._warnings.append(warning)
-        if self._holds is not None:
-            return keys, stat[rows], rows
-        stat, beside = find_files(self._root, keys, faults, progress)
-        if beside:
-            self._left_out["in no row"] += beside
-        return keys, stat, rows
+        parts, stats = [keys], [None if held is None else held[rows]]
+        faults.columns = [role.column for role in pixels]
+        for number, role in enumerate(pixels, 1):
+            if self._is_held(role.column):
+                part, stat = self._packed(role.column)
+                parts.append(part.take(rows))
+                stats.append(stat[rows])
+            else:
+                parts.append(self._part(columns, role.column, faults, number * len(rows)))
+                stats.append(None)
+        if any(stat is None for stat in stats):
+            nothing = Keys.of([b""] * len(rows))
+            named = [part.bare if stat is None else nothing for part, stat in zip(parts, stats, strict=True)]
+            found, beside = find_files(self._root, Keys.join(named), faults, progress)
+            stats = [found[i * len(rows) :][: len(rows)] if stat is None else stat for i, stat in enumerate(stats)]
+            if beside:
+                self._left_out["in no row"] += beside
+        return keys.with_beside(parts[1:]), joined_stat([stat for stat in stats if stat is not None]), rows
+
+    def _packed(self, column: str) -> tuple[Keys, npt.NDArray[np.void]]:
+        """(keys with places (N,), STAT_DTYPE (N,)) of the images in a column beside the main one."""
+        tables = [ParquetTable(part.file, column) for part in self._parts]
+        if other := next((table for table in tables if table.holds is None), None):
+            raise SourceError(f"{show(other.path)}: column {show(column)} holds images in some files, but not in all", path=other.path)
+        keys, stat, empty = list_packed(self._root, tables, column=column)
+        if empty:
+            self._warnings.append(f"rows without an image in column {show(column)}, which are rejects: {empty:,}")
+        return keys, stat
+
+    def _part(self, columns: TextColumns | ArrowColumns, column: str, faults: Faults, first: int) -> Keys:
+        """The keys (M,) of the files that a column beside the main one names in the rows of `faults`, where its places begin at `first`."""
+        if column in columns.nested:
+            raise SourceError(f"{self._what}: column {show(column)} holds no paths, but values of several parts", path=self._path)
+        rows = np.arange(self._stops[-1]) if faults.rows is None else faults.rows
+        bases = [os.fsencode(self._base(part, cells)[0]) for part, cells in zip(self._parts, self._cells(column), strict=True)]
+        parts = np.searchsorted(self._stops, rows, side="right").tolist()
+        return relative_keys(columns.paths(column).take(rows), os.fsencode(self._root), faults, lambda at: bases[parts[at - first]], first)
+
+    def _cells(self, column: str) -> list[list[str]]:
+        """The first cells of a column, of each list."""
+        return [_first_cells(table).get(column, []) for table in self._tables]
+
+    def _is_held(self, column: str) -> bool:
+        """Do the lists hold the bytes of images in this column?"""
+        table = self._tables[0]
+        return isinstance(table, ParquetTable) and column in table.names and table.is_held(column)
 
     def _elsewhere(self, keys: Keys, stat: npt.NDArray[np.void]) -> str:
         """What to say of the first row without bytes that has a path; "" where none of the first of them has."""
@@ -214,6 +282,26 @@ class Scanning:
         return ""
 
     # ------------------------------------------------------------------ which column is what
+
+    def _roles(self, image: str, chosen: list[str] | None) -> list[Role]:
+        """What further columns are more than numbers, or texts."""
+        left = [name for name in self._names if name != image]
+        guessed = [name for name in left if name != self._wishes.label and (chosen is None or name in chosen)]
+        looks = {name: functools.partial(self._seen, name) for name in left}
+        return roles_of(looks, dict(self._wishes.fields), guessed, ("image", LABEL.name), self._what)
+
+    def _seen(self, column: str) -> Seen:
+        """What stands in a column."""
+        table = next(table for table in self._tables if column in table.names)
+        if isinstance(table, ParquetTable) and table.holds_images(column):
+            return Seen(images=True, held=True)
+        cells = self._cells(column)
+        count = sum(map(len, cells))
+        paths = _has_extensions([cell for part in cells for cell in part])
+        many = table.many(column)
+        if many:
+            return Seen(lists=many == "list", objects=many == "object")
+        return Seen(images=paths and 2 * sum(self._base(part, found)[1] for part, found in zip(self._parts, cells, strict=True)) > count)
 
     def _image_column(self) -> tuple[str, list[str]]:
         """(the column that names images, the folder that the paths of each list are relative to, below the root)."""
@@ -251,8 +339,8 @@ class Scanning:
         name, hits = folder_of(cells, here)
         return os.path.join(part.base, name) if hits else part.base, hits
 
-    def _label_column(self, image: str) -> str | None:
-        wish, others = self._wishes.label, [name for name in self._names if name != image]
+    def _label_column(self, taken: set[str]) -> str | None:
+        wish, others = self._wishes.label, [name for name in self._names if name not in taken]
         if wish == NO_LABEL:
             return None
         if wish is not None:
@@ -336,6 +424,11 @@ class Scanning:
         )
         self._warnings += warnings
         return fields, arrays
+
+    def _refuse_alike(self, names: list[str]) -> None:
+        """Raises OptionError where two columns became fields of one name."""
+        if twice := next((name for i, name in enumerate(names) if name in names[:i]), None):
+            raise OptionError(f"{self._what}: two columns would be the field {twice}: rename one, or choose with --columns", options=["columns"])
 
     def _column(self, columns: TextColumns | ArrowColumns, name: str) -> Column | str:
         """A column with the names that its numbers stand for, or why it cannot be held."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from mmcompile.compiler.sources.cells import Cells, Column, typed
 from mmcompile.compiler.sources.delimited import TextTable
@@ -14,17 +14,18 @@ __all__ = ["TextColumns"]
 class TextColumns:
     """The columns of tables, one below the other; `stops`: how many rows there are at the end of each table.
 
-    `texts` are columns that may be text; with `numbers` all others count that are none.  Raises as TextTable does.
+    `texts` are columns that may be text, `lists` those of them that may be lists; with `numbers` all others count that are none.  Raises as
+    TextTable does.
     """
 
-    def __init__(self, tables: Sequence[TextTable], texts: set[str], *, numbers: bool) -> None:
+    def __init__(self, tables: Sequence[TextTable], texts: set[str], *, numbers: bool, lists: Collection[str] = ()) -> None:
         self._cells: dict[str, Cells] = {}
         #: Columns whose cells are no single values.
         self.nested: set[str] = set()
         self.stops: list[int] = []
         rows = 0
         for table in tables:
-            for block in table.blocks():
+            for block in table.blocks(lists):
                 self.nested |= block.nested
                 for name, column in block.columns.items():
                     if name in texts or numbers:
@@ -55,6 +56,10 @@ class TextColumns:
     def paths(self, name: str) -> Keys:
         """The cells of a column as bytes; to be asked for once."""
         return self._cells.pop(name).keys()
+
+    def cells(self, name: str) -> Keys:
+        """As `paths`: a list is the text of it."""
+        return self.paths(name)
 
     def column(self, name: str, where: Callable[[int], str], *, names: bool = False, text: bool = False) -> Column | str:
         """A column, or why it cannot be held; to be asked for once.

@@ -1,7 +1,7 @@
 """Hides how the members of tar archives become samples: WebDataset's convention, or the folders that they lie in.
 
-The key of a sample ends at the first dot of a file's name, what follows is a field: `dir/a.b.jpg` is field `b.jpg` of the sample `dir/a`.  The image
-is the member with an image's extension, its class stands in `.cls`, its numbers in `.json`.
+The key of a sample ends at the first dot of a file's name, what follows is a field: `dir/a.b.jpg` is field `b.jpg` of the sample `dir/a`.  The images
+are the members with an image's extension, its class stands in `.cls`, its numbers in `.json`, arrays in `.npy` and texts in `.txt`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mmcompile.compiler.sources.walk import HEAD_BYTES
 from mmcompile.errors import SourceError
 from mmcompile.format.canonical import as_text
 
-__all__ = ["TarMembers", "Values", "list_tar"]
+__all__ = ["Others", "TarMembers", "Values", "list_tar", "part_of"]
 
 #: The class in a `.cls` member, and the records in a `.json` one, are shorter than this.
 _MOST_CLASS, _MOST_RECORD = 1 << 12, 1 << 20
@@ -55,23 +55,35 @@ class Values:
 
 
 @dataclass
+class Others:
+    """The M arrays and texts of samples: `keys` with places, STAT_DTYPE (M,), and (M,) the number of each one's sample."""
+
+    keys: Keys
+    stat: npt.NDArray[np.void]
+    sample: npt.NDArray[np.int64]
+
+
+@dataclass
 class TarMembers:
     """What is of use in one archive: its N images, and S samples in the order of their first members.
 
-    `keys` (N,) have places; `sample` (N,) is the number of an image's sample, -1 for one whose name has no extension.  `samples` are the keys of the
-    samples, `firsts` (S,) where in the archive they begin, `refused` those that have an image which patterns leave out.  `left_out` counts what is no
-    image.
+    `keys` (N,) have places; `sample` (N,) is the number of an image's sample, -1 for one whose name has no extension.  `others` are arrays and texts.
+    `samples` are the keys of the samples, `firsts` (S,) where in the archive they begin, `refused` those that have an image which patterns leave out.
+    `left_out` counts what is no image.
     """
 
     shown: str
     keys: Keys
     stat: npt.NDArray[np.void]
     sample: npt.NDArray[np.int64]
+    others: Others
     samples: Keys
     firsts: npt.NDArray[np.int64]
     refused: npt.NDArray[np.int64]
     classes: Values
     records: dict[str, Values]
+    #: Lists among the values of records, as JSON; and what is called `objects`.
+    lists: dict[str, Values]
     #: Members that were read for these.
     read_records: int
     left_out: Counter[str]
@@ -88,36 +100,62 @@ class TarMembers:
 
     def tree(self) -> TreeMembers:
         """All images, by the folders that they lie in."""
-        others = {f"extension .{what}": count for what, count in (("cls", len(self.classes.cells)), ("json", self.read_records)) if count}
-        return TreeMembers(self.keys, self.stat, self.folders, self.left_out + Counter(others))
+        others = Counter({f"extension .{what}": count for what, count in (("cls", len(self.classes.cells)), ("json", self.read_records)) if count})
+        others.update(f"extension .{as_text(key.rpartition(b'.')[2]).lower()}" for key in self.others.keys.bare)
+        return TreeMembers(self.keys, self.stat, self.folders, self.left_out + others)
 
 
-def list_tar(file: ArchiveFile, number: int, prefix: bytes, choice: Choice) -> TarMembers:
-    """List archive `number`, whose keys begin with `prefix` ("" or a path that ends in "/").
+def part_of(key: bytes) -> str:
+    """What follows the first dot of a member's name: its field."""
+    return as_text(key[key.rfind(b"/") + 1 :].partition(b".")[2])
+
+
+def list_tar(file: ArchiveFile, number: int, prefix: bytes, choice: Choice, texts: frozenset[str] = frozenset()) -> TarMembers:
+    """List archive `number`, whose keys begin with `prefix` ("" or a path that ends in "/"); `texts`: the fields of text that are wanted.
 
     Raises SourceError: it is no whole tar, two members have one name, or a `.cls` or `.json` member is not what it should be.
     """
-    return _Gathering(file, number, prefix, choice).run()
+    return _Gathering(file, number, prefix, choice, texts).run()
+
+
+class _Gathered:
+    """Members that are found again: their names, and of each its run, where it begins, its size and check."""
+
+    def __init__(self) -> None:
+        self._names = Blob()
+        self._columns = tuple(array("q") for _ in range(4))
+
+    def add(self, name: bytes, run: int, at: int, size: int, check: int) -> None:
+        self._names.add(name)
+        for column, number in zip(self._columns, (run, at, size, check), strict=True):
+            column.append(number)
+
+    def made(self, archive: int, file: ArchiveFile) -> tuple[Keys, npt.NDArray[np.void], npt.NDArray[np.int64]]:
+        """(keys with places, STAT_DTYPE (N,), runs (N,)).  Raises SourceError where two have one name."""
+        runs, at, sizes, checks = (np.frombuffer(column, np.int64) for column in self._columns)
+        places = Place.packed(archive, checks, at, sizes, sizes)
+        keys = self._names.keys(places)
+        refuse_twice(file, keys, at)
+        return keys, member_stats(places, file.found), runs
 
 
 class _Gathering:
     """One pass over the members of an archive; a run is members of one sample that stand together."""
 
-    def __init__(self, file: ArchiveFile, number: int, prefix: bytes, choice: Choice) -> None:
-        self._file, self._number, self._prefix, self._choice = file, number, prefix, choice
+    def __init__(self, file: ArchiveFile, number: int, prefix: bytes, choice: Choice, texts: frozenset[str]) -> None:
+        self._file, self._number, self._prefix, self._choice, self._texts = file, number, prefix, choice, texts
         self._listing = TarListing(file)
         self._rules = FolderRules(choice)
-        self._images, self._runs = Blob(), Blob()
-        self._columns = tuple(array("q") for _ in range(4))  # of images: run, offset, size, check
+        self._images, self._others, self._runs = _Gathered(), _Gathered(), Blob()
         self._hashes, self._firsts = array("Q"), array("q")
         self._refused = array("q")
         self._classes = Values()
         self._records: dict[str, Values] = {}
+        self._lists: dict[str, Values] = {}
         self._read_records = 0
         self._left_out: Counter[str] = Counter()
 
     def run(self) -> TarMembers:
-        of_run, ats, sizes, checks = self._columns
         prefix, rules, choice, last, run = self._prefix, self._rules, self._choice, None, -1
         for name, at, size, check in self._listing:
             slash = name.rfind(b"/") + 1
@@ -134,7 +172,7 @@ class _Gathering:
                 if why:
                     self._left_out[why] += 1
                     continue
-                of_run.append(-1)
+                self._images.add(prefix + name, -1, at, size, check)
             else:
                 key = name[: slash + dot]
                 if key != last:
@@ -142,15 +180,20 @@ class _Gathering:
                     self._runs.add(prefix + key)
                     self._hashes.append(xxhash.xxh3_64_intdigest(key))
                     self._firsts.append(at)
-                if why:
+                if not why:
+                    self._images.add(prefix + name, run, at, size, check)
+                elif self._is_taken(base, text):
+                    self._others.add(prefix + name, run, at, size, check)
+                else:
                     self._take_other(base[base.rfind(b".") :].lower(), run, at, size, why)
-                    continue
-                of_run.append(run)
-            self._images.add(prefix + name)
-            ats.append(at)
-            sizes.append(size)
-            checks.append(check)
         return self._made()
+
+    def _is_taken(self, base: bytes, folder: str) -> bool:
+        """Is this member, which is no image, an array, or a text that is wanted?"""
+        suffix = base[base.rfind(b".") :].lower()
+        if suffix != b".npy" and (suffix != b".txt" or part_of(base) not in self._texts):
+            return False
+        return not self._choice.leaves_out(base, folder)
 
     def _take_other(self, suffix: bytes, run: int, at: int, size: int, why: str) -> None:
         """A member that is no image: the class or the record of a sample, or left out."""
@@ -193,6 +236,8 @@ class _Gathering:
                 values = self._records[name] = Values()
             if isinstance(value, dict | list):
                 values.nested = True
+                if isinstance(value, list) or name == "objects":
+                    self._lists.setdefault(name, Values()).add(run, at, json.dumps(value, default=float))
             elif value is not None:
                 values.quoted |= isinstance(value, str)
                 values.plain |= not isinstance(value, str)
@@ -219,24 +264,24 @@ class _Gathering:
         rank[order] = np.arange(len(order))
         sample_of = np.append(rank[number.reshape(runs)], -1)  # run -1 is no sample
         begins = first[order]
-        of_run, at, sizes, checks = (np.frombuffer(column, np.int64) for column in self._columns)
-        places = Place.packed(self._number, checks, at, sizes, sizes)
-        keys = self._images.keys(places)
-        refuse_twice(self._file, keys, at)
-        for values in (self._classes, *self._records.values()):
+        keys, stat, of_run = self._images.made(self._number, self._file)
+        other_keys, other_stat, of_others = self._others.made(self._number, self._file)
+        for values in (self._classes, *self._records.values(), *self._lists.values()):
             values.samples = array("q", sample_of[np.frombuffer(values.samples, np.int64)].tobytes())
         self._refuse_two_values(begins)
         self._file.check_unchanged()
         return TarMembers(
             self._file.shown,
             keys,
-            member_stats(places, self._file.found),
+            stat,
             sample_of[of_run],
+            Others(other_keys, other_stat, sample_of[of_others]),
             self._runs.keys().take(begins),
             np.frombuffer(self._firsts, np.int64)[begins],
             sample_of[np.frombuffer(self._refused, np.int64)],
             self._classes,
             self._records,
+            self._lists,
             self._read_records,
             self._left_out + self._listing.left_out,
             {self._prefix + folder for folder in self._listing.folders},
@@ -245,7 +290,8 @@ class _Gathering:
 
     def _refuse_two_values(self, begins: npt.NDArray[np.int64]) -> None:
         """Two classes of one sample, or two records that hold one name."""
-        kinds = [(".cls members", self._classes), *((f".json members with {show(name)}", values) for name, values in self._records.items())]
+        named = (*self._records.items(), *self._lists.items())
+        kinds = [(".cls members", self._classes), *((f".json members with {show(name)}", values) for name, values in named)]
         for what, values in kinds:
             if pair := first_twice(np.frombuffer(values.samples, np.uint64)):
                 a, b = (f"byte {values.at[i]:,}" for i in pair)

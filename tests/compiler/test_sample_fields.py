@@ -1,0 +1,283 @@
+"""Samples in Python with masks, boxes, lists and texts: what they are stored as, that they move with their picture, and what is an error."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import IterableDataset
+
+from mmcompile.compiler import driver, rowbuild
+from mmcompile.compiler.preprocess import Preprocess
+from mmcompile.compiler.rowrun import Here
+from mmcompile.errors import OptionError, SourceError
+from mmcompile.format.reader import Reader
+from mmcompile.format.verify import verify
+from tests.compiler.builds import dataset
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "processes" not in request.node.name:
+        monkeypatch.setattr(rowbuild, "start_readers", lambda source, scratch, workers: (Here(), source, ""))
+
+
+def built(data: Any, out: Path, preprocess: Preprocess | None = None, **more: Any) -> tuple[Any, dict[str, Any]]:
+    report = driver.build(data, out, preprocess=preprocess or Preprocess(crop=12), **more)
+    assert verify(out).ok
+    reader = Reader(out)
+    return report, {f.name: reader.gather(f.name, np.arange(len(reader))) for f in reader.index.fields}
+
+
+def fields(out: Path) -> dict[str, Any]:
+    return {f.name: f for f in Reader(out).index.fields}
+
+
+def drawn(i: int) -> tuple[Any, Any, tuple[int, int, int, int]]:
+    """(picture (16, 24, 3), ids, box): a rectangle of one colour, of id 255."""
+    box = (7 + i % 4, 3 + i % 3, 13 + i % 4, 9 + i % 5)
+    image, ids = np.zeros((16, 24, 3), np.uint8), np.full((16, 24), 7, np.uint8)
+    image[box[1] : box[3], box[0] : box[2]] = 200
+    ids[box[1] : box[3], box[0] : box[2]] = 255
+    return image, ids, box
+
+
+class Drawn(list[Any]):
+    """Samples of the drawings, each as `make(image, ids, box, i)` has it."""
+
+    def __init__(self, make: Any, count: int = 5) -> None:
+        super().__init__(make(Image.fromarray(drawn(i)[0]), *drawn(i)[1:], i) for i in range(count))
+
+
+def palette(ids: Any) -> Image.Image:
+    made = Image.fromarray(ids, "P") if ids.dtype != np.uint8 else Image.fromarray(ids).convert("L")
+    made = Image.frombytes("P", made.size, made.tobytes())
+    made.putpalette(bytes(range(256)) * 3)
+    return made
+
+
+@pytest.mark.parametrize(
+    "ids_as",
+    [
+        palette,
+        Image.fromarray,
+        lambda ids: Image.fromarray(ids.astype(np.int32)),
+    ],
+)
+def test_a_mask_beside_a_picture_keeps_its_ids(tmp_path: Path, ids_as: Any) -> None:
+    report, rows = built(Drawn(lambda image, ids, box, i: (image, ids_as(ids))), tmp_path / "out")
+    assert report.fields == ("image", "mask")
+    for i in range(5):
+        assert np.array_equal(rows["mask"][i], drawn(i)[1][2:14, 6:18])
+
+
+@pytest.mark.parametrize("as_", [np.asarray, torch.from_numpy, lambda ids: torch.from_numpy(ids)[None].long()])
+def test_masks_may_be_arrays(tmp_path: Path, as_: Any) -> None:
+    data = Drawn(lambda image, ids, box, i: {"image": image, "seg": as_(ids)})
+    _, rows = built(data, tmp_path / "out", Preprocess(pad=48, fields={"seg": {"fill": 9}}))
+    assert (rows["seg"][:, 0] == 9).all()
+    assert np.array_equal(rows["seg"][0, 8:40:2, ::2], drawn(0)[1])
+
+
+@pytest.mark.parametrize("resize", [None, (32, 48), (8, 12)])
+def test_boxes_masks_and_keypoints_follow_the_picture(tmp_path: Path, resize: Any) -> None:
+    def sample(image: Any, ids: Any, box: Any, i: int) -> Any:
+        points = torch.tensor([[[box[0], box[1], 2.0], [box[2], box[3], 1.0], [0, 0, 0]]])
+        away = torch.tensor([[0.0, 0.0, 2.0, 2.0]])  # outside of the crop
+        return image, {
+            "boxes": torch.cat([away[: i % 2], torch.tensor([box], dtype=torch.float32)]),
+            "labels": torch.tensor([5, 3][1 - i % 2 :]),
+            "keypoints": torch.cat([torch.zeros(i % 2, 3, 3), points]),
+            "masks": torch.from_numpy(np.stack([np.zeros_like(ids), ids == 255][1 - i % 2 :])),
+            "image_id": i,
+        }
+
+    geometry: dict[str, Any] = {"crop": 12} if resize is None else {"resize": resize}
+    _, rows = built(Drawn(sample), tmp_path / "out", Preprocess(filter="nearest", **geometry))
+    found = fields(tmp_path / "out")
+    assert {name: f.count for name, f in found.items() if f.count} == dict.fromkeys(("boxes", "labels", "keypoints"), "boxes_count")
+    assert found["boxes"].shape == (2, 4)
+    for i in range(5):
+        there = rows["image"][i, 0] == 200
+        kept = int(rows["boxes_count"][i])
+        assert kept == (1 if resize is None else 1 + i % 2)
+        x0, y0, x1, y1 = rows["boxes"][i, kept - 1]
+        ys, xs = np.nonzero(there)
+        assert np.abs(np.array([xs.min(), ys.min(), xs.max() + 1, ys.max() + 1]) - (x0, y0, x1, y1)).max() <= (0 if resize is None else 1)
+        assert rows["labels"][i].tolist()[:kept] == [5, 3][2 - kept :]
+        assert np.array_equal(rows["masks"][i] == kept, there)
+        assert set(np.unique(rows["masks"][i]).tolist()) == {0, kept}
+        if resize is not None:
+            assert np.array_equal(rows["keypoints"][i, kept - 1, 0], [x0, y0, 2])
+        assert rows["keypoints"][i, kept - 1, 2].tolist() == [0, 0, 0]
+        assert rows["image_id"][i] == i
+
+
+def test_boxes_follow_a_picture_that_lies_on_its_side(tmp_path: Path) -> None:
+    def sample(image: Any, ids: Any, box: Any, i: int) -> Any:
+        tags, out = Image.Exif(), io.BytesIO()
+        tags[0x0112] = i + 1
+        image.save(out, "PNG", exif=tags)
+        return {"image": Image.open(io.BytesIO(out.getvalue())), "mask": ids, "boxes": np.array([box], np.float32)}
+
+    _, rows = built(Drawn(sample, 8), tmp_path / "out", Preprocess(crop=12))
+    for i in range(8):
+        there = rows["image"][i, 0] == 200
+        ys, xs = np.nonzero(there)
+        assert rows["boxes"][i, 0].tolist() == [xs.min(), ys.min(), xs.max() + 1, ys.max() + 1]
+        assert np.array_equal(rows["mask"][i] == 255, there)
+
+
+def annotations(box: Any, count: int) -> list[dict[str, Any]]:
+    x0, y0, x1, y1 = box
+    one = {"bbox": [x0, y0, x1 - x0, y1 - y0], "category_id": 4, "iscrowd": 0, "area": 1.5, "segmentation": [[1, 2, 3, 4, 5, 6]], "id": 7}
+    return [one] * count
+
+
+def test_objects_as_coco_lists_them(tmp_path: Path) -> None:
+    data = Drawn(lambda image, ids, box, i: (image, annotations(box, i % 3)))
+    report, rows = built(data, tmp_path / "out", Preprocess(crop=(16, 24)))
+    assert any("segmentation: outlines" in line for line in report.warnings)
+    assert rows["boxes_count"].tolist() == [0, 1, 2, 0, 1]
+    assert rows["boxes"][1].tolist() == [[*map(float, drawn(1)[2])], [0] * 4]
+    assert rows["labels"].tolist() == [[0, 0], [4, 0], [4, 4], [0, 0], [4, 0]]
+    assert rows["area"].dtype == np.float64
+
+
+def test_lists_beside_each_other_have_the_rows_that_were_asked_for(tmp_path: Path) -> None:
+    def data(name: str) -> Any:
+        return Drawn(lambda image, ids, box, i: {"image": image, name: np.array([box] * i).reshape(-1, 4), "labels": np.ones(i, int)})
+
+    with pytest.raises(OptionError, match="bbox: how are boxes written"):
+        built(data("bbox"), tmp_path / "out")
+    with pytest.raises(SourceError, match=r"row 3: boxes: 3 rows, and 2 are kept: give fields=\{'boxes': \{'max': 3\}\}"):
+        built(data("boxes"), tmp_path / "out", Preprocess(crop=12, fields={"boxes": {"max": 2}}))
+    report, rows = built(data("boxes"), tmp_path / "out", Preprocess(crop=12, fields={"boxes": {"max": 2, "overflow": "drop"}}))
+    assert report.counts["rows of boxes beyond its max cut"] == 3
+    assert rows["boxes_count"].tolist() == [0, 1, 2, 2, 2]
+    assert rows["labels"].tolist() == [[0, 0], [1, 0], [1, 1], [1, 1], [1, 1]]
+    _, rows = built(data("bbox"), tmp_path / "all", Preprocess(crop=12, fields={"bbox": {"format": "xyxy"}}))
+    assert rows["bbox"].shape == (5, 4, 4)
+
+
+def test_a_dataset_of_hugging_face_with_objects_and_masks(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    names = ["cat", "dog"]
+    objects = datasets.Sequence({"bbox": datasets.Sequence(datasets.Value("float32"), length=4), "category": datasets.ClassLabel(names=names)})
+    features = datasets.Features({"image": datasets.Image(), "mask": datasets.Image(), "objects": objects, "tags": datasets.Value("string")})
+    rows = [
+        {"image": Image.fromarray(image), "mask": Image.fromarray(ids), "objects": {"bbox": [[*box[:2], 6, 6]] * i, "category": [1] * i}, "tags": "é"}
+        for i, (image, ids, box) in enumerate(map(drawn, range(3)))
+    ]
+    data = datasets.Dataset.from_list(rows, features=features)
+    _, found = built(data, tmp_path / "out", Preprocess(crop=(16, 24), fields={"tags": {"kind": "text"}}))
+    assert fields(tmp_path / "out")["labels"].categories.listed == tuple(names)
+    assert (found["boxes_count"].tolist(), found["labels"].tolist()) == ([0, 1, 2], [[-1, -1], [1, -1], [1, 1]])
+    assert found["boxes"][1, 0].tolist() == [8, 4, 14, 10]
+    assert np.array_equal(found["mask"], [drawn(i)[1] for i in range(3)])
+
+
+class Stream(IterableDataset[Any]):
+    def __init__(self, samples: list[Any]) -> None:
+        self.samples = samples
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.samples)
+
+
+def test_lists_of_an_iterable_need_a_size(tmp_path: Path) -> None:
+    data = Drawn(lambda image, ids, box, i: {"image": image, "boxes": np.array([box] * (i + 1))})
+    with pytest.raises(OptionError, match=r"boxes: lists and texts of an iterable, .* fields=\{'boxes': \{'max': N\}\}"):
+        built(Stream(data), tmp_path / "out")
+    asked = Preprocess(crop=12, fields={"boxes": {"max": 4, "overflow": "drop"}})
+    report, rows = built(Stream(data), tmp_path / "out", asked)
+    assert report.counts["rows of boxes beyond its max cut"] == 1
+    assert rows["boxes_count"].tolist() == [1, 2, 3, 4, 4]
+    again, mapped = built(data, tmp_path / "mapped", asked)
+    assert all(np.array_equal(rows[name], mapped[name]) for name in rows)
+    assert again.counts == report.counts
+
+
+def test_texts_tokens_and_classes_of_which_several_hold(tmp_path: Path) -> None:
+    data = [
+        {"x": np.float32(i), "caption": "é" * i, "tokens": list(range(i)), "tags": [0, i], "more": torch.tensor([1, 0, i % 2])} for i in range(1, 5)
+    ]
+    asked = {"caption": {"kind": "text"}, "tokens": {"max": 3, "overflow": "drop", "dtype": "int32"}}
+    _, rows = built(data, tmp_path / "out", Preprocess(fields={**asked, "tags": {"kind": "multilabel"}, "more": {"kind": "multilabel"}}))
+    assert [bytes(row).rstrip(b"\0").decode() for row in rows["caption"]] == ["é" * i for i in range(1, 5)]
+    assert (rows["tokens"].dtype, rows["tokens"].tolist()) == (np.int32, [[0, 0, 0], [0, 1, 0], [0, 1, 2], [0, 1, 2]])
+    assert rows["tokens_count"].tolist() == [1, 2, 3, 3]
+    assert rows["tags"].tolist() == [[1, 1, 0, 0, 0], [1, 0, 1, 0, 0], [1, 0, 0, 1, 0], [1, 0, 0, 0, 1]]
+    assert rows["more"].tolist() == [[1, 0, 1], [1, 0, 0], [1, 0, 1], [1, 0, 0]]
+
+
+def test_pictures_have_settings_of_their_own(tmp_path: Path) -> None:
+    data = Drawn(lambda image, ids, box, i: {"left": image, "right": image})
+    asked = Preprocess(crop=12, normalize="imagenet", fields={"right": {"mode": "gray", "dtype": "float32", "resize": (4, 6)}})
+    _, rows = built(data, tmp_path / "out", asked)
+    found = fields(tmp_path / "out")
+    assert (found["left"].dtype, found["left"].shape, found["left"].normalize is None) == ("uint8", (3, 12, 12), False)
+    assert (found["right"].dtype, found["right"].shape, found["right"].normalize) == ("float32", (1, 4, 6), None)
+    assert 0 < rows["right"].max() <= 1
+
+
+def sample_of(**more: Any) -> Any:
+    """Samples of which row 3 has other parts."""
+    return Drawn(
+        lambda image, ids, box, i: {"image": image, "mask": ids, "boxes": np.array([box]), "labels": np.array([1])} | (more if i == 3 else {})
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "message"),
+    [
+        (sample_of(mask=np.zeros((15, 24), int)), {}, "row 3: a mask of 24x15 .* for a picture of 24x16"),
+        (sample_of(mask=np.full((16, 24), 300)), {}, "row 3: a pixel of the mask is 300, and dtype=uint8"),
+        (sample_of(mask=np.zeros((16, 24))), {}, "row 3: mask: a mask of float64"),
+        (sample_of(mask=Image.fromarray(np.arange(16 * 24 * 3).astype(np.uint8).reshape(16, 24, 3))), {}, "row 3: a mask of mode RGB: colours"),
+        (sample_of(boxes=np.zeros((1, 5))), {}, r"row 3: boxes: expected rows of \(4,\), found \(1, 5\)"),
+        (sample_of(boxes=np.array([[0, 0, 1, np.nan]])), {}, "row 3: boxes: a coordinate that is no finite number"),
+        (sample_of(labels=np.array([1, 2])), {"max": 2}, "row 3: labels: 2 rows, and 1 of what goes with them"),
+        (sample_of(labels=np.array([1.5])), {}, "row 3: labels: 1.5, which int64 cannot hold"),
+    ],
+)
+def test_what_does_not_fit_is_an_error_with_its_row(tmp_path: Path, data: Any, options: Any, message: str) -> None:
+    with pytest.raises(SourceError, match=message):
+        built(data, tmp_path / "out", Preprocess(crop=12, fields={"boxes": options} if options else {}))
+
+
+@pytest.mark.parametrize(
+    ("data", "asked", "message"),
+    [
+        ([{"x": 1}], {"y": {"kind": "text"}}, r"fields: y: samples have no such part \(they have x\)"),
+        ([{"x": 1}], {"x": {"kind": "boxes"}}, "x: boxes without a picture"),
+        ([{"x": 1}], {"x": {"kind": "mask"}}, "x: a mask without a picture"),
+        ([{"x": np.array([300])}], {"x": {"dtype": "uint8"}}, "row 0: x: 300, which uint8 cannot hold"),
+        ([{"x": 1}], {"x": {"kind": "text"}}, "row 0: x: expected text, found int"),
+        ([{"x": [1, 5]}], {"x": {"kind": "text"}}, "row 0: x: expected text, found list"),
+        ([{"x": np.array([0, 2])}], {"x": {"kind": "multilabel"}}, "row 0: x: expected 2 times 0 or 1"),
+        ([{"t": "abc"}, {"t": "abcd"}], {"t": {"kind": "text", "shape": (3,)}}, "row 1: t: 'abcd' has 4 bytes, and shape=3"),
+        ([{"t": [1, 2]}, {"t": [1, 2, 3]}], {}, r"row 1: t: .* say how many rows are kept: fields=\{'t': \{'max': N\}\}"),
+    ],
+)
+def test_what_cannot_be_a_field_is_said(tmp_path: Path, data: Any, asked: Any, message: str) -> None:
+    with pytest.raises((SourceError, OptionError), match=message):
+        built(data, tmp_path / "out", Preprocess(fields=asked))
+
+
+def test_views_are_of_files(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="--views: drawn from the key of a file"):
+        built(sample_of(), tmp_path / "out", Preprocess(crop=12, views=2))
+
+
+def test_bytes_are_the_same_from_one_process_and_from_two_processes(tmp_path: Path) -> None:
+    data = sample_of()
+    built(data, tmp_path / "one", workers=1)
+    built(data, tmp_path / "two", workers=2)
+    assert dataset(tmp_path / "one") == dataset(tmp_path / "two")
