@@ -233,7 +233,7 @@ def test_the_bytes_do_not_depend_on_what_is_installed(tmp_path: Path, monkeypatc
     _, _, out_a, out_b = two(tmp_path)
     merge(tmp_path / "merged", out_a, out_b)
     found = decode.versions
-    monkeypatch.setattr(decode, "versions", lambda format=None, icc=False: dict.fromkeys(found(format, icc=icc), "99"))
+    monkeypatch.setattr(decode, "versions", lambda *of, **more: dict.fromkeys(found(*of, **more), "99"))
     merge(tmp_path / "later", out_a, out_b)
     assert dataset(tmp_path / "later") == dataset(tmp_path / "merged")
     report = merge(tmp_path / "merged", out_a, out_b)
@@ -247,8 +247,8 @@ def test_datasets_of_other_versions_are_refused_where_a_row_depends_on_them(tmp_
     found = decode.versions
     changed = "zlib"
 
-    def versions(format: str | None = None, *, icc: bool = False) -> dict[str, str]:
-        return {name: "99" if name == changed else version for name, version in found(format, icc=icc).items()}
+    def versions(*of: Any, **more: Any) -> dict[str, str]:
+        return {name: "99" if name == changed else version for name, version in found(*of, **more).items()}
 
     monkeypatch.setattr(decode, "versions", versions)
     needed = found("PNG")
