@@ -75,7 +75,7 @@ class Copier:
     ) -> tuple[npt.NDArray[np.void], Array, npt.NDArray[np.bool_]]:
         n = len(out)
         found = shelf.samples[row : row + n]
-        values = values if self._mover is None else self._mover.moved(values, found)
+        given, values = values, values if self._mover is None else self._mover.moved(values, found)
         made = shelf.shard.made
         raw = out if made is None else PixelRows.empty(pixel_fields(shelf.shard.fields), n)
         shelf.read(row, raw.arrays)
@@ -93,6 +93,8 @@ class Copier:
             if fresh is not None:
                 fresh.update(after[i])
                 hashes[i] = fresh.intdigest()
+        if self._mover is not None:
+            right[list(self._mover.misfits(given, found))] = False
         records = np.zeros(n, self._dtype)
         for name in self._dtype.names or ():
             records[name] = found[name]

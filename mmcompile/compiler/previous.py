@@ -252,6 +252,8 @@ class Previous:
             samples = shard.samples()
             if not np.array_equal(samples["key_stop"], stops) or not of_kinds(samples, shard.formats).all():
                 return None
+            if self.mover is not None and self.mover.misfits(values[stored], samples):
+                return None
             wanted = values[stored] if self.mover is None else self.mover.moved(values[stored], samples)
             for spec in value_fields(self.fields):
                 if shard.read(spec.name, spec.stored, (shard.rows, *spec.shape)).tobytes() != wanted[spec.name].tobytes():

@@ -38,12 +38,14 @@ _TURNS = {
 class Form:
     """How a source writes the boxes or keypoints of a field: `format` of boxes, in pixels or `relative` to the size of the picture.
 
-    `min_visibility`: boxes of which a smaller part of the area is left are dropped; 0: those of which nothing is left.
+    `min_visibility`: boxes of which a smaller part of the area is left are dropped; 0: those of which nothing is left.  `size`: the field that says
+    which (height, width) of the picture they belong to, 0 where it does not say: as stored, or as turned by its orientation.
     """
 
     format: str = "xyxy"
     relative: bool = False
     min_visibility: float = 0.0
+    size: str = ""
 
 
 @dataclass(frozen=True)
@@ -59,10 +61,25 @@ class Mover:
         out = values.copy()
         facts = zip(*(sources[name].tolist() for name in ("width", "height", "orientation")), strict=True)
         for row, (width, height, orientation) in zip(out, facts, strict=True):
-            self._move(row, width, height, orientation if self.preprocess.orientation == "apply" else 1)
+            self._move(row, width, height, orientation)
         return out
 
-    def _move(self, row: Any, width: int, height: int, orientation: int) -> None:
+    def misfits(self, values: npt.NDArray[np.void], sources: npt.NDArray[Any]) -> dict[int, str]:
+        """What is wrong, by place, with records (N,) that belong to pictures of another size than those of `sources` (N,) have."""
+        out: dict[int, str] = {}
+        actual = np.stack([sources["height"], sources["width"]], 1).astype(np.int64)
+        across = (sources["orientation"] >= 5)[:, None]
+        for name in sorted({form.size for _, form in self.forms} - {""}):
+            said = values[name].astype(np.int64)
+            known = (said > 0).all(1)
+            right = (said == actual).all(1) | (across & (said == actual[:, ::-1])).all(1)
+            for at in np.flatnonzero(known & ~right).tolist():
+                (h, w), (height, width) = said[at].tolist(), actual[at].tolist()
+                out[at] = f"{name}: {w}x{h} (width x height) for a picture of {width}x{height}: what belongs to it is in pixels of another one"
+        return out
+
+    def _move(self, row: Any, width: int, height: int, turn: int) -> None:
+        orientation = turn if self.preprocess.orientation == "apply" else 1
         across = orientation >= 5
         fitted = fit(width if across else height, height if across else width, self.preprocess)
         known = {f.name: f for f in self.fields}
@@ -70,13 +87,16 @@ class Mover:
         for name, form in self.forms:
             spec = known[name]
             n = len(row[name]) if spec.count is None else int(row[spec.count])
+            size = width, height
+            if form.size and turn >= 5 and width != height and row[form.size].tolist() == [width, height]:  # of the picture as it is turned
+                size, orientation = (height, width), 1 if across else {6: 8, 8: 6}.get(turn, turn)
             if spec.meaning == "boxes":
-                boxes, stay = _boxes(row[name][:n], form, (width, height), orientation, fitted)
+                boxes, stay = _boxes(row[name][:n], form, size, orientation, fitted)
                 row[name][:n] = boxes
                 if spec.count is not None:
                     kept[spec.count] = kept.get(spec.count, np.ones(n, bool)) & stay
             else:
-                row[name][:n] = _points(row[name][:n], form, (width, height), orientation, fitted)
+                row[name][:n] = _points(row[name][:n], form, size, orientation, fitted)
         for count, stay in kept.items():
             if not stay.all():
                 _drop(row, [f for f in self.fields if f.count == count], stay)

@@ -28,7 +28,7 @@ from mmcompile.compiler.pixelrows import PixelRows, Unfinished
 from mmcompile.compiler.preprocess import Preprocess, channel_sums, store
 from mmcompile.compiler.reuse import RowTable
 from mmcompile.compiler.sources import Source
-from mmcompile.compiler.sources.parts import beside_of, unpack
+from mmcompile.compiler.sources.parts import beside_of, name_of, unpack
 from mmcompile.compiler.spatial import Mover
 from mmcompile.compiler.staging import Fetched
 from mmcompile.compiler.transform import transformed
@@ -209,7 +209,10 @@ def run_piece(job: Job, piece: Piece) -> PieceResult:
                         digest = hash_bytes(data)
                     outcome = STORED
                     record = _decode(job, data, key, digest, row, hand, result)
-                    values = values if job.mover is None else job.mover.moved(values, record.reshape(1))
+                    if job.mover is not None:
+                        if why := job.mover.misfits(values, record.reshape(1)):
+                            raise DecodeError(why[0], stage="value", code="value")
+                        values = job.mover.moved(values, record.reshape(1))
                     state = next(row.states())
                     state.update(values.tobytes())
                     record["row_hash"] = state.intdigest()
@@ -338,16 +341,16 @@ def _decode_part(job: Job, spec: Field, data: bytes, name: bytes, row: npt.NDArr
     options = _options_of(job.preprocess, spec.name)
     try:
         if spec.meaning == "mask":
-            row[...] = decode.mask(data, as_text(name), options, (int(record["width"]), int(record["height"])), int(record["orientation"]))
+            row[...] = decode.mask(data, name_of(name), options, (int(record["width"]), int(record["height"])), int(record["orientation"]))
             return
-        decoded = decode.decode(data, as_text(name), options)
+        decoded = decode.decode(data, name_of(name), options)
         store(decoded.pixels, options, decoded.depth, row)
     except DecodeError as error:
-        raise DecodeError(f"{spec.name} ({as_text(name)}): {error}", **error.details) from error
+        raise DecodeError(f"{spec.name} ({name_of(name)}): {error}", **error.details) from error
     except (MMCompileError, MemoryError):
         raise
     except Exception as error:
-        raise _unforeseen(error, f"{spec.name} ({as_text(name)}): ") from error
+        raise _unforeseen(error, f"{spec.name} ({name_of(name)}): ") from error
     suffix = f"_{spec.name}"
     record[f"depth{suffix}"] = decoded.depth
     record[f"sum{suffix}"], record[f"sum_squares{suffix}"] = channel_sums(decoded.pixels)
