@@ -124,6 +124,7 @@ class ParquetTable:
     def __init__(self, path: str, image: str | None = None) -> None:
         """`image`: the column that is asked for.  Raises SourceError: it cannot be read, or is no Parquet file; OptionError: no pyarrow."""
         self.path, self.arrow = path, arrow(path)
+        self._first: list[dict[str, str]] | None = None
         with self.opened() as file, reading(path):
             self.schema = file.schema_arrow
             self.rows, self.groups = int(file.metadata.num_rows), int(file.metadata.num_row_groups)
@@ -154,11 +155,11 @@ class ParquetTable:
     def first(self) -> list[dict[str, str]]:
         """Its first rows, at most 100: the columns of text."""
         texts = [name for name in self.names if self.is_text(name)]
-        if not texts or not self.rows:
-            return []
-        with reading(self.path):
-            batch = next(self.batches(texts)).slice(0, _LOOKED_AT)
-            return [{name: value for name, value in row.items() if value is not None} for row in batch.to_pylist()]
+        if self._first is None and texts and self.rows:
+            with reading(self.path):
+                batch = next(self.batches(texts)).slice(0, _LOOKED_AT)
+                self._first = [{name: value for name, value in row.items() if value is not None} for row in batch.to_pylist()]
+        return self._first or []
 
     def batches(self, columns: list[str]) -> Iterator[Any]:
         """All rows of these columns."""
