@@ -19,7 +19,7 @@ from mmcompile.compiler.sources.jsonparts import is_unicode
 from mmcompile.compiler.sources.keys import Keys
 from mmcompile.compiler.sources.names import show
 from mmcompile.compiler.sources.numbers import Misfit, shown
-from mmcompile.compiler.sources.outlines import CROWD, mask_key, outline
+from mmcompile.compiler.sources.outlines import CROWD, check_outline, mask_key
 from mmcompile.compiler.sources.ragged import Ragged, laid_out, padded
 from mmcompile.compiler.spatial import Form
 from mmcompile.errors import OptionError, SourceError
@@ -276,7 +276,7 @@ class Annotations:
 
     def _check(self, at: int, number: int, shape: Any, size: tuple[int, int], faults: dict[int, str]) -> None:
         try:
-            outline(shape, *size, fill=False)
+            check_outline(shape, *size)
         except Misfit as why:
             faults.setdefault(at, f"mask: annotations[{number}]: {why}")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ import xxhash
 
 from mmcompile.compiler.sources.numbers import Misfit, shown
 
-__all__ = ["CROWD", "is_drawn", "mask_bytes", "mask_key", "mask_stat", "outline"]
+__all__ = ["CROWD", "check_outline", "is_drawn", "mask_bytes", "mask_key", "mask_stat", "outline"]
 
 Array = npt.NDArray[Any]
 #: What a crowd is in a mask.
@@ -58,32 +58,43 @@ def mask_stat(key: bytes) -> tuple[int, int, int, int]:
 def mask_bytes(key: bytes) -> bytes:
     """The file that such a mask would be."""
     width, height, most, outlines = _told(key)
-    ids: Array = np.zeros((height, width), np.uint8 if most <= 255 else np.dtype(">u2"))
+    ids: Array = np.zeros(width * height, np.uint8 if most <= 255 else np.dtype(">u2"))
     for crowds in (True, False):
         for kind, crowd, shape in outlines:
-            if bool(crowd) == crowds:
-                ids[outline(shape, width, height)] = CROWD if crowd else kind + 1
-    return _head(width, height, most) + ids.tobytes()
+            for start, inside in _spans(shape, width, height) if bool(crowd) == crowds else ():
+                ids[start : start + len(inside)][inside] = CROWD if crowd else kind + 1
+    return _head(width, height, most) + ids.reshape(width, height).T.tobytes()
 
 
-def outline(shape: Any, width: int, height: int, *, fill: bool = True) -> npt.NDArray[np.bool_]:
-    """The pixels (H, W) of a segmentation: polygons, or run lengths; with `fill` False it is only looked at.
+def outline(shape: Any, width: int, height: int) -> npt.NDArray[np.bool_]:
+    """The pixels (H, W) of a segmentation: polygons, or run lengths.  Raises Misfit for what is neither, or of another size."""
+    out = np.zeros(width * height, bool)
+    for start, inside in _spans(shape, width, height):
+        out[start : start + len(inside)] |= inside
+    return out.reshape(width, height).T
 
-    Raises Misfit for what is neither, or of another size.
-    """
+
+def check_outline(shape: Any, width: int, height: int) -> None:
+    """Raises Misfit where `outline` would."""
     if not 0 < width * height <= _MOST:
         raise Misfit(f"a picture of {width}x{height} (width x height)")
     if isinstance(shape, dict):
+        _runs(shape, width, height)
+    else:
+        _polygons(shape)
+
+
+def _spans(shape: Any, width: int, height: int) -> Iterator[tuple[int, npt.NDArray[np.bool_]]]:
+    """Stretches of pixels, column by column: where each begins, and which of it are inside (M,).  Raises Misfit."""
+    check_outline(shape, width, height)
+    if isinstance(shape, dict):
         runs = _runs(shape, width, height)
-        inside = np.repeat(np.arange(len(runs)) % 2 == 1, runs if fill else 0 * runs)
-        return inside.reshape(width, height).T if fill else np.zeros((height, width), bool)
-    polygons = _polygons(shape)
-    if not fill:
-        return np.zeros((height, width), bool)
-    out = np.zeros(width * height, bool)
-    for polygon in polygons:
-        out |= _filled(polygon, width, height)
-    return out.reshape(width, height).T
+        yield 0, np.repeat(np.arange(len(runs)) % 2 == 1, runs)
+        return
+    for polygon in _polygons(shape):
+        edges = _edges(polygon, width, height)
+        if len(edges):
+            yield int(edges[0]), np.repeat(np.arange(len(edges) - 1) % 2 == 0, np.diff(edges))
 
 
 def _polygons(shape: Any) -> list[Array]:
@@ -131,8 +142,8 @@ def _uncompressed(text: str) -> list[int]:
     return out
 
 
-def _filled(polygon: Array, width: int, height: int) -> npt.NDArray[np.bool_]:
-    """The pixels within a polygon (P, 2), column by column: (W * H,)."""
+def _edges(polygon: Array, width: int, height: int) -> npt.NDArray[np.int64]:
+    """Where, column by column, the inside of a polygon (P, 2) begins and ends, by turns: ascending (E,), E even."""
     at = np.trunc(_FINE * polygon + 0.5).astype(np.int64)
     columns, rows = _along(at, np.roll(at, -1, axis=0))
     # Where the walk goes from one fine column to the next, within the middle of a pixel's five, an inside begins or ends.
@@ -141,10 +152,8 @@ def _filled(polygon: Array, width: int, height: int) -> npt.NDArray[np.bool_]:
     x = (column + 0.5) / _FINE - 0.5
     y = np.ceil(np.clip((np.minimum(rows[steps], rows[steps - 1]) + 0.5) / _FINE - 0.5, 0, height))
     kept = (np.floor(x) == x) & (x >= 0) & (x <= width - 1)
-    edges = x[kept].astype(np.int64) * height + y[kept].astype(np.int64)
-    turns: Array = np.bincount(edges, minlength=width * height + 1)[: width * height]
-    inside: npt.NDArray[np.bool_] = np.cumsum(turns) % 2 == 1
-    return inside
+    edges = np.sort(x[kept].astype(np.int64) * height + y[kept].astype(np.int64))
+    return np.append(edges, width * height) if len(edges) % 2 else edges
 
 
 def _along(starts: Array, ends: Array) -> tuple[Array, Array]:
