@@ -115,6 +115,13 @@ def test_what_is_said_of_a_column_makes_it_pixels_and_each_has_its_own_folder(tm
         scan(path, {"nothing": {"kind": "mask"}})
 
 
+def test_other_paths_of_the_same_images_are_no_further_ones(tmp_path: Path) -> None:
+    path = save(tmp_path / "raw", "file_name,image_path,note,0\nimages/0.png,images/0.png,images/1.png,1\n")
+    found = scan(path)
+    assert found.parts == (("image", "image"),)
+    assert any("columns of text left out (image_path, note)" in line for line in found.counts)
+
+
 def test_files_that_are_not_there_are_named_by_row_and_column_before_anything_is_decoded(tmp_path: Path) -> None:
     path = save(tmp_path / "raw", PATHS + "images/2.png,masks/9.png,,a\nimages/7.png,masks/2.png,../right/0.png,b\n")
     with pytest.raises(SourceError) as caught:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from mmcompile.compiler.fieldoptions import FieldOptions
+from mmcompile.compiler.sources.columns import IMAGE_NAMES, named_alike
 from mmcompile.compiler.sources.names import show
 from mmcompile.errors import OptionError
 from mmcompile.format.fields import PIXELS, RESERVED
@@ -133,7 +134,10 @@ def _guessed(column: str, seen: Seen) -> str | None:
     if seen.images:
         if is_called_mask(column) or name in _LABELS:
             return "mask"
-        return "image" if _words(name) & _IMAGES or name != plain or seen.held else None
+        if seen.held:
+            return "image"
+        # Other names of the main image are no further one.
+        return "image" if (_words(name) & _IMAGES or name != plain) and named_alike([plain], IMAGE_NAMES) is None else None
     if seen.objects:
         return "objects" if name == "objects" else None
     return "boxes" if seen.lists and name in _BOXES else None

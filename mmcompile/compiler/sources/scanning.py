@@ -349,7 +349,7 @@ class Scanning:
             self._counts[f"columns of text left out ({named}); --columns takes such as categories"] = len(columns.texts)
         if columns.nested:
             named = ", ".join(sorted(map(show, columns.nested))[:5])
-            self._counts[f"columns of several parts left out ({named})"] = len(columns.nested)
+            self._counts[f"columns of several parts left out ({named}); --field takes such as boxes, lists, …"] = len(columns.nested)
 
     def _chosen(self, keys: Keys) -> npt.NDArray[np.int64]:
         """The rows that `include` and `exclude` leave."""
