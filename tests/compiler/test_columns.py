@@ -234,6 +234,33 @@ def test_objects_as_hugging_face_has_them_are_boxes_of_coco(tmp_path: Path) -> N
     np.testing.assert_array_equal(scan(path).values["boxes"], found.values["boxes"])
 
 
+def test_boxes_of_any_form_and_what_is_hardly_seen(tmp_path: Path) -> None:
+    objects = {"bbox": [[0.5, 0.5, 0.5, 0.5], [0.24, 0.5, 0.1, 0.1]], "category": ["a", "b"]}
+    path = listed(tmp_path / "raw", [{"objects": objects}, {"objects": objects}])
+    said = {"boxes": {"format": "cxcywh", "relative": True, "min_visibility": 0.5, "max": 2}}
+    assert scan(path, said).forms == (("boxes", Form("cxcywh", relative=True, min_visibility=0.5)),)
+    made = built(path, tmp_path / "out", said)
+    # Of 24x16 pixels the first is [6, 4, 18, 12]; the crop begins at (6, 2), and cuts more than half of the second.
+    assert made["boxes"].tolist() == [[[0, 2, 12, 10], [0, 0, 0, 0]]] * 2
+    assert made["labels"].tolist() == [[0, -1]] * 2
+    with pytest.raises(SourceError, match="row 1: boxes: a list of 2, and max=1"):
+        scan(path, {"objects": {"kind": "boxes", "max": 1}})
+
+
+def test_masks_in_a_list_of_images_that_lie_elsewhere(tmp_path: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    save(tmp_path / "raw", "x\n")
+    (tmp_path / "lists").mkdir()
+    columns = {"path": [f"images/{i}.png" for i in range(3)], "mask": pa.array([ids(i) for i in range(2)] + [None], pa.binary())}
+    pq.write_table(pa.table(columns), tmp_path / "lists/list.parquet")
+    found = opened(tmp_path / "lists/list.parquet", images=str(tmp_path / "raw"))
+    report = run(found, tmp_path / "out", Preprocess(**CROP), max_rejects=1)
+    assert (report.decoded, report.rejects) == (2, 1)
+    (line,) = load_rejects(tmp_path / "out", Reader(tmp_path / "out").index)
+    assert line.message.startswith("mask (../lists/list.parquet#2): no bytes")
+    assert Reader(tmp_path / "out").gather("mask", np.arange(2))[:, 0, 0].tolist() == [0, 1]
+
+
 MISFITS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a number too large": ({"x": 300}, {"dtype": "uint8"}, "x: 300, and dtype=uint8 holds 0 to 255"),
     "a text": ({"x": "abc"}, {"dtype": "uint8"}, "x: 'abc' is no number"),

@@ -77,7 +77,7 @@ class ManifestSource:
         object.__setattr__(self, "roots", tuple(place for place in places if os.path.isdir(place)))
         object.__setattr__(self, "_files", FolderSource(root) if self.images is None else image_folder(self.images))
         object.__setattr__(self, "_parts", parts)
-        object.__setattr__(self, "_packed", Packed(root, [part.file for part in parts], self.wishes.image))
+        object.__setattr__(self, "_packed", Packed(self._files.root, [part.file for part in parts], self.wishes.image))
 
     @property
     def root(self) -> str:

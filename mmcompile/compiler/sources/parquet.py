@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from mmcompile.compiler.formats import sniff
 from mmcompile.compiler.sources.cells import Column
+from mmcompile.compiler.sources.columns import IMAGE_NAMES, named_alike
 from mmcompile.compiler.sources.jsonparts import form_of, whole_of
 from mmcompile.compiler.sources.keys import Keys
 from mmcompile.compiler.sources.names import show
@@ -136,6 +137,8 @@ class ParquetTable:
             found = pictures(self.schema)
             binary = [name for name in self.names if _is_binary(self.schema.field(name).type)]
             found = found or [name for name in binary if self._begins_as_images(name)]
+            if named_alike(self.names, IMAGE_NAMES) is not None:  # which the images are in, or named by
+                found = [name for name in found if not is_called_mask(name)]
             self.holds = min(found, key=is_called_mask, default=None)
 
     def opened(self) -> Any:

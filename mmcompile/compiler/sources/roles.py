@@ -86,6 +86,8 @@ def roles_of(
     for column, look in columns.items():
         name, options = said.get(column, (None, FieldOptions()))
         kind = options.kind or (_guessed(column, look()) if column in guessed or name is not None else None)
+        if kind == "boxes" and look().objects:
+            kind = "objects"
         if kind is None and name is not None:
             kind = "value"
         if kind is not None:
@@ -104,6 +106,8 @@ def _said(columns: Sequence[str], asked: Mapping[str, FieldOptions], others: Seq
     out: dict[str, tuple[str, FieldOptions]] = {}
     for name, options in asked.items():
         found = [column for column in columns if name == column] or [column for column in columns if name in _names_of(column)]
+        if not found and name == "boxes":  # as their field is called
+            found = [column for column in columns if _names_of(column)[1] == "objects"]
         if not found and name in others:
             continue
         if not found:
