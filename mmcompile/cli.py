@@ -22,15 +22,17 @@ from mmcompile.options import (
     BYTES,
     COLUMNS,
     COUNT,
+    CUBE,
     NUMBERS,
-    PAIR,
     PLACE,
     RANGE,
     RATIO,
     REJECTS,
     SECONDS,
+    SIDES,
     SIZE,
     TRIPLE,
+    VIEWS,
     preprocess_of,
     row_preprocess,
 )
@@ -157,7 +159,7 @@ _HELP_GROUPS = {
     "Options that most people need": "resize crop normalize dtype workers max-rejects config dry-run",
     "What RAW is, and what of it": "source include exclude hidden split classes-from images image-column label-column columns "
     "group-by order-by split-by where rows as shape array-dtype",
-    "Size": "pad keep-size filter resampler jpeg-scaling",
+    "Size": "pad keep-size filter resampler jpeg-scaling views",
     "Pixels": "mode mean std scale orientation alpha depth16 range axes icc frames truncated max-pixels max-aspect compat transform "
     "transform-version transform-shape field",
     "Rows and shards": "layout order shard-bytes",
@@ -170,9 +172,9 @@ _HELP_GROUPS = {
 @click.argument("raw", type=_PLACE, nargs=-1, required=True)
 @click.argument("out", type=_PLACE)
 @option("--resize", Typed(SIZE), "Short side (then add --crop), or HxW.  Without geometry: the size that all have, else 256 and --crop 256.")
-@option("--crop", Typed(SIZE), "Cut this much out of the centre, filled with 0 where a picture is smaller.")
-@option("--pad", Typed(COUNT), "Long side N, centred in N x N, filled with 0.")
-@option("--keep-size", Typed(PAIR), "Take only pictures of this size, as they are.")
+@option("--crop", Typed(SIDES), "Cut this much out of the centre, filled with 0 where a picture is smaller; of volumes DxHxW.")
+@option("--pad", Typed(CUBE), "Long side N, centred in N x N, filled with 0; volumes are filled up to DxHxW.")
+@option("--keep-size", Typed(SIDES), "Take only pictures of this size, as they are.")
 @option("--dtype", _DTYPES, "What lies on disk.  Default: uint8.")
 @option("--layout", one_of("chw|hwc"), "How a row lies on disk; samples are (C, H, W) either way.  Default: chw.")
 @option("--normalize", one_of("imagenet|auto"), "(value - mean) / std for training; auto: this dataset's own.  Default: none.")
@@ -189,14 +191,23 @@ _HELP_GROUPS = {
 @option("--range", Typed(RANGE), "Values of deep sources that become 0 and 255, or with a float dtype 0 and 1.  Default: reject what does not fit.")
 @option("--axes", one_of("chw|hwc"), "Where .npy pictures have their channels.  Default: as the shape tells.")
 @option("--icc", one_of("ignore|srgb"), "Colour profiles.  Default: ignore.")
-@option("--frames", one_of("first|error"), "Files with several frames.  Default: first.")
+@option("--frames", one_of("first|error|all"), "Files with several frames; all: those of a TIFF are a volume.  Default: first.")
 @option("--truncated", one_of("reject|accept"), "Files that end early.  Default: reject.")
 @option("--max-pixels", Typed(COUNT), "Reject larger pictures.  Default: 178956970, Pillow's limit.")
 @option("--max-aspect", Typed(RATIO), "Reject longer pictures.  Default: no limit.")
 @option("--jpeg-scaling", Typed(RATIO), "Decode large JPEGs at 1/2, 1/4 or 1/8 while this many times the size remains, as in 2.  Default: whole.")
+@option(
+    "--views",
+    Typed(VIEWS),
+    "Store K variants of each sample, random resized crops; reading hands out another one in each epoch.  Also scale=0.08:1, ratio, hflip, seed.",
+)
 @option("--transform", str, "A step of your own on each array, between geometry and cast.", metavar="MODULE:FUNCTION")
 @option("--transform-version", str, "Of that step: change it when the step changes.", metavar="TEXT")
-@option("--transform-shape", Typed(TRIPLE), "What that step makes: height x width x channels.  Default: the shape that it gets.")
+@option(
+    "--transform-shape",
+    Typed(TRIPLE),
+    "What that step makes: height x width x channels, of volumes depth x height x width.  Default: the shape that it gets.",
+)
 @option(
     "--field",
     str,

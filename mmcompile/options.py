@@ -26,6 +26,7 @@ __all__ = [
     "BYTES",
     "COLUMNS",
     "COUNT",
+    "CUBE",
     "NUMBERS",
     "PAIR",
     "PLACE",
@@ -33,8 +34,10 @@ __all__ = [
     "RATIO",
     "REJECTS",
     "SECONDS",
+    "SIDES",
     "SIZE",
     "TRIPLE",
+    "VIEWS",
     "Form",
     "as_typed",
     "nearest",
@@ -84,6 +87,17 @@ def _size(text: str) -> int | tuple[int, int]:
     return _pair(text) if "x" in text.lower() else _positive(text)
 
 
+def _sides(text: str) -> int | tuple[int, ...]:
+    sides = tuple(map(_positive, text.lower().split("x")))
+    if len(sides) > 3:
+        raise ValueError(text)
+    return sides if len(sides) > 1 else sides[0]
+
+
+def _cube(text: str) -> int | tuple[int, int, int]:
+    return _triple(text) if "x" in text.lower() else _positive(text)
+
+
 def _pair(text: str) -> tuple[int, int]:
     height, width = text.lower().split("x")
     return _positive(height), _positive(width)
@@ -130,6 +144,12 @@ def _columns(text: str) -> tuple[str, ...]:
     return tuple(name for name in names if name)
 
 
+def _views(text: str) -> Any:
+    from mmcompile.compiler.views import parse_views
+
+    return parse_views(text)
+
+
 def _place(text: str) -> str:
     if not text:
         raise ValueError(text)
@@ -139,6 +159,8 @@ def _place(text: str) -> str:
 COUNT = Form("N", "a whole number above 0", _positive, types=(int,))
 RATIO = Form("RATIO", "a number of at least 1", _ratio, types=(int, float))
 SIZE = Form("N|HxW", "a whole number above 0, or height x width as in 240x320", _size, "x")
+SIDES = Form("N|HxW|DxHxW", "a whole number above 0, height x width as in 240x320, or depth x height x width", _sides, "x")
+CUBE = Form("N|DxHxW", "a whole number above 0, or depth x height x width as in 64x128x128", _cube, "x")
 PAIR = Form("HxW", "height x width as in 240x320", _pair, "x", (str,))
 TRIPLE = Form("HxWxC", "height x width x channels as in 224x224x1", _triple, "x", (str,))
 NUMBERS = Form(
@@ -149,6 +171,7 @@ BYTES = Form("BYTES", "a whole number above 0, or one with K, M, G or T behind i
 SECONDS = Form("SECONDS", "a number of seconds above 0", _seconds, types=(int, float))
 REJECTS = Form("N|P%", "a whole number, or a share of the images from 0% to 100%", _rejects)
 COLUMNS = Form("A,B,...", "names with commas between them, in double quotes where they hold one; a comma alone for none", _columns, types=(str,))
+VIEWS = Form("K[:KEY=VALUE,...]", "how many, as in 8, or 8:scale=0.25:1,hflip=0.5", _views)
 #: An empty path means the current folder to most calls: here it is what an unset shell variable leaves.
 PLACE = Form("PATH", "a path that is not empty", _place, types=(str,))
 

@@ -40,7 +40,7 @@ def test_the_dataset_class_needs_no_pillow_no_compiler_and_no_command_line() -> 
     assert "torch" in modules
     assert not packages(modules) & {"PIL", "click", "torchvision"}  # tqdm comes with torch
     assert not below(modules, "mmcompile.compiler") | below(modules, "mmcompile.cli")
-    for part in ("loader", "batches", "ahead", "augment", "cut", "device", "order", "sampler", "tune", "cache"):
+    for part in ("loader", "batches", "ahead", "augment", "cut", "spatial", "joint", "patch", "device", "order", "sampler", "tune", "cache"):
         assert f"mmcompile.runtime.{part}" not in modules
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,24 +58,28 @@ class Copier:
         """(shard, row) of every row of a source."""
         return self._table.places(pair)
 
-    def copy(self, shard: int, row: int, values: npt.NDArray[np.void]) -> tuple[PixelRows, npt.NDArray[np.void], Array, npt.NDArray[np.bool_]]:
+    def copy(
+        self, shard: int, row: int, values: npt.NDArray[np.void], keys: Sequence[bytes]
+    ) -> tuple[PixelRows, npt.NDArray[np.void], Array, npt.NDArray[np.bool_]]:
         """(n rows, values (n,), records (n,), which of them are right (n,)) of the rows from `row` on; `values` (n,), of the scan, are moved.
 
-        A row is not right where it is damaged, or cannot be stored as it is wanted.  The rows are valid until the next call.
+        A row is not right where it is damaged, or cannot be stored as it is wanted: with views also where its key is not that of `keys` (n,).  The
+        rows are valid until the next call.
         """
         n = len(values)
         out = self._space[:n]
         try:
-            return out, *self._copied(self._table.shelf(shard), row, values, out)
+            return out, *self._copied(self._table.shelf(shard), row, values, keys, out)
         except (FormatError, FileNotFoundError):
+            values = values if self._mover is None else np.zeros(n, self._mover.dtype)
             return out, values, np.zeros(n, self._dtype), np.zeros(n, bool)
 
     def _copied(
-        self, shelf: Shelf, row: int, values: npt.NDArray[np.void], out: PixelRows
+        self, shelf: Shelf, row: int, values: npt.NDArray[np.void], keys: Sequence[bytes], out: PixelRows
     ) -> tuple[npt.NDArray[np.void], Array, npt.NDArray[np.bool_]]:
         n = len(out)
         found = shelf.samples[row : row + n]
-        given, values = values, values if self._mover is None else self._mover.moved(values, found)
+        given, values = values, values if self._mover is None else self._mover.moved(values, found, keys)
         made = shelf.shard.made
         raw = out if made is None else PixelRows.empty(pixel_fields(shelf.shard.fields), n)
         shelf.read(row, raw.arrays)
@@ -95,6 +99,8 @@ class Copier:
                 hashes[i] = fresh.intdigest()
         if self._mover is not None:
             right[list(self._mover.misfits(given, found))] = False
+        if self._preprocess.views is not None:  # what they show follows from the key
+            right &= [mine == its for mine, its in zip(shelf.keys[row : row + n], keys, strict=True)]
         records = np.zeros(n, self._dtype)
         for name in self._dtype.names or ():
             records[name] = found[name]

@@ -23,7 +23,7 @@ from mmcompile.compiler import decode, forecast, geometry, transform
 from mmcompile.compiler.broker import BrokerExecutor, connect
 from mmcompile.compiler.cluster import Cluster
 from mmcompile.compiler.engines import LocalExecutor, make_executor
-from mmcompile.compiler.options import BuildOptions, allowed_rejects, tells_of_keywords, typed
+from mmcompile.compiler.options import BuildOptions, allowed_rejects, notes, tells_of_keywords, typed
 from mmcompile.compiler.outcome import BuildReport, Progress, sizes_of
 from mmcompile.compiler.output import (
     Contents,
@@ -311,8 +311,7 @@ class Build:
         return Job(self.source, preprocess, (), scratch, self.out / "shards", timeout_s=self.options.decode_timeout_s, store=store)
 
     def _has_to_choose(self) -> bool:
-        asked = self.asked
-        return asked.needs_size() or (asked.mode == "keep" and asked.kept_mode is None)
+        return self.asked.needs_look()
 
     def _want(self, chosen: Preprocess, why: str) -> None:
         self.wanted = Wanted.of(self.asked, chosen, why, self.source, self.scan, self.options)
@@ -462,7 +461,7 @@ class Build:
     # ------------------------------------------------------------------ small things
 
     def _described(self) -> BuildReport:
-        warnings = [*self.scan.warnings, *self.wanted.preprocess.notes()]
+        warnings = [*self.scan.warnings, *notes(self.wanted.preprocess)]
         warnings += self.planned.previous.warnings(len(self.scan.keys), self.scan.labels is not None)
         if not self.copies and (warning := decode.pillow_warning()) is not None:
             warnings.append(warning)

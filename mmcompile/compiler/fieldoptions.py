@@ -20,10 +20,10 @@ KINDS = ("image", "mask", "volume", "boxes", "keypoints", "class", "value", "mul
 PIXEL_OPTIONS = ("resize", "crop", "pad", "mode", "dtype", "layout", "normalize", "scale", "resampler", "filter", "alpha", "depth16", "range", "icc")
 #: What each kind takes beside `kind`.
 _TAKES: dict[str, frozenset[str]] = {
-    "image": frozenset(PIXEL_OPTIONS),
-    "volume": frozenset({"crop", "pad", "dtype", "normalize", "scale", "range"}),
-    "mask": frozenset({"dtype", "fill"}),
-    "boxes": frozenset({"max", "overflow", "format", "relative", "min_visibility"}),
+    "image": frozenset({*PIXEL_OPTIONS, "missing"}),
+    "volume": frozenset({"crop", "pad", "dtype", "normalize", "scale", "range", "fill", "missing"}),
+    "mask": frozenset({"dtype", "fill", "missing"}),
+    "boxes": frozenset({"max", "overflow", "format", "relative", "min_visibility", "missing"}),
     "keypoints": frozenset({"max", "overflow", "relative", "shape"}),
     "class": frozenset(),
     "value": frozenset({"dtype", "shape", "max", "overflow"}),
@@ -31,7 +31,7 @@ _TAKES: dict[str, frozenset[str]] = {
     "text": frozenset({"shape"}),
 }
 _FORMATS = ("xyxy", "xywh", "cxcywh")
-_OVERFLOWS = ("refuse", "drop")
+_OVERFLOWS = _MISSING = ("refuse", "drop")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +40,13 @@ class FieldOptions:
 
     `kind`: "image", "mask", "volume", "boxes", "keypoints", "class", "value", "multilabel" or "text"; by default what the source takes it for.
     An image or a volume takes the options of `Preprocess` that say how pixels are stored, and geometry of its own in place of the sample's; a mask
-    takes `dtype` (uint8 by default) and `fill`, the class id beyond the picture (0).  A value takes `dtype` and `shape`; text `shape`, its bytes.
+    takes `dtype` (uint8 by default) and `fill`, the class id beyond the picture (0), or what lies around a volume.  A value takes `dtype` and
+    `shape`; text `shape`, its bytes.
     Of lists that differ in length from sample to sample `max` rows are kept (by default as many as the longest has), and one that is longer is an
     error, or with `overflow="drop"` cut and counted.  Boxes come as `format` "xyxy", "xywh" or "cxcywh", in pixels of the file or `relative` to its
     size; one of which less than the part `min_visibility` of its area is left by a crop is dropped (by default only where nothing is left).
+    Of folders side by side `missing` says what becomes of a sample without a file of this field: "refuse" for an error (so by default; of boxes as
+    text it is by default a sample without boxes), "drop" to leave it out.
     Raises OptionError.
     """
 
@@ -69,16 +72,17 @@ class FieldOptions:
     format: str | None = None
     relative: bool | None = None
     min_visibility: float | None = None
+    missing: str | None = None
 
     def __post_init__(self) -> None:
-        for name, allowed in (("kind", KINDS), ("overflow", _OVERFLOWS), ("format", _FORMATS), ("dtype", tuple(DTYPES))):
+        for name, allowed in (("kind", KINDS), ("overflow", _OVERFLOWS), ("missing", _MISSING), ("format", _FORMATS), ("dtype", tuple(DTYPES))):
             value = getattr(self, name)
             if value is not None and value not in allowed:
                 raise OptionError(f"{name} must be one of {', '.join(allowed)}, found {value!r}", options=[name])
-        for name, least in (("max", 1), ("fill", 0)):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise OptionError(f"{name} must be a whole number of at least {least}, found {value!r}", options=[name])
+        if self.max is not None and (isinstance(self.max, bool) or not isinstance(self.max, int) or self.max < 1):
+            raise OptionError(f"max must be a whole number of at least 1, found {self.max!r}", options=["max"])
+        if self.fill is not None and (isinstance(self.fill, bool) or not isinstance(self.fill, int)):
+            raise OptionError(f"fill must be a whole number, found {self.fill!r}", options=["fill"])
         if self.shape is not None and not (self.shape and all(type(n) is int and n >= 1 for n in self.shape)):
             raise OptionError(f"shape must be whole numbers of at least 1, found {self.shape!r}", options=["shape"])
         share = self.min_visibility
@@ -95,6 +99,8 @@ class FieldOptions:
 
     def check(self, kind: str) -> None:
         """Raises OptionError where something is given that a field of this kind does not take."""
+        if kind == "mask" and (self.fill or 0) < 0:
+            raise OptionError(f"fill of a mask must be at least 0, found {self.fill}", options=["fill"])
         if strange := [name for name in self.given() if name != "kind" and name not in _TAKES[kind]]:
             takes = ", ".join(sorted(_TAKES[kind])) or "nothing"
             raise OptionError(f"{', '.join(strange)}: a field of kind {kind} takes {takes}", options=strange)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
@@ -38,8 +39,10 @@ def choose(job: Job, executor: Executor, keys: Sequence[bytes], hashes: npt.NDAr
     return decide(job.preprocess, [f for f in _probe_all(job, executor, [keys[i] for i in looked_at(hashes).tolist()]) if f is not None])
 
 
-def decide(preprocess: Preprocess, found: Sequence[tuple[int, int, str]]) -> tuple[Preprocess, str]:
-    """As `choose`, by the (width, height, mode) of the images that were looked at."""
+def decide(preprocess: Preprocess, found: Sequence[tuple[Any, ...]]) -> tuple[Preprocess, str]:
+    """As `choose`, by the (width, height, mode) of the images that were looked at; of volumes (sides, channels) each."""
+    if preprocess.kind == "volume":
+        return _decide_volume(preprocess, found)
     said = []
     if preprocess.mode == "keep" and preprocess.kept_mode is None:
         modes = Counter(mode for _, _, mode in found)
@@ -61,6 +64,30 @@ def decide(preprocess: Preprocess, found: Sequence[tuple[int, int, str]]) -> tup
             else:
                 why = "no image could be looked at"
             said.append(f"short side to {_SIDE}, centre crop {_SIDE}: {why}; MMapShardDataset(out, crop=224) gives the usual evaluation crop")
+    return preprocess, "; ".join(said)
+
+
+def _decide_volume(preprocess: Preprocess, found: Sequence[Any]) -> tuple[Preprocess, str]:
+    """Volumes keep their size and their channels where all are alike.  Raises OptionError where a size is needed and they differ."""
+    said = []
+    if preprocess.kept_channels is None:
+        channels = Counter(count for _, count in found)
+        most = min(channels, key=lambda n: (-channels[n], n)) if channels else 0
+        preprocess = replace(preprocess, kept_channels=most)
+        if len(channels) > 1:
+            said.append(f"{most} channels kept ({channels[most]} of {len(found)} looked at; others will be rejected)")
+    if preprocess.needs_size():
+        sizes = sorted({shape for shape, _ in found}, key=lambda shape: (math.prod(shape), shape))
+        if len(sizes) != 1:
+            shown = [" x ".join(map(str, shape)) for shape in sizes]
+            why = f"{len(sizes):,} sizes (depth x height x width) from {shown[0]} to {shown[-1]}" if sizes else "no volume could be looked at"
+            raise OptionError(
+                f"{why}: say with --crop DxHxW how much of the centre is taken, or with --pad DxHxW what all are filled up to",
+                options=["crop", "pad"],
+            )
+        preprocess = preprocess.with_size(*sizes[0])
+        which = "the one volume" if len(found) == 1 else f"all {len(found):,} volumes"
+        said.append(f"{'x'.join(map(str, sizes[0]))} kept: the size (depth x height x width) of {which} looked at")
     return preprocess, "; ".join(said)
 
 
@@ -86,10 +113,10 @@ def refuse_other(out: Path, before: Mapping[str, Any] | None, asked: Preprocess,
         )
 
 
-def _probe_all(job: Job, executor: Executor, keys: list[bytes]) -> list[tuple[int, int, str] | None]:
+def _probe_all(job: Job, executor: Executor, keys: list[bytes]) -> list[tuple[Any, ...] | None]:
     chunks = [keys[i : i + _CHUNK] for i in range(0, len(keys), _CHUNK)]
     futures = [executor.submit(probe, job, chunk) for chunk in chunks]
-    out: list[tuple[int, int, str] | None] = []
+    out: list[tuple[Any, ...] | None] = []
     for chunk, future in zip(chunks, futures, strict=True):
         try:
             out += result_within(executor, future, job.timeout_s)
@@ -99,12 +126,12 @@ def _probe_all(job: Job, executor: Executor, keys: list[bytes]) -> list[tuple[in
     return out
 
 
-def _probe_alone(job: Job, executor: Executor, key: bytes) -> tuple[int, int, str] | None:
+def _probe_alone(job: Job, executor: Executor, key: bytes) -> tuple[Any, ...] | None:
     """None for a header that crashes its worker, or does not let it live in several tries: one death may be the machine's doing."""
     for _ in range(_TRIES):
         try:
             (found,) = result_within(executor, executor.submit(probe, job, [key]), job.timeout_s)
-            return cast("tuple[int, int, str] | None", found)
+            return cast("tuple[Any, ...] | None", found)
         except EngineError as error:
             if error.details.get("exitcode") in CRASHES:
                 return None

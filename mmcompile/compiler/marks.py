@@ -63,7 +63,7 @@ _UNKNOWN = Fingerprints("", "", "", {})
 
 def versions_of(preprocess: Preprocess, format: str | None = None) -> dict[str, str]:
     """The library versions that pixels of a source format depend on; of all listed formats when None."""
-    found = decode.versions(format, icc=preprocess.icc == "srgb")
+    found = decode.versions(format, icc=preprocess.icc == "srgb", volumes=preprocess.uses_volumes)
     resized = preprocess.resize is not None or preprocess.pad is not None
     return {**found, **resample.versions()} if resized and preprocess.resolved().resampler == "torch" else found
 
@@ -119,7 +119,7 @@ def stored_as(old: Preprocess, new: Preprocess) -> str | None:
     """How rows stored as `old` says become those that `new` wants, bit for bit: "same", "moved" (to the other layout), "cast" again from the
     pixels, which uint8 rows are; None where they cannot.
     """
-    if old.parts or new.parts:  # which would have to be told apart
+    if old.parts or new.parts or old.views or new.views or "volume" in (old.kind, new.kind):  # which would have to be told apart
         return "same" if old.store_settings() == new.store_settings() else None
     old, new = replace(old, fields=()), replace(new, fields=())  # what moves with a picture is moved anew
     if old.dtype == "uint8" and new.dtype != "uint8":

@@ -13,12 +13,12 @@ from fractions import Fraction
 from typing import Any, ParamSpec, TypeVar
 
 from mmcompile.compiler.plan import SHARD_BYTES
-from mmcompile.compiler.preprocess import Normalize, Preprocess
+from mmcompile.compiler.preprocess import TORCH_FILTERS, Normalize, Preprocess
 from mmcompile.compiler.rowstore import RowPreprocess
 from mmcompile.errors import OptionError, spelled
 from mmcompile.format.canonical import name_from_json
 
-__all__ = ["ENGINES", "BuildOptions", "allowed_rejects", "as_config", "tells_of_keywords", "typed"]
+__all__ = ["ENGINES", "BuildOptions", "allowed_rejects", "as_config", "notes", "tells_of_keywords", "typed"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -128,6 +128,20 @@ def typed(preprocess: Preprocess) -> str:
     return " ".join(f"{flag} {size(value)}" for name, flag in names if (value := getattr(preprocess, name)) is not None)
 
 
+def notes(preprocess: Preprocess) -> tuple[str, ...]:
+    """Lines for a person about choices that were made for them."""
+    normalize, said = preprocess.normalize, []
+    if isinstance(normalize, Normalize) and preprocess.scale == "unit" and max(map(abs, normalize.mean)) > 2:
+        shown = ",".join(f"{v:g}" for v in normalize.mean)
+        said.append(f"--mean {shown} looks like statistics of 0 to 255; values go from 0 to 1 here: divide --mean and --std by 255")
+    if preprocess.resampler is None and preprocess.compat is None and (preprocess.resize or preprocess.pad):
+        if preprocess.filter not in TORCH_FILTERS:
+            said.append(f"--filter {preprocess.filter} uses Pillow's kernel")
+        elif preprocess.keeps_alpha:
+            said.append(f"--mode {preprocess.mode} uses Pillow's premultiplied resize")
+    return tuple(said)
+
+
 def as_config(settings: Mapping[str, Any], out: str) -> dict[str, Any]:
     """The settings of the dataset `out`, as its index has them, as what a --config file holds; building with that gives the same bytes.
 
@@ -169,11 +183,13 @@ def _image_config(made: Preprocess) -> dict[str, Any]:
     config: dict[str, Any] = {}
     for spec in fields(Preprocess):
         value = getattr(made, spec.name)
-        if spec.name not in ("kept_mode", "fields", "kind", "fill") and value != spec.default:
+        if spec.name not in ("kept_mode", "fields", "kind", "fill", "kept_channels", "views") and value != spec.default:
             config[spec.name.replace("_", "-")] = list(value) if isinstance(value, tuple) else value
+    if made.drawn is not None:
+        config["views"] = made.drawn.typed
     own = made.settings().get("fields", {})
     if made.kind != "image":
-        own = {**own, "image": {"kind": made.kind}}
+        own = {**own, "image": {"kind": made.kind, **({"fill": made.fill} if made.fill else {})}}
     if own:
         config["field"] = own
     if isinstance(made.normalize, Normalize):

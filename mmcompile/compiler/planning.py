@@ -123,10 +123,10 @@ class Wanted:
         (main, _), *others = scan.parts
         pixels = (preprocess.field(main), *(preprocess.of(name).field(name) for name, _ in others))
         lists: dict[str, bytes] = {}
-        fields = (*pixels, *(with_lists(spec, lists) for spec in scan.fields))
+        mover = Mover(preprocess, scan.fields, scan.forms) if scan.forms else None
+        fields = (*pixels, *(with_lists(spec, lists) for spec in (scan.fields if mover is None else mover.stored)))
         if len({f.name for f in fields}) < len(fields):
             raise OptionError(f"two fields of one name among {', '.join(f.name for f in fields)}: name a column otherwise", options=["columns"])
-        mover = Mover(preprocess, scan.fields, scan.forms) if scan.forms else None
         versions, revision = (versions_of(preprocess), PIXEL_REVISION) if scan.lent is None else (scan.lent.versions, scan.lent.revision)
         settings = {"preprocess": preprocess.settings(), "source": source.identity(), "shard_bytes": options.shard_bytes}
         if options.seed is not None:

@@ -7,7 +7,6 @@ fingerprints and the index are made of.  Nothing here looks at a pixel: that is 
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -18,16 +17,16 @@ import numpy as np
 from mmcompile.compiler.cast import PIXEL_REVISION, channel_sums, store
 from mmcompile.compiler.fieldoptions import FieldOptions, fields_of
 from mmcompile.compiler.modes import channels_of
+from mmcompile.compiler.normalize import IMAGENET, Normalize, described, is_number
+from mmcompile.compiler.sizes import MAX_SIDE, check_side, clash, flag, pair, typed
+from mmcompile.compiler.views import Views, views_of
 from mmcompile.errors import OptionError, spelled
 from mmcompile.format.fields import PIXELS, Field
 
-__all__ = ["IMAGENET", "PIXEL_REVISION", "Normalize", "Preprocess", "channel_sums", "store"]
+__all__ = ["IMAGENET", "PIXEL_REVISION", "TORCH_FILTERS", "Normalize", "Preprocess", "channel_sums", "store"]
 
 #: Pillow's own error limit: twice the pixels of a quarter GiB of RGB.
 MAX_PIXELS = 178_956_970
-#: Widest row or column that an option may ask for; a row of a shard must stay far below a shard.
-MAX_SIDE = 65_535
-
 _CHOICES: dict[str, tuple[str | None, ...]] = {
     "mode": ("rgb", "gray", "rgba", "keep"),
     "dtype": ("uint8", "uint16", "int16", "int32", "float16", "bfloat16", "float32", "float64"),
@@ -39,14 +38,14 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
     "orientation": (None, "apply", "ignore"),
     "depth16": (None, "reject", "scale", "clip", "keep"),
     "icc": ("ignore", "srgb"),
-    "frames": ("first", "error"),
+    "frames": ("first", "error", "all"),
     "truncated": ("reject", "accept"),
     "axes": (None, "chw", "hwc"),
     "kind": ("image", "mask", "volume"),
 }
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
-_TORCH_FILTERS = ("bilinear", "bicubic")
-_NEWER = frozenset({"axes", "jpeg_scaling", "transform", "transform_version", "transform_shape", "kind", "fill", "fields"})
+TORCH_FILTERS = ("bilinear", "bicubic")
+_NEWER = frozenset({"axes", "jpeg_scaling", "transform", "transform_version", "transform_shape", "kind", "fill", "fields", "kept_channels", "views"})
 _GEOMETRY = ("resize", "crop", "pad", "keep_size")
 #: What a mask has whatever its picture has: class ids, the nearest of them.
 _OF_MASKS: dict[str, Any] = {
@@ -67,39 +66,7 @@ _OF_MASKS: dict[str, Any] = {
     "kept_mode": None,
 }
 _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-#: (65535 - mean) / std stays finite in float32, of which 3.4e38 is the largest.
-LEAST_STD = 1e-30
 _COLOUR = re.compile(r"#[0-9a-f]{6}")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-@spelled
-@dataclass(frozen=True)
-class Normalize:
-    """`(value - mean) / std` for each channel, in float32 (float64 for float64 rows); `value` is what `scale` says.  `std` is positive."""
-
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        for name in ("mean", "std"):
-            values = getattr(self, name)
-            if not isinstance(values, tuple) or not values or not all(_is_number(v) for v in values):
-                raise OptionError(f"{name} must be finite numbers, one for each channel, found {values!r}", options=[name])
-            object.__setattr__(self, name, tuple(float(v) for v in values))
-        if len(self.mean) != len(self.std):
-            raise OptionError(
-                f"mean has {len(self.mean)} values and std has {len(self.std)}: give one of each for every channel", options=["mean", "std"]
-            )
-        if min(self.std) < LEAST_STD:
-            raise OptionError(f"std must be at least {LEAST_STD} for every channel, or values become infinite; found {self.std}", options=["std"])
-
-
-#: Mean and standard deviation that torchvision's ImageNet models were trained with.
-IMAGENET = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 @spelled
@@ -114,13 +81,16 @@ class Preprocess:
     `axes`: where `.npy` pictures with three axes have their channels, if the shape does not tell (`chw` or `hwc`).
     `fields` are settings of single fields by name, FieldOptions or dicts of them: further pictures, masks, boxes, and whatever else a sample holds.
     Pictures and masks without geometry of their own have that of the sample.
-    `keep_size` (height, width) and `kept_mode` are set by a build that looked at its sources, when no geometry or `mode="keep"` was
-    asked for, `kind` and `fill` by `of`.
+    `views=K` stores K variants of each sample, random resized crops of the whole picture to the size that `crop` says: a number, or Views.
+    Volumes, which a source (or `--field image:kind=volume`, or `frames="all"` of TIFF) says they are, are cropped or padded, to N or (depth, height,
+    width), and never resized: a `transform` with the shape (depth, height, width) may do that, and gets them whole where no geometry is asked for.
+    `keep_size` (height, width; of volumes three sides), `kept_mode` and `kept_channels` (of volumes, 0: no such axis) are set by a build that
+    looked at its sources, where they are not asked for, `kind` and `fill` by `of`.
     """
 
     resize: int | tuple[int, int] | None = None
-    crop: int | tuple[int, int] | None = None
-    pad: int | None = None
+    crop: int | tuple[int, ...] | None = None
+    pad: int | tuple[int, int, int] | None = None
     mode: str = "rgb"
     dtype: str = "uint8"
     layout: str = "chw"
@@ -141,21 +111,24 @@ class Preprocess:
     jpeg_scaling: float | None = None
     axes: str | None = None
     kept_mode: str | None = None
-    keep_size: tuple[int, int] | None = None
+    keep_size: tuple[int, ...] | None = None
     transform: str | None = None
     transform_version: str | None = None
     transform_shape: tuple[int, int, int] | None = None
     fields: Any = ()
     kind: str = "image"
     fill: int = 0
+    kept_channels: int | None = None
+    views: Any = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fields", fields_of(self.fields))
+        object.__setattr__(self, "views", views_of(self.views))
         for name, allowed in _CHOICES.items():
             value = getattr(self, name)
             if value not in allowed:
                 words = ", ".join(str(a) for a in allowed if a is not None)
-                raise OptionError(f"{_flag(name)} must be one of {words}, found {value!r}", options=[name])
+                raise OptionError(f"{flag(name)} must be one of {words}, found {value!r}", options=[name])
         self._check_geometry()
         self._check_values()
         self._check_transform()
@@ -165,8 +138,16 @@ class Preprocess:
     # ---------------------------------------------------------------- checks
 
     def _check_geometry(self) -> None:
-        for name in ("resize", "crop", "pad", "keep_size"):
-            _check_side(name, getattr(self, name), pair=name in ("resize", "crop", "keep_size"), single=name != "keep_size")
+        for name in _GEOMETRY:
+            sizes = {"resize": (1, 2), "crop": (1, 2, 3), "pad": (1, 3), "keep_size": (2, 3)}[name]
+            check_side(name, getattr(self, name), sizes)
+        if self.kind == "volume" and self.resize is not None:
+            raise OptionError(
+                "--resize: volumes are cropped and padded, as their values are measurements: give --crop or --pad; a --transform may resample",
+                options=["resize"],
+            )
+        if self.kind == "volume" and isinstance(self.crop, tuple) and len(self.crop) != 3:
+            raise OptionError(f"--crop {typed(self.crop)}: volumes have three sides, as in --crop 64x128x128", options=["crop"])
         given = [n for n in ("resize", "crop", "pad", "keep_size") if getattr(self, n) is not None]
         if "pad" in given and len(given) > 1:
             clash("pad", given[0] if given[0] != "pad" else given[1], "pad already decides the size of a sample: leave one of them out")
@@ -179,18 +160,22 @@ class Preprocess:
                 options=["resize", "crop"],
             )
         if self.resize is not None and self.crop is not None:
-            rows, columns = _pair(self.resize)
-            crop_rows, crop_columns = _pair(self.crop)
+            if isinstance(self.crop, tuple) and len(self.crop) == 3:
+                clash("crop", "resize", "a crop of three sides is for volumes, which are not resized")
+            rows, columns = pair(self.resize)
+            crop_rows, crop_columns = pair(self.crop)
             if crop_rows > rows or crop_columns > columns:
-                clash("crop", "resize", f"the crop {crop_rows}x{crop_columns} is larger than the resized picture ({_typed(self.resize)})")
+                clash("crop", "resize", f"the crop {crop_rows}x{crop_columns} is larger than the resized picture ({typed(self.resize)})")
+        if self.drawn is not None:
+            self.drawn.check(self)
 
     def _check_values(self) -> None:
         if isinstance(self.max_pixels, bool) or not isinstance(self.max_pixels, int) or self.max_pixels < 1:
             raise OptionError(f"--max-pixels must be a whole number above 0, found {self.max_pixels!r}", options=["max_pixels"])
-        if self.max_aspect is not None and (not _is_number(self.max_aspect) or self.max_aspect < 1):
+        if self.max_aspect is not None and (not is_number(self.max_aspect) or self.max_aspect < 1):
             raise OptionError(f"--max-aspect must be a number of at least 1, found {self.max_aspect!r}", options=["max_aspect"])
         if self.jpeg_scaling is not None:
-            if not _is_number(self.jpeg_scaling) or self.jpeg_scaling < 1:
+            if not is_number(self.jpeg_scaling) or self.jpeg_scaling < 1:
                 raise OptionError(f"--jpeg-scaling must be a number of at least 1, found {self.jpeg_scaling!r}", options=["jpeg_scaling"])
             object.__setattr__(self, "jpeg_scaling", float(self.jpeg_scaling))
         alpha_kept = self.mode in ("rgba", "keep")
@@ -210,7 +195,7 @@ class Preprocess:
             clash("depth16", "dtype", "16 bits do not fit in uint8: use --dtype uint16 or float32, or --depth16 scale")
         if self.range is not None:
             low_high = self.range
-            if not isinstance(low_high, tuple) or len(low_high) != 2 or not all(map(_is_number, low_high)) or low_high[0] >= low_high[1]:
+            if not isinstance(low_high, tuple) or len(low_high) != 2 or not all(map(is_number, low_high)) or low_high[0] >= low_high[1]:
                 raise OptionError(f"--range must be two finite numbers LO:HI with LO below HI, found {low_high!r}", options=["range"])
             if self.dtype != "uint8" and self.dtype not in _FLOATS:
                 clash("range", "dtype", f"--range maps values to 8 bit or to 0 to 1, and {self.dtype} keeps them: leave one of them out")
@@ -220,13 +205,16 @@ class Preprocess:
         if self.transform is None:
             for name in ("transform_version", "transform_shape"):
                 if getattr(self, name) is not None:
-                    raise OptionError(f"{_flag(name)} belongs to --transform: give it, too", options=[name])
+                    raise OptionError(f"{flag(name)} belongs to --transform: give it, too", options=[name])
             return
         if not _FUNCTION.fullmatch(self.transform):
             raise OptionError(f"--transform must be package.module:function, found {self.transform!r}", options=["transform"])
         shape = self.transform_shape
         if shape is not None and (len(shape) != 3 or not all(type(n) is int and 1 <= n <= MAX_SIDE for n in shape)):
-            raise OptionError(f"--transform-shape must be height x width x channels, found {shape!r}", options=["transform_shape"])
+            raise OptionError(
+                f"--transform-shape must be height x width x channels (of volumes depth x height x width), found {shape!r}",
+                options=["transform_shape"],
+            )
 
     def _check_normalize(self) -> None:
         if self.normalize is None:
@@ -245,7 +233,7 @@ class Preprocess:
                     f"auto is known only after the build: store --dtype uint8 instead of {self.dtype}, or give --mean and --std",
                 )
             return
-        wanted = self._channels() if self.transform_shape is None else self.transform_shape[2]
+        wanted = self._channels() if self.transform_shape is None or self.kind == "volume" else self.transform_shape[2]
         found = len(_normalizer(self.normalize).mean)
         if wanted is not None and wanted != found:
             clash("normalize", "mode", f"mean and std have {found} values, --mode {self.mode} has {wanted} channel{'s'[: wanted - 1]}")
@@ -256,12 +244,14 @@ class Preprocess:
         if self.compat == "torchvision" and self.jpeg_scaling is not None:
             clash("compat", "jpeg_scaling", "torchvision decodes every picture whole: leave one of them out")
         if self.resampler == "torch":
-            if self.filter not in _TORCH_FILTERS:
+            if self.filter not in TORCH_FILTERS:
                 clash("resampler", "filter", f"the torch resampler has bilinear and bicubic: use --resampler pillow for {self.filter}")
-            if self._keeps_alpha():
+            if self.keeps_alpha:
                 clash("resampler", "mode", "kept transparency needs Pillow's premultiplied resize: use --resampler pillow")
 
-    def _keeps_alpha(self) -> bool:
+    @property
+    def keeps_alpha(self) -> bool:
+        """Is transparency kept, as a channel?"""
         return self.mode == "rgba" or self.kept_mode in ("LA", "RGBA")
 
     # ---------------------------------------------------------------- presets
@@ -270,7 +260,7 @@ class Preprocess:
         """These options with everything that a preset decides filled in; resolving twice changes nothing."""
         exact = self.compat == "torchvision"
         depth16 = self.depth16 or ("clip" if exact else "reject" if self.dtype == "uint8" else "keep")
-        torch_can = self.filter in _TORCH_FILTERS and not self._keeps_alpha() and not exact
+        torch_can = self.filter in TORCH_FILTERS and not self.keeps_alpha and not exact
         alpha = self.alpha or ("keep" if self.mode in ("rgba", "keep") else "drop" if exact else "white")
         return replace(
             self,
@@ -281,34 +271,27 @@ class Preprocess:
             normalize=_normalizer(self.normalize) if self.normalize == "imagenet" else self.normalize,
         )
 
-    def notes(self) -> tuple[str, ...]:
-        """Lines for a person about choices that were made for them."""
-        if isinstance(self.normalize, Normalize) and self.scale == "unit" and max(map(abs, self.normalize.mean)) > 2:
-            shown = ",".join(f"{v:g}" for v in self.normalize.mean)
-            return (
-                f"--mean {shown} looks like statistics of 0 to 255; values go from 0 to 1 here: divide --mean and --std by 255",
-                *self._resize_notes(),
-            )
-        return self._resize_notes()
-
-    def _resize_notes(self) -> tuple[str, ...]:
-        if self.resampler is not None or self.compat is not None or not (self.resize or self.pad):
-            return ()
-        if self.filter not in _TORCH_FILTERS:
-            return (f"--filter {self.filter} uses Pillow's kernel",)
-        return (f"--mode {self.mode} uses Pillow's premultiplied resize",) if self._keeps_alpha() else ()
-
     def needs_size(self) -> bool:
         """True where no geometry was asked for, so that a build must choose it from its sources."""
+        if self.kind == "volume" and self.transform_shape is not None:
+            return False
         return self.resize is None and self.crop is None and self.pad is None and self.keep_size is None
+
+    def needs_look(self) -> bool:
+        """True where something is left open that a build must find out from its sources."""
+        if self.kind == "volume":
+            return self.needs_size() or self.kept_channels is None
+        return self.needs_size() or (self.mode == "keep" and self.kept_mode is None)
 
     def uses_torch(self) -> bool:
         """True where pictures are resized by torch, or may be, as no geometry was asked for."""
-        return self.resolved().resampler == "torch" and (self.resize is not None or self.pad is not None or self.needs_size())
+        return (
+            self.kind != "volume" and self.resolved().resampler == "torch" and (self.resize is not None or self.pad is not None or self.needs_size())
+        )
 
-    def with_size(self, h: int, w: int) -> Preprocess:
-        """These options with the sources' own size kept: a picture of another size is a reject."""
-        return replace(self, keep_size=(h, w))
+    def with_size(self, *size: int) -> Preprocess:
+        """These options with the sources' own size (height, width; of volumes three sides) kept: a picture of another size is a reject."""
+        return replace(self, keep_size=size)
 
     # ---------------------------------------------------------------- fields
 
@@ -318,18 +301,26 @@ class Preprocess:
         The kinds of the others stand in `fields`, so that settings tell them.  Raises OptionError.
         """
         known = dict(self.options)
+        main = parts[0][0]
         for name, kind in parts:
             given = known.get(name, FieldOptions())
-            given.check(given.kind or kind)
-            known[name] = replace(given, kind=given.kind or kind)
-        own = known.pop(parts[0][0]).given()
+            kind = given.kind or ("volume" if kind == "image" and name == main and self.frames == "all" else kind)
+            given.check(kind)
+            if kind == "mask" and known[main].kind == "volume":  # ids as they are, for each place of the volume
+                given = replace(given, kind=None, dtype=given.dtype or "uint8", fill=given.fill or 0)
+                given, kind = replace(given, scale="none"), "volume"
+            known[name] = replace(given, kind=kind)
+        own = known.pop(main).given()
         made = replace(self, **self._replaced(own), fields=known)
+        if made.kind != "volume" and not made.needs_size():
+            made.output_hw()
         for name, _ in parts[1:]:
             made.of(name)
         return made
 
     def _replaced(self, given: dict[str, Any]) -> dict[str, Any]:
         """What `replace` makes of these options by those of a field: geometry as a whole, and no normalisation that was meant for other channels."""
+        given = {name: value for name, value in given.items() if name != "missing"}
         geometry = dict.fromkeys(_GEOMETRY) if given.keys() & set(_GEOMETRY) else {}
         return {**geometry, **({"normalize": None, "kept_mode": None} if "mode" in given else {}), **given}
 
@@ -340,6 +331,8 @@ class Preprocess:
         given = options.given()
         if options.kind == "mask":
             shared |= {**_OF_MASKS, "orientation": self.resolved().orientation}
+        if options.kind == "volume":
+            shared |= {"kept_channels": 0, "normalize": None, "range": None, "depth16": None, "fill": 0}
         try:
             return replace(self, **(shared | self._replaced(given))).resolved()
         except OptionError as error:
@@ -351,17 +344,26 @@ class Preprocess:
         return self.fields  # type: ignore[no-any-return]
 
     @property
+    def uses_volumes(self) -> bool:
+        """Is one of the pixel fields of volumes?"""
+        return self.kind == "volume" or any(options.kind == "volume" for _, options in self.options)
+
+    @property
     def parts(self) -> tuple[str, ...]:
         """The names of the pixel fields beside the first, sorted."""
         return tuple(name for name, options in self.options if options.kind in PIXELS)
 
     def field(self, name: str) -> Field:
         """The pixel field that these options make, under this name."""
+        views = None if self.drawn is None else self.drawn.count
+        lead = () if views is None else (views,)
         if self.kind == "mask":
-            return Field(name, self.dtype, self.output_hw(), "mask")
+            return Field(name, self.dtype, (*lead, *self.output_hw()), "mask", views=views)
+        is_volume = self.kind == "volume"
         normalize = self.read_normalize()
         constants = None if normalize is None else (normalize.mean, normalize.std)
-        return Field(name, self.dtype, self.row_shape(), "image", self.layout, self.read_scale(), constants)
+        meaning, layout = ("volume", None) if is_volume else ("image", self.layout)
+        return Field(name, self.dtype, (*lead, *self.row_shape()), meaning, layout, self.read_scale(), constants, views=views)
 
     # ---------------------------------------------------------------- shapes
 
@@ -374,6 +376,8 @@ class Preprocess:
         return count
 
     def _channels(self) -> int | None:
+        if self.kind == "volume":
+            return self.kept_channels or 1
         return {"rgb": 3, "gray": 1, "rgba": 4}.get(self.mode) or channels_of(self.kept_mode or "")
 
     def output_hw(self) -> tuple[int, int]:
@@ -381,17 +385,41 @@ class Preprocess:
         decided = self.crop or self.pad or self.keep_size or self.resize
         if decided is None:
             raise OptionError("no size yet: give --resize and --crop, or --pad", options=["resize", "crop", "pad"])
-        return _pair(decided)
+        return pair(decided)
 
-    def sample_shape(self) -> tuple[int, int, int]:
-        """(C, H, W) of a sample."""
+    def volume_size(self) -> tuple[int, int, int] | None:
+        """(D, H, W) of every volume before `transform`; None where that gets them whole.  OptionError while `needs_size()`."""
+        decided = self.crop or self.pad or self.keep_size
+        if decided is None:
+            if self.transform_shape is not None:
+                return None
+            raise OptionError("no size yet: give --crop or --pad", options=["crop", "pad"])
+        d, h, w = (decided,) * 3 if isinstance(decided, int) else decided
+        return d, h, w
+
+    def sample_shape(self) -> tuple[int, ...]:
+        """(C, H, W) of a sample; of a volume (D, H, W), or (C, D, H, W) where the sources have channels."""
+        if self.kind == "volume":
+            several = (self.kept_channels,) if self.kept_channels else ()
+            return self.transform_shape or (*several, *(self.volume_size() or ()))
         if self.transform_shape is not None:
             height, width, channels = self.transform_shape
             return channels, height, width
         return (self.channels, *self.output_hw())
 
-    def row_shape(self) -> tuple[int, int, int]:
-        """The shape of a row as it lies on disk: (C, H, W), or (H, W, C) for layout hwc."""
+    @property
+    def drawn(self) -> Views | None:
+        """`views`, checked."""
+        return self.views  # type: ignore[no-any-return]
+
+    def of_one_view(self) -> Preprocess:
+        """What makes a variant of the part of a picture that it shows."""
+        return replace(self, views=None, resize=self.output_hw(), crop=None)
+
+    def row_shape(self) -> tuple[int, ...]:
+        """The shape of a row as it lies on disk: (C, H, W), or (H, W, C) for layout hwc; of a volume that of a sample."""
+        if self.kind == "volume":
+            return self.sample_shape()
         c, h, w = self.sample_shape()
         return (c, h, w) if self.layout == "chw" else (h, w, c)
 
@@ -450,49 +478,19 @@ class Preprocess:
         values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in d.items()}
         for given in (values, *(own for own in values.get("fields", {}).values() if isinstance(own, dict))):
             if isinstance(given.get("normalize"), Mapping):
-                given["normalize"] = _described(given["normalize"])
+                given["normalize"] = described(given["normalize"])
         return cls(**values)
-
-
-def clash(first: str, second: str, remedy: str) -> None:
-    """Raise the OptionError of two options that do not go together."""
-    raise OptionError(f"{_flag(first)} and {_flag(second)} clash: {remedy}", options=[first, second])
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else size
-
-
-def _typed(size: int | tuple[int, int]) -> str:
-    return str(size) if isinstance(size, int) else f"{size[0]}x{size[1]}"
-
-
-def _check_side(name: str, value: object, *, pair: bool, single: bool) -> None:
-    if value is None:
-        return
-    sides = value if pair and isinstance(value, tuple) and len(value) == 2 else (value,) if single else ()
-    if not sides or not all(isinstance(s, int) and not isinstance(s, bool) and 1 <= s <= MAX_SIDE for s in sides):
-        form = " or ".join(["a whole number"] * single + ["(height, width)"] * pair)
-        raise OptionError(f"{_flag(name)} must be {form} from 1 to {MAX_SIDE}, found {value!r}", options=[name])
 
 
 def _normalizer(value: str | Normalize | None) -> Normalize:
     return value if isinstance(value, Normalize) else IMAGENET
 
 
-def _described(normalize: Mapping[str, Any]) -> Normalize:
-    if set(normalize) != {"mean", "std"} or not all(isinstance(v, list | tuple) for v in normalize.values()):
-        raise OptionError("settings of normalize must be lists named mean and std", options=["normalize"])
-    return Normalize(tuple(normalize["mean"]), tuple(normalize["std"]))
-
-
 def _plain(value: object) -> object:
     if isinstance(value, Normalize):
         return {"mean": list(value.mean), "std": list(value.std)}
+    if isinstance(value, Views):
+        return value.to_json()
     if isinstance(value, FieldOptions):
         return {name: _plain(own) for name, own in value.given().items()}
     if isinstance(value, tuple) and value and isinstance(value[-1], tuple) and isinstance(value[-1][-1], FieldOptions):

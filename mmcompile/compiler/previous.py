@@ -234,7 +234,7 @@ class Previous:
                 continue
             blob, stops = joined(keys, stored)
             for shard in generation.shards.get(array_hash(blob), ()):
-                whole = self._kept(shard, stops, stored, rejects, values)
+                whole = self._kept(shard, stops, stored, rejects, values, keys)
                 if whole is not None:
                     yield whole
 
@@ -245,6 +245,7 @@ class Previous:
         stored: npt.NDArray[np.bool_],
         rejects: dict[int, dict[str, Any]],
         values: npt.NDArray[np.void],
+        keys: Keys,
     ) -> Whole | None:
         """A published shard, if its provenance and values are sound and say the same, and its other files are there."""
         folder = self.root / "shards"
@@ -254,7 +255,11 @@ class Previous:
                 return None
             if self.mover is not None and self.mover.misfits(values[stored], samples):
                 return None
-            wanted = values[stored] if self.mover is None else self.mover.moved(values[stored], samples)
+            wanted = (
+                values[stored]
+                if self.mover is None
+                else self.mover.moved(values[stored], samples, [keys[i] for i in np.flatnonzero(stored).tolist()])
+            )
             for spec in value_fields(self.fields):
                 if shard.read(spec.name, spec.stored, (shard.rows, *spec.shape)).tobytes() != wanted[spec.name].tobytes():
                     return None

@@ -53,7 +53,7 @@ def fit(height: int, width: int, preprocess: Preprocess) -> Fit:
     out = preprocess.output_hw()
     size = (height, width)
     if preprocess.pad is not None:
-        side, long = preprocess.pad, max(height, width)
+        side, long = out[0], max(height, width)
         size = (max(1, side * height // long), max(1, side * width // long))
     elif isinstance(preprocess.resize, tuple):
         size = preprocess.resize

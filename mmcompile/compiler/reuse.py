@@ -173,6 +173,10 @@ class Shelf:
         return self.shard.samples()
 
     @cached_property
+    def keys(self) -> list[bytes]:
+        return self.shard.keys(self.samples)
+
+    @cached_property
     def values(self) -> npt.NDArray[np.void]:
         """What stands beside the pixels, unchecked: each record is part of its row's hash."""
         others = value_fields(self.shard.fields)

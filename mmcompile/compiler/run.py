@@ -194,7 +194,7 @@ class Runner:
         for work in works:
             n = len(work.keys)
             work.outcome, work.records = np.zeros(n, np.uint8), np.zeros(n, sample_dtype(self._job.fields))
-            work.moved = work.values if self._job.mover is None else work.values.copy()
+            work.moved = work.values if self._job.mover is None else np.zeros(n, self._job.mover.dtype)
             sizes = work.stat["size"] if work.copies is None else np.where(work.copies, 0, work.stat["size"])
             for part in cut_pieces(sizes, self._workers):
                 yield work, part

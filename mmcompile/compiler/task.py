@@ -19,7 +19,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from mmcompile.compiler import decode, resample
+from mmcompile.compiler import decode, resample, volumetask
 from mmcompile.compiler.ahead import ReadAhead
 from mmcompile.compiler.copying import Copier
 from mmcompile.compiler.formats import belongs, may_be_tga
@@ -28,10 +28,11 @@ from mmcompile.compiler.pixelrows import PixelRows, Unfinished
 from mmcompile.compiler.preprocess import Preprocess, channel_sums, store
 from mmcompile.compiler.reuse import RowTable
 from mmcompile.compiler.sources import Source
-from mmcompile.compiler.sources.parts import beside_of, name_of, unpack
+from mmcompile.compiler.sources.parts import beside_of, files_of, name_of, unpack
 from mmcompile.compiler.spatial import Mover
 from mmcompile.compiler.staging import Fetched
 from mmcompile.compiler.transform import transformed
+from mmcompile.compiler.views import Shown
 from mmcompile.errors import DecodeError, MMCompileError
 from mmcompile.format.canonical import as_text, name_to_json
 from mmcompile.format.fields import Field, pixel_fields
@@ -174,7 +175,7 @@ def run_piece(job: Job, piece: Piece) -> PieceResult:
     result = PieceResult(
         np.zeros(n, np.uint8), np.zeros(n, sample_dtype(job.fields)), np.zeros((n, 2), np.uint64), np.zeros(n, bool), np.zeros(n, bool)
     )
-    result.moved = None if job.mover is None else piece.values.copy()
+    result.moved = None if job.mover is None else np.zeros(n, job.mover.dtype)
     copier, remembered = _copier_of(job), _remembered(job)
     row = PixelRows.empty(job.pixels, 1)
     with contextlib.ExitStack() as stack:
@@ -212,7 +213,7 @@ def run_piece(job: Job, piece: Piece) -> PieceResult:
                     if job.mover is not None:
                         if why := job.mover.misfits(values, record.reshape(1)):
                             raise DecodeError(why[0], stage="value", code="value")
-                        values = job.mover.moved(values, record.reshape(1))
+                        values = job.mover.moved(values, record.reshape(1), [key])
                     state = next(row.states())
                     state.update(values.tobytes())
                     record["row_hash"] = state.intdigest()
@@ -273,7 +274,7 @@ def _copy_known(piece: Piece, copier: Copier, target: Unfinished, hand: Hand, re
     wanted[list(piece.faults)] = False
     for items, shard, first in copier.runs(piece.hashes, np.flatnonzero(wanted)):
         hand.take(int(items[0]))
-        rows, values, records, right = copier.copy(shard, first, piece.values[items])
+        rows, values, records, right = copier.copy(shard, first, piece.values[items], [piece.keys[i] for i in items.tolist()])
         right &= renamed(records, [piece.keys[i] for i in items.tolist()])
         positions = np.array(piece.positions)[items]
         good = np.flatnonzero(right)
@@ -292,7 +293,7 @@ def _copy_one(
 ) -> tuple[npt.NDArray[Any] | None, npt.NDArray[np.void]]:
     """(record, values as stored) of a row of this source that is right, wherever there is one; (None, values) where there is none."""
     for shard, at in copier.places(hash_pair(digest)):
-        rows, moved, records, right = copier.copy(shard, at, values)
+        rows, moved, records, right = copier.copy(shard, at, values, [key])
         if right[0] and renamed(records, [key])[0]:
             row.take(rows)
             return records[0], moved
@@ -311,11 +312,9 @@ def _decode(job: Job, data: bytes, key: bytes, digest: str, row: PixelRows, hand
     began = time.perf_counter()
     files = [data] if len(row.arrays) == 1 else unpack(data)
     try:
-        decoded = decode.decode(files[0], as_text(key), job.preprocess, on_open=hand.opened)
-        pixels, depth = decoded.pixels, decoded.depth
-        if job.preprocess.transform is not None:
-            pixels, depth = transformed(pixels, depth, job.preprocess)
-        store(pixels, job.preprocess, depth, row.arrays[0][0])
+        decoded = volumetask.decoded(files[0], key, job.preprocess, hand.opened)
+        pixels, depth = _stepped(decoded.pixels, decoded.depth, job.preprocess)
+        sums = _stored(pixels, job.preprocess, depth, row.arrays[0][0])
     except (MMCompileError, MemoryError):
         raise
     except OwnFault as fault:
@@ -330,21 +329,51 @@ def _decode(job: Job, data: bytes, key: bytes, digest: str, row: PixelRows, hand
     record["mode"], record["format"] = decoded.mode.encode(), decoded.format.encode()
     record["orientation"], record["depth"] = decoded.orientation, depth
     record["flags"] = sum(_BITS[word] for word in set(decoded.warnings))
-    record["sum"], record["sum_squares"] = channel_sums(_pixels_of(row.arrays[0][0], pixels, job.preprocess))
+    record["sum"], record["sum_squares"] = sums
+    shown = _shown(job.preprocess, key, record)
     for spec, file, name, array in zip(job.pixels[1:], files[1:], beside_of(key), row.arrays[1:], strict=True):
-        _decode_part(job, spec, file, name, array[0], record)
+        _decode_part(job, spec, file, name, array[0], record, shown)
     return record
 
 
-def _decode_part(job: Job, spec: Field, data: bytes, name: bytes, row: npt.NDArray[Any], record: npt.NDArray[Any]) -> None:
+def _stepped(pixels: npt.NDArray[Any], depth: int, preprocess: Preprocess) -> tuple[npt.NDArray[Any], int]:
+    """(pixels, depth) after the user's own step, if there is one, which gets each view alone."""
+    if preprocess.transform is None:
+        return pixels, depth
+    if preprocess.views is None:
+        return transformed(pixels, depth, preprocess)
+    made = [transformed(view, depth, preprocess) for view in pixels]
+    return np.stack([view for view, _ in made]), made[0][1]
+
+
+def _shown(preprocess: Preprocess, key: bytes, record: npt.NDArray[Any]) -> tuple[Shown, ...] | None:
+    """What views show of an item, and of all that belongs to its picture; None without them."""
+    if preprocess.drawn is None:
+        return None
+    turned = record["orientation"] >= 5 and preprocess.resolved().orientation == "apply"
+    height, width = (record["width"], record["height"]) if turned else (record["height"], record["width"])
+    return preprocess.drawn.shown(key, int(height), int(width))
+
+
+def _decode_part(
+    job: Job, spec: Field, data: bytes, name: bytes, row: npt.NDArray[Any], record: npt.NDArray[Any], shown: tuple[Shown, ...] | None
+) -> None:
     """Store a further file of an item in its row; `record` holds what is known of the first.  Raises DecodeError, naming field and file."""
     options = _options_of(job.preprocess, spec.name)
+    size = int(record["width"]), int(record["height"])
     try:
         if spec.meaning == "mask":
-            row[...] = decode.mask(data, name_of(name), options, (int(record["width"]), int(record["height"])), int(record["orientation"]))
+            row[...] = decode.mask(data, name_of(name), options, size, int(record["orientation"]), shown)
             return
-        decoded = decode.decode(data, name_of(name), options)
-        store(decoded.pixels, options, decoded.depth, row)
+        decoded = volumetask.decoded(data, name, options, shown=shown)
+        if shown is not None and (decoded.width, decoded.height) != size:
+            words = [f"{w}x{h}" for w, h in ((decoded.width, decoded.height), size)]
+            raise DecodeError(
+                f"{words[0]} (width x height) beside a picture of {words[1]}, and views show the same part of both: they must be of one size",
+                stage="geometry",
+                code="size",
+            )
+        sums = _stored(decoded.pixels, options, decoded.depth, row)
     except DecodeError as error:
         raise DecodeError(f"{spec.name} ({name_of(name)}): {error}", **error.details) from error
     except (MMCompileError, MemoryError):
@@ -353,7 +382,17 @@ def _decode_part(job: Job, spec: Field, data: bytes, name: bytes, row: npt.NDArr
         raise _unforeseen(error, f"{spec.name} ({name_of(name)}): ") from error
     suffix = f"_{spec.name}"
     record[f"depth{suffix}"] = decoded.depth
-    record[f"sum{suffix}"], record[f"sum_squares{suffix}"] = channel_sums(decoded.pixels)
+    record[f"sum{suffix}"], record[f"sum_squares{suffix}"] = sums
+
+
+def _stored(pixels: npt.NDArray[Any], options: Preprocess, depth: int, row: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Store pixels in a row; (sums, sums of squares) of each channel."""
+    if options.kind == "volume":
+        volumetask.store_volume(pixels, options, depth, row)
+        return volumetask.sums_of_volume(pixels)
+    for view, out in zip(pixels, row, strict=True) if options.views is not None else ((pixels, row),):
+        store(view, options, depth, out)
+    return channel_sums(_pixels_of(row, pixels, options))
 
 
 def _unforeseen(error: Exception, where: str = "") -> DecodeError:
@@ -366,7 +405,9 @@ def _options_of(preprocess: Preprocess, name: str) -> Preprocess:
 
 
 def _pixels_of(row: npt.NDArray[Any], pixels: npt.NDArray[Any], preprocess: Preprocess) -> npt.NDArray[Any]:
-    """`pixels` (H, W, C), taken from the row where that holds the same values: there they lie together."""
+    """`pixels` (H, W, C), taken from the row where that holds the same values: there they lie together.  Of views all, one below the other."""
+    if preprocess.views is not None:
+        return pixels.reshape(-1, *pixels.shape[2:])
     if row.dtype.kind not in "ui" or row.dtype != pixels.dtype or preprocess.dtype == "bfloat16":
         return pixels
     return row.transpose(1, 2, 0) if preprocess.layout == "chw" else row
@@ -400,13 +441,17 @@ def first_file(data: bytes, key: bytes) -> bytes:
     return unpack(data)[0] if beside_of(key) else data
 
 
-def probe(job: Job, keys: list[bytes]) -> list[tuple[int, int, str] | None]:
-    """(width, height, mode) of each source as it would be stored, from its header; None where it has none."""
+def probe(job: Job, keys: list[bytes]) -> list[tuple[Any, ...] | None]:
+    """(width, height, mode) of each source as it would be stored, of a volume (sides, channels), from its header; None where it has none."""
     decode.initialise()
-    out: list[tuple[int, int, str] | None] = []
+    out: list[tuple[Any, ...] | None] = []
     for key in keys:
         try:
-            out.append(decode.probe(first_file(job.source.read(key), key), as_text(key), job.preprocess))
+            data = first_file(job.source.read(key), key)
+            if job.preprocess.kind == "volume":
+                out.append(decode.probe_volume(files_of(data, key), job.preprocess))
+            else:
+                out.append(decode.probe(data, as_text(key), job.preprocess))
         except Exception:  # no size to be had; the build itself says what is wrong with it
             out.append(None)
     return out
@@ -423,11 +468,11 @@ def measure(job: Job, keys: list[bytes], limit_s: float) -> tuple[int, float]:
     """Decode and preprocess some items for at most about `limit_s`; (items, seconds), not counting the first, which pays for start-up."""
     decode.initialise()
     done, began = -1, time.perf_counter()
+    row = np.empty(job.preprocess.field("image").shape, job.preprocess.stored_dtype())
     for key in keys:
         try:
-            decoded = decode.decode(first_file(job.source.read(key), key), as_text(key), job.preprocess)
-            channel_sums(decoded.pixels)
-            store(decoded.pixels, job.preprocess, decoded.depth)
+            decoded = volumetask.decoded(first_file(job.source.read(key), key), key, job.preprocess)
+            _stored(decoded.pixels, job.preprocess, decoded.depth, row)
         except Exception:  # a bad image takes its time, too
             pass
         done += 1

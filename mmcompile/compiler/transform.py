@@ -51,7 +51,7 @@ def _told(name: str, error: BaseException) -> str:
 
 
 def transformed(pixels: Array, depth: int, preprocess: Preprocess) -> tuple[Array, int]:
-    """(pixels, depth) after the user's step; `pixels` (H, W, C) is a copy that the step may write to.
+    """(pixels, depth) after the user's step; `pixels` (H, W, C), of a volume (D, H, W) or (C, D, H, W), is a copy that the step may write to.
 
     The step gives pixels of the same dtype, in the same units, or float32, which are taken as they are (depth 0).  Raises DecodeError where it
     raises, OptionError where its result is not what was declared: every other picture would end like that.
@@ -69,14 +69,18 @@ def transformed(pixels: Array, depth: int, preprocess: Preprocess) -> tuple[Arra
             error=type(error).__name__,
             told=_told(name, error),
         ) from error
-    channels, height, width = preprocess.sample_shape()
-    wanted = (height, width, channels)
+    if is_volume := preprocess.kind == "volume":
+        wanted = preprocess.sample_shape()
+    else:
+        channels, height, width = preprocess.sample_shape()
+        wanted = (height, width, channels)
     dtypes = list(dict.fromkeys((pixels.dtype.name, "float32")))
     if not isinstance(made, np.ndarray) or made.shape != wanted or made.dtype.name not in dtypes:
         found = f"{made.dtype} {made.shape}" if isinstance(made, np.ndarray) else type(made).__name__
         raise OptionError(
-            f"--transform {name} gave {found}; expected an array of {' or '.join(dtypes)}, {wanted} (height, width, channels): mend it, or declare "
-            "the shape with --transform-shape HxWxC",
+            f"--transform {name} gave {found}; expected an array of {' or '.join(dtypes)}, {wanted} "
+            f"({'depth, height, width' if is_volume else 'height, width, channels'}): mend it, or declare the shape with --transform-shape "
+            f"{'DxHxW' if is_volume else 'HxWxC'}",
             options=["transform", "transform_shape"],
         )
     if made.dtype != pixels.dtype and np.dtype(preprocess.stored_dtype()).kind in "iu" and preprocess.dtype != "bfloat16":

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mmcompile.format.randomcrop import draw_boxes, draw_integers, draw_uniform
 from mmcompile.runtime.cut import Cut, apply
 from mmcompile.runtime.patch import Patch
 from mmcompile.runtime.rowrandom import RowRandom
-from mmcompile.runtime.seeding import draw_uniform, stream_keys
+from mmcompile.runtime.seeding import stream_keys
 
 __all__ = ["Augment", "Cut", "RowRandom", "apply"]
 
@@ -23,8 +24,6 @@ Rows = npt.NDArray[np.int64]
 
 #: A stream of random numbers for each decision, so that asking for one more changes no other.
 _CROP, _FLIP, _AREA, _RATIO, _PLACE = range(5)
-#: RandomResizedCrop draws so often for a box that fits before it takes the centre, as torchvision's.
-_TRIES = 10
 
 
 @dataclass(frozen=True)
@@ -112,10 +111,11 @@ class Augment:
         keys = stream_keys(seed, epoch, rows)
         flip = draw_uniform(keys, _FLIP, 1)[:, 0] < self.hflip
         if self.resized_crop is not None:
-            return Cut(*self._boxes(keys, height, width), flip, (down, across))
+            return Cut(*draw_boxes(keys, height, width, self.scale, self.ratio, (_AREA, _RATIO, _PLACE)), flip, (down, across))
         at = draw_uniform(keys, _CROP, 2)
         top, left = (
-            _integers(at[:, k], n + 2 * self.padding - part + 1) - self.padding for k, (n, part) in enumerate(zip((height, width), size, strict=True))
+            draw_integers(at[:, k], n + 2 * self.padding - part + 1) - self.padding
+            for k, (n, part) in enumerate(zip((height, width), size, strict=True))
         )
         return Cut(top, left, np.full(len(keys), down), np.full(len(keys), across), flip, (down, across))
 
@@ -126,37 +126,10 @@ class Augment:
         often = self.flip or (*(0.0,) * (len(shape) - 1), self.hflip)
         flip = draw_uniform(keys, _FLIP, len(shape))[:, ::-1] < np.array(often)  # the last axis has the number that decides about an image
         at = draw_uniform(keys, _CROP, len(shape))
-        starts = [_integers(at[:, k], n + 2 * self.padding - part + 1) - self.padding for k, (n, part) in enumerate(zip(shape, size, strict=True))]
+        starts = [
+            draw_integers(at[:, k], n + 2 * self.padding - part + 1) - self.padding for k, (n, part) in enumerate(zip(shape, size, strict=True))
+        ]
         return Patch(np.stack(starts, 1), flip, size)
-
-    def _boxes(self, keys: npt.NDArray[np.uint64], height: int, width: int) -> tuple[Rows, Rows, Rows, Rows]:
-        """RandomResizedCrop's boxes: of ten areas and ratios the first that fits the image, else the largest central box whose ratio is allowed."""
-        low, high = self.scale
-        area = height * width * (low + (high - low) * draw_uniform(keys, _AREA, _TRIES))
-        least, most = math.log(self.ratio[0]), math.log(self.ratio[1])
-        ratio = np.exp(least + (most - least) * draw_uniform(keys, _RATIO, _TRIES))
-        with np.errstate(over="ignore"):
-            across, down = (np.rint(np.minimum(np.sqrt(v), 2.0**52)).astype(np.int64) for v in (area * ratio, area / ratio))
-        fits = (across > 0) & (across <= width) & (down > 0) & (down <= height)
-        some, first = fits.any(1), fits.argmax(1)[:, None]
-        whole = width / height
-        w, h = width, height
-        if whole < self.ratio[0]:
-            h = min(height, max(1, round(width / self.ratio[0])))
-        elif whole > self.ratio[1]:
-            w = min(width, max(1, round(height * self.ratio[1])))
-        across = np.where(some, np.take_along_axis(across, first, 1)[:, 0], w)
-        down = np.where(some, np.take_along_axis(down, first, 1)[:, 0], h)
-        at = draw_uniform(keys, _PLACE, 2)
-        top = np.where(some, _integers(at[:, 0], height - down + 1), (height - down) // 2)
-        left = np.where(some, _integers(at[:, 1], width - across + 1), (width - across) // 2)
-        return top, left, down, across
-
-
-def _integers(uniform: npt.NDArray[np.float64], n: Any) -> Rows:
-    """Integers in [0, n) from numbers in [0, 1)."""
-    out: Rows = np.minimum((uniform * n).astype(np.int64), np.asarray(n, np.int64) - 1)
-    return out
 
 
 def _is_int(value: Any) -> bool:

@@ -195,7 +195,7 @@ class MMapShardDataset(Facts):
             return self._called(self._unbind(self._gather(rows, shown)), rows, keys)
         valid = said_valid(keys)
         bare = self._output == "tuple" and valid is None and len(self._columns) == 1 and self._label is None
-        return gathered(lambda: self._gather(rows, shown, valid), len(rows), self._unbind, self._packed, bare)
+        return gathered(lambda: self._gather(rows, shown, valid), len(rows), self._unbind, self._packed if self._texts else self._named, bare)
 
     def _sample(self, key: int) -> Any:
         row = self._rows.row(key)

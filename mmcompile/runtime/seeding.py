@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from mmcompile.format.streams import GOLDEN, MASK, Words, draw_bits, finish_all, mix_all, stream_key, stream_keys
 
-__all__ = ["SampleIndex", "draw_bits", "draw_uniform", "drawn_rows", "mt19937_words", "stream_key", "stream_keys"]
+__all__ = ["SampleIndex", "draw_bits", "drawn_rows", "mt19937_words", "stream_key", "stream_keys"]
 
 
 class SampleIndex(int):
@@ -37,11 +37,6 @@ def drawn_rows(rows: npt.NDArray[np.int64], draws: npt.NDArray[np.int64]) -> npt
     """What stands for rows in a key where samples are drawn with replacement: it tells the draws (from 1; 0 for none) of one row apart."""
     mixed = np.where(draws == 0, np.uint64(0), mix_all(draws.astype(np.uint64)))
     return (np.asarray(rows, np.int64).view(np.uint64) ^ mixed).view(np.int64)
-
-
-def draw_uniform(keys: Words, stream: int, count: int) -> npt.NDArray[np.float64]:
-    """Numbers in [0, 1) with 53 random bits: float64 (N, count)."""
-    return (draw_bits(keys, stream, count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def mt19937_words(keys: int | Words) -> npt.NDArray[np.uint32]:

@@ -4,6 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mmcompile.compiler.options import notes
 from mmcompile.compiler.preprocess import IMAGENET, Normalize, Preprocess
 from mmcompile.errors import OptionError
 
@@ -25,7 +26,10 @@ SIZE = {"resize": 256, "crop": 224}
         ({"crop": -1}, {"crop"}),
         ({"crop": True}, {"crop"}),
         ({"crop": 2.5}, {"crop"}),
-        ({"crop": (1, 2, 3)}, {"crop"}),
+        ({"crop": (1, 2, 3, 4)}, {"crop"}),
+        ({"crop": (1, 2, 3), "resize": (4, 4)}, {"crop", "resize"}),
+        ({"kind": "volume", "crop": (1, 2)}, {"crop"}),
+        ({"kind": "volume", "resize": (4, 4)}, {"resize"}),
         ({"pad": (3, 4)}, {"pad"}),
         ({"resize": (10, 100_000)}, {"resize"}),
         ({"mode": "bgr"}, {"mode"}),
@@ -192,11 +196,11 @@ def test_what_is_not_known_yet_is_said():
 
 
 def test_notes_say_which_kernel_was_taken():
-    assert Preprocess(**SIZE).notes() == ()
-    assert "lanczos" in Preprocess(**SIZE, filter="lanczos").notes()[0]
-    assert "rgba" in Preprocess(**SIZE, mode="rgba").notes()[0]
-    assert Preprocess(crop=3, mode="rgba").notes() == ()
-    assert Preprocess(**SIZE, filter="lanczos", resampler="pillow").notes() == ()
+    assert notes(Preprocess(**SIZE)) == ()
+    assert "lanczos" in notes(Preprocess(**SIZE, filter="lanczos"))[0]
+    assert "rgba" in notes(Preprocess(**SIZE, mode="rgba"))[0]
+    assert notes(Preprocess(crop=3, mode="rgba")) == ()
+    assert notes(Preprocess(**SIZE, filter="lanczos", resampler="pillow")) == ()
 
 
 @pytest.mark.parametrize(

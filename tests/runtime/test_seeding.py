@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmcompile.runtime.seeding import SampleIndex, draw_bits, draw_uniform, mt19937_words, stream_key, stream_keys
+from mmcompile.format.randomcrop import draw_uniform
+from mmcompile.runtime.seeding import SampleIndex, draw_bits, mt19937_words, stream_key, stream_keys
 
 ROWS = np.arange(2000, dtype=np.int64)
 KEYS = ["0x238275bc38fcbe91", "0xb18a02f46d8d86c3", "0x44e5b98100c67fb0", "0x2f32a78496c67c60", "0x8a5584398b1cf94c"]

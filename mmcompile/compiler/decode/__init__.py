@@ -31,7 +31,9 @@ from mmcompile.compiler.decode.stored import Stored
 from mmcompile.compiler.decode.volumes import VolumeGeometry
 from mmcompile.compiler.formats import EXTENSIONS, TORCHVISION_EXTENSIONS, belongs, sniff
 from mmcompile.compiler.preprocess import Preprocess
+from mmcompile.compiler.views import Shown
 from mmcompile.errors import DecodeError
+from mmcompile.format.canonical import as_bytes
 
 __all__ = [
     "EXTENSIONS",
@@ -94,10 +96,12 @@ def initialise() -> None:
     jpeg.initialise()
 
 
-def decode(data: bytes, name: str, preprocess: Preprocess, on_open: Callable[[int, int], None] | None = None) -> Decoded:
-    """The pixels of one file as `preprocess` wants them; `name` is looked at for its extension only.
+def decode(
+    data: bytes, name: str, preprocess: Preprocess, on_open: Callable[[int, int], None] | None = None, shown: tuple[Shown, ...] | None = None
+) -> Decoded:
+    """The pixels of one file as `preprocess` wants them; of `name` the extension counts, and with views all of it (see `Views.shown`).
 
-    `on_open(width, height)` is called when the size is known and decoding begins.
+    `on_open(width, height)` is called when the size is known and decoding begins.  `shown`: what views show, where that follows another picture.
 
     Raises DecodeError with `stage` (open, load, convert, geometry), `code`, and `error`, the class that Pillow raised.  MemoryError passes.
     OptionError where the options leave the size of a sample open.
@@ -106,12 +110,12 @@ def decode(data: bytes, name: str, preprocess: Preprocess, on_open: Callable[[in
     options.sample_shape()
     try:
         with opening.pillow(options) as log:
-            return _decode(data, name, options, log, on_open)
+            return _decode(data, name, options, log, on_open, shown)
     except DecodeError as error:
         if options.truncated != "accept" or error.details["stage"] != "load":
             raise
     with opening.pillow(options, truncated=True) as log:
-        made = _decode(data, name, options, log, on_open)
+        made = _decode(data, name, options, log, on_open, shown)
     return replace(made, warnings=(*made.warnings, "truncated-accepted"))
 
 
@@ -194,10 +198,17 @@ def _resolved(preprocess: Preprocess) -> Preprocess:
     return preprocess.resolved()
 
 
-def _decode(data: bytes, name: str, options: Preprocess, log: list[warnings.WarningMessage], on_open: Callable[[int, int], None] | None) -> Decoded:
+def _decode(
+    data: bytes,
+    name: str,
+    options: Preprocess,
+    log: list[warnings.WarningMessage],
+    on_open: Callable[[int, int], None] | None,
+    shown: tuple[Shown, ...] | None,
+) -> Decoded:
     image = opened(data, name, options, log)
     if isinstance(image, Stored):
-        return _decode_stored(image, name, options, log, on_open)
+        return _decode_stored(image, name, options, log, on_open, shown)
     format, mode, (width, height) = image.format or "", mode_recorded(data, image), image.size
     if on_open is not None:
         on_open(width, height)
@@ -232,13 +243,20 @@ def _decode(data: bytes, name: str, options: Preprocess, log: list[warnings.Warn
             orientation = turned
             width, height = image.size if turned < 5 else image.size[::-1]
     with opening.stage("geometry", "resized picture"):
+        depth = 8 if wide is None else wide[1]
         if wide is not None:
-            depth = wide[1]
-            made = _fit_values(wide[0], options)
+            made = _viewed(wide[0], _fit_values, name, options, shown)
+        elif array is not None:
+            made = _viewed(array, lambda part, options: _fit_array(part, part.shape[1::-1], options), name, options, shown)
+        elif options.views is not None:
+            parts = shown or options.views.shown(as_bytes(name), image.height, image.width)
+            inner = options.of_one_view()
+            boxes = [(s.left, s.top, s.left + s.width, s.top + s.height) for s in parts]
+            fitted = [_fit_bytes(image.crop(box), (s.width, s.height), inner, codes) for box, s in zip(boxes, parts, strict=True)]
+            made = _mirrored(fitted, parts)
         else:
-            depth = 8
             size = image.size if scale == 1 else (height, width) if turns and orientation >= 5 else (width, height)
-            made = _fit_bytes(image, size, options, codes) if array is None else _fit_array(array, size, options)
+            made = _fit_bytes(image, size, options, codes)
     if image.format is not None:
         # Last, and on the image as opened: some readers step to the second frame to find out, and drop the pixels of the first.
         _check_frames(image, options, codes)
@@ -250,7 +268,12 @@ def _decode(data: bytes, name: str, options: Preprocess, log: list[warnings.Warn
 
 
 def _decode_stored(
-    picture: Stored, name: str, options: Preprocess, log: list[warnings.WarningMessage], on_open: Callable[[int, int], None] | None
+    picture: Stored,
+    name: str,
+    options: Preprocess,
+    log: list[warnings.WarningMessage],
+    on_open: Callable[[int, int], None] | None,
+    shown: tuple[Shown, ...] | None,
 ) -> Decoded:
     if on_open is not None:
         on_open(picture.width, picture.height)
@@ -262,7 +285,8 @@ def _decode_stored(
         pixels = stored.turned(pixels, picture.orientation)
     pixels, depth = stored.convert(pixels, picture, options)
     with opening.stage("geometry", "resized picture"):
-        made = _fit_stored(pixels, picture.alpha and options.channels == 4, options)
+        alpha = picture.alpha and options.channels == 4
+        made = _viewed(pixels, lambda part, options: _fit_stored(part, alpha, options), name, options, shown)
     codes = set(picture.codes)
     if any(issubclass(w.category, UserWarning) for w in log):
         codes.add("pillow-warning")
@@ -272,12 +296,31 @@ def _decode_stored(
     return Decoded(made, depth, picture.width, picture.height, picture.format, mode, picture.orientation, tuple(sorted(codes)))
 
 
+def _viewed(
+    pixels: _Pixels, fitted: Callable[[_Pixels, Preprocess], _Pixels], name: str, options: Preprocess, shown: tuple[Shown, ...] | None
+) -> _Pixels:
+    """What is `fitted` of pixels (H, W, …): of all of them, or with views (K, H, W, C) of the part that each shows."""
+    if options.views is None:
+        return fitted(pixels, options)
+    parts = shown or options.views.shown(as_bytes(name), *pixels.shape[:2])
+    inner = options.of_one_view()
+    return _mirrored([fitted(pixels[s.top : s.top + s.height, s.left : s.left + s.width], inner) for s in parts], parts)
+
+
+def _mirrored(made: Sequence[_Pixels], shown: tuple[Shown, ...]) -> _Pixels:
+    return np.stack([part[:, ::-1] if s.flip else part for part, s in zip(made, shown, strict=True)])
+
+
 def _jpeg_scale(image: Image.Image, nbytes: int, lies: bool, options: Preprocess) -> tuple[int, float]:
     """(1/s at which an opened JPEG is decoded, what part of the time that would save where it is not done); `lies`: its sides will be swapped."""
     width, height = image.size[::-1] if lies else image.size
     scaling = options.jpeg_scaling
     least = math.prod(options.output_hw()) * jpeg.LEAST_RATIO
-    if (options.resize is None and options.pad is None) or (scaling is None and (options.compat is not None or width * height < least)):
+    if (
+        options.views is not None
+        or (options.resize is None and options.pad is None)
+        or (scaling is None and (options.compat is not None or width * height < least))
+    ):
         return 1, 0.0
     rows, columns = resample.fit(height, width, options).size
     scale = jpeg.scale_for((width, height), (columns, rows), scaling or jpeg.SUGGESTED_SCALING)

@@ -16,6 +16,7 @@ from mmcompile.compiler.decode.roads import opened
 from mmcompile.compiler.decode.stored import Stored
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.resample import Fit, fit
+from mmcompile.compiler.views import Shown
 from mmcompile.errors import DecodeError
 
 __all__ = ["mask", "nearest", "settled"]
@@ -25,8 +26,8 @@ Ids = npt.NDArray[Any]
 _LARGEST = 2**53
 
 
-def mask(data: bytes, name: str, options: Preprocess, size: tuple[int, int], orientation: int) -> Ids:
-    """The ids (H, W) of a sample, of the dtype that `options` (of kind "mask", resolved) say, C-contiguous.
+def mask(data: bytes, name: str, options: Preprocess, size: tuple[int, int], orientation: int, shown: tuple[Shown, ...] | None = None) -> Ids:
+    """The ids (H, W) of a sample, with `shown` (K, H, W), of the dtype that `options` (of kind "mask", resolved) say, C-contiguous.
 
     `size` (width, height) and `orientation` are those of the picture as stored.  A mask of that size is turned as the picture is, unless it says of
     itself how it stands; one that is as large as the turned picture stands right already.  Raises DecodeError, stage `geometry` for any other size.
@@ -34,7 +35,7 @@ def mask(data: bytes, name: str, options: Preprocess, size: tuple[int, int], ori
     with opening.pillow(options, truncated=options.truncated == "accept") as log:
         image = opened(data, name, options, log)
         if isinstance(image, Stored):
-            return _of_stored(image, options, size, orientation)
+            return _of_stored(image, options, size, orientation, shown)
         with opening.stage("load", f"{image.format} data"):
             own = opening.tiff_orientation(image) if image.format == "TIFF" else 1
             image.load()
@@ -44,10 +45,10 @@ def mask(data: bytes, name: str, options: Preprocess, size: tuple[int, int], ori
             ids = _ids(image)
             if own in opening.TRANSPOSE and image.format != "TIFF" and options.orientation == "apply":
                 ids = _turned(ids, own)
-    return settled(ids, options, size, orientation if own == 1 else 1, stands=own != 1)
+    return settled(ids, options, size, orientation if own == 1 else 1, stands=own != 1, shown=shown)
 
 
-def _of_stored(image: Stored, options: Preprocess, size: tuple[int, int], orientation: int) -> Ids:
+def _of_stored(image: Stored, options: Preprocess, size: tuple[int, int], orientation: int, shown: tuple[Shown, ...] | None) -> Ids:
     """As `mask`, of a file whose values are taken as stored: an array, or a TIFF beyond Pillow's modes."""
     if image.channels != 1:
         raise DecodeError(
@@ -55,17 +56,19 @@ def _of_stored(image: Stored, options: Preprocess, size: tuple[int, int], orient
         )
     ids = _whole(image.load()[:, :, 0])
     own = image.orientation if image.turns else 1
-    return settled(stored.turned(ids, own), options, size, orientation if own == 1 else 1, stands=own != 1)
+    return settled(stored.turned(ids, own), options, size, orientation if own == 1 else 1, stands=own != 1, shown=shown)
 
 
-def settled(ids: Ids, options: Preprocess, size: tuple[int, int], orientation: int, *, stands: bool = False) -> Ids:
-    """Ids (H, W) of a picture as those of its sample; `stands`: they are turned already."""
+def settled(
+    ids: Ids, options: Preprocess, size: tuple[int, int], orientation: int, *, stands: bool = False, shown: tuple[Shown, ...] | None = None
+) -> Ids:
+    """Ids (H, W) of a picture as those of its sample; `stands`: they are turned already; `shown`: what of it views show."""
     orientation = orientation if options.orientation == "apply" else 1
-    shown = size[::-1] if orientation >= 5 else size
+    standing = size[::-1] if orientation >= 5 else size
     found = ids.shape[::-1]
     if found == size and not stands and orientation in opening.TRANSPOSE:
         ids = _turned(ids, orientation)
-    elif found not in (size, shown):
+    elif found not in (size, standing):
         words = [f"{w}x{h}" for w, h in (found, size)]
         raise DecodeError(
             f"a mask of {words[0]} (width x height) for a picture of {words[1]}: they must be of one size", stage="geometry", code="mask-size"
@@ -77,7 +80,15 @@ def settled(ids: Ids, options: Preprocess, size: tuple[int, int], orientation: i
             stage="geometry",
             code="size",
         )
+    if shown is not None:
+        return _stored(np.stack([_view(ids, part, options.output_hw()) for part in shown]), options)
     return _stored(_placed(ids, fit(ids.shape[0], ids.shape[1], options), options.fill), options)
+
+
+def _view(ids: Ids, shown: Shown, size: tuple[int, int]) -> Ids:
+    down, across = shown.top + nearest(shown.height, size[0]), shown.left + nearest(shown.width, size[1])
+    part = ids[down[:, None], across[None]]
+    return part[:, ::-1] if shown.flip else part
 
 
 def nearest(size: int, made: int) -> npt.NDArray[np.int64]:

@@ -59,7 +59,7 @@ def mend_images(d: Damaged, recipe: Recipe, group: list[Place]) -> None:
                 keys.append(located(places[digest], places[digest] if key is None else key))
             else:
                 keys.append(key or b"lost")
-                if copier is None or not any(copier.copy(*place, none)[3][0] for place in copier.places(hash_pair(digest))):
+                if copier is None or not any(copier.copy(*place, none, [key or b""])[3][0] for place in copier.places(hash_pair(digest))):
                     lost.append((key, digest))
         if lost:
             d.give_up(f"shards/{wreck.name}", f"{len(lost):,} sources are not in RAW, or have changed", lost)

@@ -87,9 +87,9 @@ class Raw(SourceOptions):
     `places`: a path or URL, or several of them.  The other fields are options of `mmcompile build`, and do what these do; the kind of RAW decides
     which it takes, and the others are an OptionError.  A field of several texts takes a list, or one text.
 
-    What it is, and which files count: `source`, the name of a kind ("folder", "manifest", "coco", "tar", "zip", "npy", "npz", "npy-folder", "idx",
-    "raw", "table", "dataset"), None: that is told from RAW.  `include` and `exclude`: patterns of keys, as "cats/*.png".  `hidden`: also names that
-    begin with a dot.  `compat`: is that of the Preprocess, and need not be given.
+    What it is, and which files count: `source`, the name of a kind ("folder", "pairs", "volumes", "manifest", "coco", "tar", "zip", "npy", "npz",
+    "npy-folder", "idx", "raw", "table", "dataset"), None: that is told from RAW.  `include` and `exclude`: patterns of keys, as "cats/*.png".
+    `hidden`: also names that begin with a dot.  `compat`: is that of the Preprocess, and need not be given.
 
     Splits and classes: `split`, each "NAME=FOLDER" (of several `places` one of them).  `classes_from`: a dataset, or a file of names, that says which
     number each class has.
@@ -295,6 +295,36 @@ def _on_this_disk(place: str) -> str:
     return found
 
 
+def _is_paired(raw: Sequence[str]) -> bool:
+    from mmcompile.compiler.sources.paired import is_paired
+
+    return len(raw) == 1 and is_paired(str(on_disk(raw[0])))
+
+
+def _paired(raw: Sequence[str], options: SourceOptions) -> Source:
+    from mmcompile.compiler.sources.paired import PairedSource
+
+    if len(raw) > 1:
+        raise OptionError(f"expected one folder that holds those that lie side by side, not {len(raw)}")
+    layout = Layout(parse_splits(raw, options.split))
+    return PairedSource(raw[0], options.include, options.exclude, options.takes_hidden, options.extensions, layout, options.fields)
+
+
+def _are_volumes(raw: Sequence[str]) -> bool:
+    from mmcompile.compiler.sources.volumes import are_volumes
+
+    return len(raw) == 1 and not is_url(on_disk(raw[0])) and are_volumes([str(on_disk(place)) for place in raw])
+
+
+def _volumes(raw: Sequence[str], options: SourceOptions) -> Source:
+    from mmcompile.compiler.sources.volumes import VolumeSource
+
+    if len(raw) > 1:
+        raise OptionError(f"expected one folder of volumes, not {len(raw)}")
+    layout = Layout(parse_splits(raw, options.split), _classes(options))
+    return VolumeSource(folder_source(raw[0], options.include, options.exclude, hidden=options.hidden), layout)
+
+
 _FILES = frozenset({"include", "exclude", "hidden", "compat", "split", "classes_from", "fields"})
 _COLUMNS = frozenset({"images", "image_column", "label_column", "columns"})
 
@@ -303,6 +333,8 @@ KINDS: tuple[Kind, ...] = (
     Kind("dataset", _is_dataset, _dataset, (_FILES - {"hidden"}) | {"where", "rows", "columns"}),
     Kind("manifest", _is_manifest, _manifest, _FILES - {"hidden"} | _COLUMNS),
     Kind("coco", _is_coco, _coco, frozenset({"include", "exclude", "compat", "images", "fields"})),
+    Kind("pairs", _is_paired, _paired, _FILES - {"classes_from"}),
+    Kind("volumes", _are_volumes, _volumes, _FILES - {"compat"}),
     *(Kind(form, _is_arrays(form), _arrays(form), frozenset({"as_"})) for form in ("npy", "npz", "idx", "npy-folder")),
     Kind("table", _is_tables, _tables, frozenset({"columns", "group_by", "order_by", "split_by", "label_column"})),
     Kind("raw", lambda raw: False, _arrays("raw"), frozenset({"as_", "shape", "array_dtype"})),
@@ -322,6 +354,8 @@ def open_source(raw: Sequence[str], options: SourceOptions) -> Source | RowSourc
         kind = next(k for k in KINDS if k.recognises(raw))
         if kind.name == "table" and options.image_column is not None:  # which no table has
             kind = next(k for k in KINDS if k.name == "manifest")
+        if kind.name in ("folder", "npy-folder") and dict(options.fields).get("image", FieldOptions()).kind == "volume":
+            kind = next(k for k in KINDS if k.name == "volumes")
         if kind.name == "folder":
             _refuse_foreign(raw)
     if refused := [name for name in options.given() if name not in kind.takes]:

@@ -57,13 +57,15 @@ class Choice:
     """Which names of a source count.  Threads may share one.
 
     `include` and `exclude` are patterns on whole keys, `hidden` takes names that begin with a dot and `__MACOSX`, `extensions` (lower case, with
-    the dot) replaces the list of known formats.
+    the dot) replaces the list of known formats, `also` adds to it.
     """
 
-    def __init__(self, include: Iterable[str], exclude: Iterable[str], hidden: bool, extensions: frozenset[str] | None) -> None:
+    def __init__(
+        self, include: Iterable[str], exclude: Iterable[str], hidden: bool, extensions: frozenset[str] | None, also: Iterable[str] = ()
+    ) -> None:
         self._include, self._exclude, self._hidden = Patterns(include), Patterns(exclude), hidden
         self._any = bool(self._include or self._exclude)
-        self._extensions = EXTENSIONS if extensions is None else extensions
+        self._extensions = (EXTENSIONS if extensions is None else extensions) | frozenset(also)
         #: Do the first bytes decide about a file without an extension?
         self.sniffs = extensions is None
         self._known: dict[bytes, str] = {}  # suffix as it stands in a name -> "" for an image, else the reason to leave it out
@@ -83,6 +85,8 @@ class Choice:
         """
         dot = name.rfind(b".")
         suffix = name[dot:] if dot >= 0 else b""
+        if suffix == b".gz" and name[-7:].lower() == b".nii.gz":
+            suffix = name[-7:]
         reason = self._known.get(suffix)
         if reason is None:
             reason = self._known[suffix] = self._judge(suffix)

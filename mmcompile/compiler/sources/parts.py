@@ -15,7 +15,7 @@ import numpy.typing as npt
 from mmcompile.compiler.sources.keys import Placed
 from mmcompile.format.canonical import as_text
 
-__all__ = ["beside_of", "joined_stat", "name_of", "pack", "read_item", "stat_item", "unpack"]
+__all__ = ["beside_of", "files_of", "joined_stat", "name_of", "pack", "read_item", "stat_item", "stat_joined", "unpack"]
 
 _LENGTH = struct.Struct("<Q")
 #: An odd number with its bits well mixed (2^64 / golden ratio), so that files that change places do not look the same.
@@ -43,6 +43,11 @@ def unpack(data: bytes) -> list[bytes]:
     return parts
 
 
+def files_of(data: bytes, key: bytes) -> list[bytes]:
+    """The files of what is read under a key: those of a folder, which ends with /, or the one that it is."""
+    return unpack(data) if key.endswith(b"/") else [data]
+
+
 def beside_of(key: bytes) -> tuple[bytes, ...]:
     """The keys of the further parts of an item; none for an item of one file."""
     return key.beside if isinstance(key, Placed) else ()
@@ -67,7 +72,11 @@ def stat_item(stat: Callable[[bytes], _STAT], key: bytes) -> _STAT:
     beside = beside_of(key)
     if not beside:
         return stat(key)
-    found = [stat(part) for part in (key, *beside)]
+    return stat_joined([stat(part) for part in (key, *beside)])
+
+
+def stat_joined(found: Sequence[_STAT]) -> _STAT:
+    """(size, mtime_ns, ctime_ns, inode) of an item of several files, by those of each; see `stat_item`."""
     size = sum(f[0] for f in found) + _LENGTH.size * len(found)
     inode = 0
     for f in found:

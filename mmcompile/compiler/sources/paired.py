@@ -1,0 +1,243 @@
+"""Folders side by side as a source: each picture with the files of its name in the folders beside it.
+
+The folder of pictures says which samples there are, and their order: that of their paths.  What belongs to a picture has its path and name but for
+the extension; folders below one are no classes.  A file without a partner, and two of one name, are found before anything is decoded.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from mmcompile.compiler.fieldoptions import FieldOptions
+from mmcompile.compiler.formats import VOLUME_EXTENSIONS
+from mmcompile.compiler.sources import Scan
+from mmcompile.compiler.sources import pairedlabels as labels
+from mmcompile.compiler.sources.folder import FolderSource
+from mmcompile.compiler.sources.keys import Keys
+from mmcompile.compiler.sources.names import Choice, Patterns, show
+from mmcompile.compiler.sources.pairedfiles import TEXT, Pairing, Tree, stem_of
+from mmcompile.compiler.sources.pairedlayout import CERTAIN, IMAGES, PairSet, children, find_sets, kind_of, last_word, word_of
+from mmcompile.compiler.sources.parts import read_item, stat_item
+from mmcompile.compiler.sources.remote import RemoteSource, folder_source
+from mmcompile.compiler.sources.splits import SPLITS, Layout
+from mmcompile.compiler.sources.volumes import Series, is_slice
+from mmcompile.compiler.spatial import Form
+from mmcompile.errors import OptionError, SourceError
+from mmcompile.format.canonical import name_to_json
+from mmcompile.format.fields import Split, row_dtype
+
+__all__ = ["PairedSource", "is_paired"]
+
+#: Pictures whose partners are looked for before it is said what RAW is.
+_LOOKED_AT = 64
+
+
+@dataclass(frozen=True)
+class PairedSource:
+    """The pictures in RAW's folder `images` (or one of IMAGES) with what lies beside them in `masks`, `labels`, `depth` and so on.
+
+    `include` are patterns on keys of pictures, `exclude` also on those of what lies beside them, and on folders.  `fields`: what was said of fields.
+    """
+
+    raw: str
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    hidden: bool = False
+    extensions: frozenset[str] | None = None
+    layout: Layout = field(default_factory=Layout)
+    fields: tuple[tuple[str, FieldOptions], ...] = ()
+    _files: FolderSource | RemoteSource = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_files", folder_source(self.raw))
+
+    @property
+    def root(self) -> str:
+        """The folder that keys are relative to."""
+        return self._files.root
+
+    @property
+    def parallel(self) -> int:
+        """As its files."""
+        return self._files.parallel
+
+    def identity(self) -> dict[str, object]:
+        """The settings that decide which samples there are, as JSON values."""
+        return {
+            "kind": "pairs",
+            "include": [name_to_json(glob) for glob in sorted(self.include)],
+            "exclude": [name_to_json(glob) for glob in sorted(self.exclude)],
+            "hidden": self.hidden,
+            "extensions": None if self.extensions is None else sorted(self.extensions),
+            **self.layout.identity(),
+        }
+
+    def location(self) -> str:
+        """As a FolderSource."""
+        return self._files.location()
+
+    def read(self, key: bytes) -> bytes:
+        """The bytes of a picture, with those of what belongs to it.  Raises OSError."""
+        return read_item(Series(self._files).read, key)
+
+    def stat(self, key: bytes) -> tuple[int, int, int, int]:
+        """(size, mtime_ns, ctime_ns, inode) of them now.  Raises OSError."""
+        return stat_item(Series(self._files).stat, key)
+
+    def scan(self, progress: Callable[[int], None] | None = None) -> Scan:
+        """List the samples; `progress` gets the number of files found so far.
+
+        Raises SourceError: no folders lie side by side; files without a partner, or two of one name (all of them counted, the first named); folders
+        that cannot be listed.  OptionError: a field that is not there.
+        """
+        choice = Choice((), (), self.hidden, self.extensions, also=(TEXT, *VOLUME_EXTENSIONS))
+        exclude, include = Patterns(self.exclude), Patterns(self.include)
+        asked = dict(self.fields)
+        tree = Tree(Series(self._files).tree(choice, progress), exclude)
+        sets, warnings = find_sets(tree.above, lambda text: text in tree.folders, self.layout, asked, self.root)
+        if not sets:
+            raise SourceError(
+                f"{show(self.root)}: no folders side by side: expected one called {', '.join(IMAGES[:-1])} or {IMAGES[-1]}, and one beside it, "
+                "as images and masks",
+                path=self.root,
+            )
+        pairing = Pairing(tree, sets, asked, include, exclude)
+        found = [pairing.pair(one) for one in sets]
+        pairing.raise_any()
+        if not any(len(one.rows) for one in found):
+            raise SourceError(f"no pictures in {', '.join(show(one.main) for one in sets)}", path=self.root)
+        parts = pairing.parts
+        if strange := sorted(asked.keys() - {name for name, _ in parts} - ({labels.FIELD, "labels"} if pairing.text else set())):
+            there = ", ".join([*(name for name, _ in parts), *([labels.FIELD] if pairing.text else [])])
+            raise OptionError(f"--field {strange[0]}: no such field: the folders are {there}", options=["field"])
+        splits = _splits([(one.split, len(pairs.rows)) for one, pairs in zip(sets, found, strict=True)])
+        keys = Keys.join([pairs.keys for pairs in found])
+        stat = np.concatenate([pairs.stat for pairs in found])
+        made = Scan(keys, (), np.zeros(len(keys), row_dtype(())), stat, splits=splits, parts=parts)
+        if pairing.text:
+            folders = [one.main.rpartition("/")[0] for one in sets] + [b.folder for one in sets for b in one.beside if b.field == pairing.text]
+            made = self._with_boxes(made, [name for pairs in found for name in pairs.texts], folders)
+        for option, patterns in (("--include", include), ("--exclude", exclude)):
+            warnings += [f"{option} {show(pattern)} matches nothing" for pattern in patterns.unmatched]
+        left_out = {reason: count for reason, count in sorted((tree.left_out + pairing.left_out).items()) if count}
+        return replace(made, left_out=left_out, warnings=tuple(warnings))
+
+    def _with_boxes(self, scan: Scan, names: Sequence[str | None], folders: Sequence[str]) -> Scan:
+        """The scan with the boxes of these files, one for each sample; names of classes stand in one of `folders`, or in RAW."""
+        options = dict(self.fields).get(labels.FIELD, FieldOptions())
+        options.check("boxes")
+        form = labels.form_of(options)
+        classes = labels.class_names(self._read_if_there, list(dict.fromkeys(["", *folders])))
+        files = self._read_labels(names, form, classes)
+        fields, values, counts = labels.values_of(files, [name or "" for name in names], options, classes)
+        faults = {at: file.fault for at, file in enumerate(files) if file is not None and file.fault}
+        return replace(scan, fields=fields, values=values, counts=counts, forms=((labels.FIELD, form),), faults=faults)
+
+    def _read_if_there(self, name: str) -> bytes | None:
+        try:
+            return self._files.read(os.fsencode(name))
+        except OSError:
+            return None
+
+    def _read_labels(self, names: Sequence[str | None], form: Form, classes: tuple[str, ...] | None) -> list[labels.LabelFile | None]:
+        """The boxes of each of these files.  Raises SourceError where one cannot be read."""
+
+        def parse(name: str | None) -> labels.LabelFile | None:
+            if name is None:
+                return None
+            try:
+                return labels.parse_boxes(self._files.read(os.fsencode(name)), name, form, classes)
+            except OSError as error:
+                raise SourceError(f"cannot read {show(name)}: {error.strerror or error}", path=name) from error
+
+        with ThreadPoolExecutor(self.parallel, thread_name_prefix="boxes") as pool:
+            return list(pool.map(parse, names))
+
+
+def _splits(sizes: Sequence[tuple[str, int]]) -> tuple[Split, ...]:
+    """The splits of so many samples each, in order; sets of one split follow each other, and those without a sample are none."""
+    out: list[Split] = []
+    at = 0
+    for name, group in itertools.groupby(sizes, lambda size: size[0]):
+        stop = at + sum(size for _, size in group)
+        if stop > at:
+            out.append(Split(name, at, stop))
+        at = stop
+    return () if [split.name for split in out] == ["all"] else tuple(out)
+
+
+def is_paired(raw: str) -> bool:
+    """Do the names of folders say that they lie side by side, and is it so for the first of their pictures?  Looks into those folders alone.
+
+    At least half of the pictures must have a partner.  Where the names may as well be those of classes (left and right), all of them, in folders of
+    as many files, and with no other folder beside them.
+    """
+    if not os.path.isdir(raw):
+        return False
+    tops = _folders_in(raw)
+    names = set(tops)
+    for top in tops:
+        if top.lower() in SPLITS or word_of(top) in IMAGES:
+            names |= {f"{top}/{inner}" for inner in _folders_in(os.path.join(raw, top))}
+    try:
+        sets, _ = find_sets(names | _mirrored(names), lambda text: _holds_files(os.path.join(raw, text)), Layout(), {}, raw)
+    except SourceError:  # which says what is wrong with folders that lie side by side
+        return True
+    return bool(sets) and any(_agree(raw, one, children(names, "")) for one in sets)
+
+
+def _folders_in(folder: str) -> list[str]:
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir())
+
+
+def _holds_files(folder: str) -> bool:
+    with os.scandir(folder) as entries:
+        return any(entry.is_file() and not entry.name.startswith(".") for entry in entries)
+
+
+def _mirrored(names: set[str]) -> set[str]:
+    """The splits in folders that lie beside pictures, by those of the pictures."""
+    inner = {name.partition("/")[2] for name in names if word_of(name.partition("/")[0]) in IMAGES and name.partition("/")[2].lower() in SPLITS}
+    return {f"{top}/{split}" for top in names if "/" not in top for split in inner}
+
+
+def _agree(raw: str, one: PairSet, tops: Sequence[str]) -> bool:
+    certain = word_of(last_word(one.main)) in CERTAIN and any(kind_of(last_word(b.folder)) == "mask" for b in one.beside)
+    pictures = list(itertools.islice(_files(os.path.join(raw, one.main)), _LOOKED_AT))
+    known: dict[str, set[str]] = {}
+    hits = sum(any(_has(os.path.join(raw, b.folder), stem, known) for b in one.beside) for stem in pictures)
+    if certain:
+        return bool(pictures) and 2 * hits >= len(pictures)
+    places = [one.main, *(b.folder for b in one.beside)]
+    alone = all(any(place == top or place.startswith(f"{top}/") for place in places) for top in tops)
+    sizes = {sum(1 for _ in _files(os.path.join(raw, place))) for place in places}
+    return bool(pictures) and hits == len(pictures) and alone and len(sizes) == 1
+
+
+def _files(folder: str) -> Iterator[str]:
+    """The paths below a folder of what is not hidden, without extensions; a folder of slices is one."""
+    for here, inner, names in os.walk(folder, followlinks=False):
+        inner.sort()
+        place = os.path.relpath(here, folder)
+        if any(is_slice(os.fsencode(name)) for name in names) and place != ".":
+            yield place
+            continue
+        for name in sorted(name for name in names if not name.startswith(".")):
+            yield os.fsdecode(stem_of(os.fsencode(os.path.relpath(os.path.join(here, name), folder))))
+
+
+def _has(folder: str, stem: str, known: dict[str, set[str]]) -> bool:
+    above, name = os.path.split(os.path.join(folder, stem))
+    if above not in known:
+        try:
+            known[above] = {os.fsdecode(stem_of(os.fsencode(other))) for other in os.listdir(above)}
+        except OSError:
+            known[above] = set()
+    return name in known[above]
