@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import click
@@ -163,6 +162,7 @@ _HELP_GROUPS = {
     "Pixels": "mode mean std scale orientation alpha depth16 range axes icc frames truncated max-pixels max-aspect compat transform "
     "transform-version transform-shape field",
     "Rows and shards": "layout order shard-bytes",
+    "What rows tell of their sources": "sha256 keys",
     "How it runs": "decode-timeout checksum redecode no-lock json help",
     "On many machines": "engine address plan-only part",
 }
@@ -176,6 +176,13 @@ _HELP_GROUPS = {
 @option("--pad", Typed(CUBE), "Long side N, centred in N x N, filled with 0; volumes are filled up to DxHxW.")
 @option("--keep-size", Typed(SIDES), "Take only pictures of this size, as they are.")
 @option("--dtype", _DTYPES, "What lies on disk.  Default: uint8.")
+@option("--sha256", None, "Store the SHA-256 of each source, too: xxh3, which is always stored, finds accidents and not tampering.", is_flag=True)
+@option(
+    "--keys",
+    str,
+    "Names of sources as they are, or hashes of them; hash:FILE: with a secret.  Default: plain.",
+    metavar="plain|hash[:FILE]",
+)
 @option("--layout", one_of("chw|hwc"), "How a row lies on disk; samples are (C, H, W) either way.  Default: chw.")
 @option("--normalize", one_of("imagenet|auto"), "(value - mean) / std for training; auto: this dataset's own.  Default: none.")
 @option("--mean", Typed(NUMBERS), "Mean of each channel, as in 0.5,0.5,0.5.  Goes with --std.")
@@ -295,8 +302,9 @@ def build(ctx: click.Context, /, raw: tuple[str, ...], out: str, dry_run: bool, 
         **{name: given.pop(name) for name in wishes},
     )
     source = open_source(raw, chosen)
-    run_names = {name: name for name in ("workers", "engine", "address", "part", "shard_bytes", "order")} | {"decode_timeout": "decode_timeout_s"}
-    again = {name: given.pop(name) for name in ("checksum", "redecode", "plan_only")}
+    run_names = {name: name for name in ("workers", "engine", "address", "part", "shard_bytes", "order", "keys")}
+    run_names["decode_timeout"] = "decode_timeout_s"
+    again = {name: given.pop(name) for name in ("checksum", "redecode", "plan_only", "sha256")}
     options = BuildOptions(
         lock=not given.pop("no_lock"), **again, **{name: v for key, name in run_names.items() if (v := given.pop(key)) is not None}
     )
@@ -366,7 +374,7 @@ def verify(out: str, raw: str | None, no_lock: bool, as_json: bool) -> int:
 @program.command(short_help="Show what is in a dataset.")
 @click.argument("out", type=_PLACE)
 @click.option(
-    "--samples", "table", type=_PLACE, metavar="FILE.csv", help="Write a new file with a line for each sample: where it came from, what was done."
+    "--samples", "table", type=_PLACE, metavar="FILE", help="Write a new CSV or .parquet file with a row for each sample: its source, what was done."
 )
 @click.option(
     "--config", "as_config", is_flag=True, help="Print its settings as what `build --config` takes: the same RAW gives the same bytes then."
@@ -381,12 +389,13 @@ def info(out: str, table: str | None, as_config: bool, generation: str | None, a
     mmcompile info out/ --samples samples.csv
     mmcompile info out/ --config > build.json
     """
-    from mmcompile.format.describe import describe, samples_table
+    from mmcompile.format.describe import describe
+    from mmcompile.format.sampletable import write_samples
 
     document = describe(out, generation)
     if table is not None:
         document["samples_file"] = table
-        _write_csv(table, samples_table(out, generation))
+        write_samples(table, out, generation)
     if as_config:
         from mmcompile.compiler import options
 
@@ -396,27 +405,6 @@ def info(out: str, table: str | None, as_config: bool, generation: str | None, a
     else:
         say(summary.info_lines(document))
     return 1 if document["missing"] else 0
-
-
-def _write_csv(path: str, rows: Iterable[dict[str, Any]]) -> None:
-    """Write a new CSV file; what is there already is never replaced, and nothing half stays.  Names that are no UTF-8 keep their bytes."""
-    import csv
-
-    try:
-        file = open(path, "x", encoding="utf-8", errors="surrogateescape", newline="")  # noqa: SIM115
-    except FileExistsError:
-        raise OptionError(f"--samples {path}: is there already; give another name, or remove it", options=["samples"]) from None
-    try:
-        with file:
-            writer = None
-            for row in rows:
-                if writer is None:
-                    writer = csv.DictWriter(file, list(row))
-                    writer.writeheader()
-                writer.writerow(row)
-    except BaseException:
-        os.unlink(path)
-        raise
 
 
 @program.command(short_help="Delete what only old generations need.")

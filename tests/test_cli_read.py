@@ -16,9 +16,9 @@ import pytest
 
 from mmcompile import cli
 from mmcompile.compiler.outcome import Progress
-from mmcompile.format.describe import SAMPLE_COLUMNS
 from mmcompile.format.index import load_index
 from mmcompile.format.reader import Reader
+from mmcompile.format.sampletable import SAMPLE_COLUMNS
 from tests.format.builders import age, change_index, file_of, pixels, small, tree
 from tests.support import make_dataset
 from tests.test_cli import EVIL, checked, run

@@ -33,6 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for i in range(6):
             pixels = rng.integers(0, 256, (260 + 10 * i, 300, 3), np.uint8)
             Image.fromarray(pixels).save(place / "raw" / name / f"{i}.png")
+    (place / "secret.key").write_bytes(b"of a test, and of no one else")
     return place
 
 

@@ -74,7 +74,7 @@ class PartBuild(Build):
         """Have the shards of a part as they were planned, and see which of them are there already."""
         plan = load_plan(self.out)
         plan.check(self.source, self.asked, self.options)
-        self.asked, self.options = plan.asked, replace(self.options, shard_bytes=plan.shard_bytes, order=plan.order)
+        self.asked, self.options = plan.asked, plan.options(self.options)
         self.scan = plan.scan
         self.listed = Listed(self.scan, plan.at_ns, StatCache(self.out / ".build" / "stat-cache", self.source.location()))
         self.listed.cache = None  # it is not this part's to write

@@ -13,6 +13,7 @@ from mmcompile.compiler.pixelrows import PixelRows
 from mmcompile.compiler.preprocess import Preprocess, store
 from mmcompile.compiler.reuse import RowTable, Shelf
 from mmcompile.compiler.spatial import Mover
+from mmcompile.compiler.trace import PLAIN, Trace
 from mmcompile.errors import DecodeError, FormatError
 from mmcompile.format.fields import Field, pixel_fields
 from mmcompile.format.samples import sample_dtype
@@ -30,21 +31,26 @@ Array = npt.NDArray[Any]
 class Copier:
     """Copies rows found in a table as `preprocess` and `fields` want them; `mover` moves what belongs to a picture.
 
+    `trace`: what records tell of their sources; the SHA-256 of one is filled in where the old row has it.
+
     Belongs to one process; memory is one run of rows.
     """
 
-    def __init__(self, table: RowTable, preprocess: Preprocess, fields: tuple[Field, ...], mover: Mover | None = None) -> None:
+    def __init__(self, table: RowTable, preprocess: Preprocess, fields: tuple[Field, ...], mover: Mover | None = None, trace: Trace = PLAIN) -> None:
         self._table, self._preprocess, self._mover = table, preprocess, mover
-        self._dtype, pixels = sample_dtype(fields), pixel_fields(fields)
+        self._dtype, pixels = sample_dtype(fields, trace.sha256), pixel_fields(fields)
+        self.nameless, self._key = trace.nameless, trace.key
+        self._whole = np.array([shard.sha256 or not trace.sha256 for shard in table.shards])
         self.most = max(1, _RUN_BYTES // max(1, sum(f.row_bytes for f in pixels)))
         self._space = PixelRows.empty(pixels, self.most)
 
     def runs(self, hashes: npt.NDArray[np.uint64], wanted: npt.NDArray[np.int64]) -> Iterator[tuple[npt.NDArray[np.int64], int, int]]:
         """(some of `wanted`, shard, first row): runs of items whose rows follow each other in an old shard, for the source hashes (N, 2) of a piece.
 
-        Items without a row are in none.
+        Items without a row, or with one that does not tell all that is wanted of its source, are in none.
         """
         found = self._table.rows.find(hashes[wanted])
+        found[found >= 0] = np.where(self._whole[self._table.rows.place["shard"][found[found >= 0]]], found[found >= 0], -1)
         wanted, place = wanted[found >= 0], self._table.rows.place[found[found >= 0]]
         if not len(wanted):
             return
@@ -99,10 +105,10 @@ class Copier:
                 hashes[i] = fresh.intdigest()
         if self._mover is not None:
             right[list(self._mover.misfits(given, found))] = False
-        if self._preprocess.views is not None:  # what they show follows from the key
-            right &= [mine == its for mine, its in zip(shelf.keys[row : row + n], keys, strict=True)]
+        if self._preprocess.views is not None and not shelf.shard.borrowed:  # what they show follows from the key
+            right &= [mine in (its, self._key(its)) for mine, its in zip(shelf.keys[row : row + n], keys, strict=True)]
         records = np.zeros(n, self._dtype)
-        for name in self._dtype.names or ():
+        for name in set(self._dtype.names or ()) & set(found.dtype.names or ()):
             records[name] = found[name]
         records["row_hash"] = hashes
         return values, records, right

@@ -57,6 +57,7 @@ from mmcompile.compiler.sources.splits import check_splits
 from mmcompile.compiler.staging import Staging
 from mmcompile.compiler.statcache import StatCache
 from mmcompile.compiler.task import Job, warm_up
+from mmcompile.compiler.trace import Trace
 from mmcompile.compiler.verdict import failed_call, listed_rejects, too_many, unsettled
 from mmcompile.errors import EngineError, MMCompileError, OptionError, RemoteError, SourceError
 from mmcompile.format.canonical import canonical
@@ -249,7 +250,7 @@ class Build:
         stored[list(found)] = False
         contents = self._contents([], rejects, [int(stored[t.start : t.stop].sum()) for t in self.planned.tasks]) if whole else None
         total, written = forecast.sizes(self.out, self.planned, foreseen, self.wanted, self.listed, contents)
-        job = replace(self.job, preprocess=self.wanted.preprocess, fields=self.wanted.fields, mover=self.wanted.mover)
+        job = self.wanted.job(self.job)
         return replace(
             self._described(),
             samples=sum(len(task) for task in self.planned.tasks) - len(rejects),
@@ -289,6 +290,7 @@ class Build:
         at_ns = time.time_ns()
         self.scan = self.source.scan(lambda n: self.progress(Progress("scan", n)))
         check_splits(self.scan.splits, self.source.root)
+        self.scan = Trace.of(self.options, self.scan.lent).seen(self.scan, self.source.identity())
         if self.options.seed is not None:
             self.scan = shuffled(self.scan, self.options.seed)
         if not self.scan.keys:
@@ -353,7 +355,7 @@ class Build:
         if self.staging is not None:
             self.staging.keep()
         table = self.planned.write_table(scratch)
-        self.job = replace(self.job, preprocess=self.wanted.preprocess, fields=self.wanted.fields, mover=self.wanted.mover, reuse=table)
+        self.job = replace(self.wanted.job(self.job), reuse=table)
         if self.planned.previous.remembered and todo:
             self.job = replace(self.job, remembered=scratch / "remembered.json")
             write_atomic(scratch / "remembered.json", canonical(self.planned.previous.remembered), durable=False)
@@ -399,15 +401,15 @@ class Build:
             elif not self.runner.failures:  # else all items of the shard failed
                 raise EngineError(f"{self.out}: shard {task.number} is neither there nor made; nothing is published: run the same command again")
         lines = self._rejects()
-        rejects = list(lines.values())
+        rejects, told = list(lines.values()), [self.wanted.trace.named(line, self.scan.keys[at]) for at, line in lines.items()]
         refuse_removed(self.out, lock.still_held)
         listed = listed_rejects(self.out)
-        write_atomic(listed, b"".join(canonical(line) for line in rejects))
+        write_atomic(listed, b"".join(map(canonical, told)))
         if self.runner.failures:
             raise unsettled(self.out, self.runner.failures, len(rejects), self.allowed)
         stored = len(self.scan.keys) - len(rejects)
         if not stored or len(rejects) > self.allowed:
-            raise too_many(self.out, rejects, len(self.scan.keys), self.allowed)
+            raise too_many(self.out, told, len(self.scan.keys), self.allowed)
         refuse_removed(self.out, lock.still_held)
         done = publish_shards(self.out, scratch, self._contents(parts, rejects, [part.rows for part in parts]))
         gone = clean_up(self.out, self.planned.previous.seals.values(), self.sealed.values())
@@ -421,8 +423,8 @@ class Build:
     def _contents(self, parts: list[Part], rejects: list[dict[str, Any]], rows: Sequence[int]) -> Contents:
         """`rows`: how many are stored of each task."""
         wanted, splits = self.wanted, self.planned.stored_splits(rows)
-        made = wanted.settings, wanted.versions, wanted.preprocess.scale == "unit", wanted.auto
-        return Contents(parts, rejects, wanted.fields, splits, wanted.lists, self.scan.classes, *made, revision=wanted.revision)
+        made = wanted.settings, wanted.versions, wanted.preprocess.scale == "unit", wanted.auto, True, ()
+        return Contents(parts, rejects, wanted.fields, splits, wanted.lists, self.scan.classes, *made, wanted.revision, wanted.trace)
 
     def _standing(self) -> BuildReport:
         """The report of a build that found its dataset published already."""

@@ -91,8 +91,11 @@ def _shard(task: ShardTask, picked: npt.NDArray[np.bool_], wanted: Wanted, liste
     """
     part, fields = slice(task.start, task.stop), wanted.fields
     rows, keys, values = int(picked.sum()), listed.keys[part], listed.scan.values[part][picked]
-    blob, stops = joined(keys, picked)
-    arrays = {f.name: (f.stored, (rows, *f.shape)) for f in fields} | {"samples": (sample_dtype(fields), (rows,)), "keys": (blob.dtype, blob.shape)}
+    blob, stops = joined(keys, picked, wanted.trace)
+    arrays = {f.name: (f.stored, (rows, *f.shape)) for f in fields} | {
+        "samples": (sample_dtype(fields, wanted.trace.sha256), (rows,)),
+        "keys": (blob.dtype, blob.shape),
+    }
     known = {"keys": array_hash(blob)}
     others = {} if wanted.mover is not None else {f.name: array_hash(np.ascontiguousarray(values[f.name])) for f in value_fields(fields)}
     known |= others
@@ -110,6 +113,7 @@ class _Old:
             if shard.made is None:
                 self._shards.setdefault(shard.rows, []).append(shard)
         self._known: dict[int, dict[str, OldShard]] = {}
+        self._trace = planned.previous.trace
 
     def alike(self, hashes: npt.NDArray[np.uint64], keys: list[bytes], stops: npt.NDArray[np.int64], others: dict[str, str]) -> dict[str, str]:
         """The hashes of the pixels' files and, where it can be told, of the provenance of a shard of these sources (N, 2): where one has the same."""
@@ -119,10 +123,11 @@ class _Old:
         if shard is None:
             return {}
         found = {f.name: shard.files[f.name] for f in pixel_fields(shard.fields)}
-        if {f.name: shard.files[f.name] for f in value_fields(shard.fields)} == others:  # else the hash of each row is another one
+        same = {f.name: shard.files[f.name] for f in value_fields(shard.fields)} == others
+        if same and shard.sha256 == self._trace.sha256:  # else the records are others, or the hash of each row is another one
             samples = shard.samples()
             samples["key_stop"] = stops
-            renamed(samples, keys)
+            renamed(samples, keys, self._trace.nameless)
             found["samples"] = array_hash(samples)
         return found
 

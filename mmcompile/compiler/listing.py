@@ -97,7 +97,7 @@ def _parts(head: bytes, scan: Scan) -> Iterator[bytes | memoryview]:
 
 
 def _lent(lent: Lent) -> list[Any]:
-    return [[[name_to_json(folder), name] for folder, name in lent.datasets], lent.versions, lent.revision]
+    return [[[name_to_json(folder), name] for folder, name in lent.datasets], lent.versions, lent.revision, lent.sha256, lent.keys, lent.nameless]
 
 
 def _listed(names: Names | None) -> Any:
@@ -156,9 +156,9 @@ def _load(file: IO[bytes], path: Path) -> tuple[Scan, int, dict[str, Any]]:
     keys, *beside = [keys_of(*entry) for entry in listed]
     lent = None
     if document["lent"] is not None:
-        datasets, versions, revision = document["lent"]
+        datasets, versions, revision, *told = document["lent"]
         hashes = column(np.uint64, 2 * n).reshape(-1, 2)
-        lent = Lent(hashes, tuple((name_from_json(folder), str(name)) for folder, name in datasets), dict(versions), int(revision))
+        lent = Lent(hashes, tuple((name_from_json(folder), str(name)) for folder, name in datasets), dict(versions), int(revision), *told)
     if state.digest() != file.read():
         raise ValueError("damaged")
     classes = document["classes"]

@@ -89,7 +89,8 @@ def marks_of_index(index: Index) -> Fingerprints:
 
 def made_as(index: Index) -> dict[str, Any]:
     """What a generation says of how its rows were made, in the form that seals have it."""
-    return {"preprocess": index.settings.get("preprocess"), "versions": index.versions, "revision": index.pixel_revision}
+    told = {name: index.settings[name] for name, there in (("sha256", index.sha256), ("keys", index.key_hash)) if there and name in index.settings}
+    return {"preprocess": index.settings.get("preprocess"), "versions": index.versions, "revision": index.pixel_revision, **told}
 
 
 def marks_of_made(made: Mapping[str, Any], *, today: Mapping[str, str] | None = None) -> tuple[Fingerprints, Preprocess | None]:

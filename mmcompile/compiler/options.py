@@ -26,12 +26,13 @@ R = TypeVar("R")
 #: Engines by name; any other is given as an Executor.
 ENGINES = ("local", "dask", "ray")
 _ORDER = re.compile(r"source|shuffled(:[0-9]{1,18})?")
+_KEYS = re.compile(r"plain|hash(:.+)?")
 
 
 @spelled
 @dataclass(frozen=True)
 class BuildOptions:
-    """How to run a build.  Nothing here changes a byte of the dataset but `shard_bytes`, which moves the cuts, and `order`.
+    """How to run a build.  Nothing here changes a byte of the dataset but `shard_bytes`, which moves the cuts, `order`, `sha256` and `keys`.
 
     `workers`: processes, None: as many as this process may use, or as the engine has.  `engine`: "local", "dask", "ray", or an Executor of yours,
     which is not shut down; `address`: of its scheduler.  `plan_only`: save the listing and the plan, build nothing; `part`: build the shards of part
@@ -39,7 +40,8 @@ class BuildOptions:
     for each megapixel.  `lock=False` is for file systems without file locks: the caller makes sure that no other run is at work.  `checksum`: read
     all files, also those whose size, times and inode say that they are unchanged.  `redecode`: decode again what other library versions made.
     `order`: "source", or "shuffled" or "shuffled:SEED": the rows of each split stand in a random order; of rows with keys, one that a row that is
-    added or taken away does not change for the others.
+    added or taken away does not change for the others.  `sha256`: rows hold the SHA-256 of their source, too, which nobody can forge as xxh3 can be.
+    `keys`: "plain", the names of sources; "hash", a hash of each; "hash:FILE", one with the secret in that file, at least 16 random bytes.
     """
 
     workers: int | None = None
@@ -53,6 +55,8 @@ class BuildOptions:
     checksum: bool = False
     redecode: bool = False
     order: str = "source"
+    sha256: bool = False
+    keys: str = "plain"
 
     def __post_init__(self) -> None:
         if self.workers is not None and (not isinstance(self.workers, int) or self.workers < 1):
@@ -65,6 +69,8 @@ class BuildOptions:
             raise OptionError(f"part {self.part} is built by processes of this machine: leave --engine and --plan-only out", options=["part"])
         if not _ORDER.fullmatch(self.order):
             raise OptionError(f"order must be source, shuffled or shuffled:SEED, not {self.order!r}", options=["order"])
+        if not isinstance(self.keys, str) or not _KEYS.fullmatch(self.keys):
+            raise OptionError(f"keys must be plain, hash or hash:FILE, not {self.keys!r:.80}", options=["keys"])
         if self.shard_bytes < 1:
             raise OptionError(f"shard_bytes must be at least 1, not {self.shard_bytes}")
         if not self.decode_timeout_s > 0:
@@ -174,8 +180,9 @@ def as_config(settings: Mapping[str, Any], out: str) -> dict[str, Any]:
             config[name.replace("_", "-")] = value
     if settings["shard_bytes"] != SHARD_BYTES:
         config["shard-bytes"] = settings["shard_bytes"]
-    if "order" in settings:
-        config["order"] = settings["order"]
+    if settings.get("keys", "hash") != "hash":
+        raise OptionError("this dataset was made with --keys hash:FILE; its settings hold a hash of the secret, not where it lies", options=["keys"])
+    config |= {name: settings[name] for name in ("order", "sha256", "keys") if name in settings}
     return dict(sorted(config.items()))
 
 

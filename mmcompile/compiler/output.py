@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcompile.compiler.sources.splits import train_of
+from mmcompile.compiler.trace import PLAIN, Trace
 from mmcompile.errors import BuildError, FormatError, MMCompileError, OutputExistsError, ResumeError
 from mmcompile.format.canonical import canonical, name_to_json, parse
 from mmcompile.format.catalog import kept_files, list_folder, load_table, named_files, single_files
@@ -107,6 +108,7 @@ class Contents:
     keyed: bool = True
     groups: tuple[tuple[str, int], ...] = ()
     revision: int = 1
+    trace: Trace = PLAIN
     order: str = ""
 
 
@@ -348,6 +350,8 @@ def draft_index(contents: Contents, samples: int, shards: int, statistics: Mappi
         rejects=len(contents.rejects),
         rejects_file=files.get("rejects"),
         keyed=contents.keyed,
+        key_hash=contents.trace.key_hash,
+        sha256=contents.trace.sha256,
         groups=len(contents.groups) if "groups" in files else 0,
         groups_file=files.get("groups"),
         order=contents.order,

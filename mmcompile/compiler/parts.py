@@ -23,6 +23,7 @@ from mmcompile.compiler.planning import Wanted
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.sources import STAT_DTYPE, Scan, Source, labelled
 from mmcompile.compiler.sources.keys import Keys
+from mmcompile.compiler.trace import Trace
 from mmcompile.errors import BuildError, OptionError
 from mmcompile.format.lock import Lock
 
@@ -95,6 +96,8 @@ class Plan:
     shard_bytes: int
     order: str
     versions: dict[str, str]
+    #: What it says of sha256 and keys.
+    trace: dict[str, Any]
 
     def check(self, source: Source, asked: Preprocess, options: BuildOptions) -> None:
         """Settings that are given must be those of the plan; those left at their defaults, altogether, are taken from it.  Raises OptionError."""
@@ -112,6 +115,17 @@ class Plan:
                 f"a part is built as it was planned, but {_some(differs)} was given; leave the settings out, or run --plan-only again with these",
                 differs=differs,
             )
+
+    def options(self, given: BuildOptions) -> BuildOptions:
+        """The options of a part: those of the plan where none were given.  Raises OptionError where others were, or no secret."""
+        sha256, keys = given.sha256 or "sha256" in self.trace, given.keys
+        if keys == "plain" and self.trace.get("keys") == "hash":
+            keys = "hash"
+        made = replace(given, shard_bytes=self.shard_bytes, order=self.order, sha256=sha256, keys=keys)
+        if differs := list(describe_changes(self.trace, Trace.of(made, self.scan.lent).settings)):
+            secret = "; the secret of --keys hash:FILE is in no plan: give it with each part" if keys == "plain" else ""
+            raise OptionError(f"a part is built as it was planned, and this differs: {_some(differs)}{secret}", differs=differs)
+        return made
 
     def wanted(self, source: Source, options: BuildOptions) -> Wanted:
         """What the plan is to make."""
@@ -157,7 +171,7 @@ def _planned(settings: dict[str, Any]) -> dict[str, Any]:
         "preprocess": settings["preprocess"],
         "source": settings["source"],
         "shard_bytes": settings["shard_bytes"],
-        "order": settings.get("order"),
+        **{name: settings.get(name) for name in ("order", "sha256", "keys")},
     }
 
 
@@ -184,7 +198,8 @@ def load_plan(out: Path) -> Plan:
         scan, at_ns, head = found
         asked, chosen = (Preprocess.from_settings(head[name]) for name in ("asked", "preprocess"))
         made = head["source"], head["shard_bytes"], head["order"] or "source", head["versions"]
-        return Plan(scan, at_ns, asked, chosen, head["why"], *made)
+        trace = {name: head[name] for name in ("sha256", "keys") if head[name] is not None}
+        return Plan(scan, at_ns, asked, chosen, head["why"], *made, trace)
     except (KeyError, TypeError, ValueError):
         raise _no_plan(out) from None
 

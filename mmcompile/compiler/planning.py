@@ -33,6 +33,7 @@ from mmcompile.compiler.sources.splits import train_of
 from mmcompile.compiler.spatial import Mover
 from mmcompile.compiler.statcache import StatCache, old_enough
 from mmcompile.compiler.task import Job, hash_items, remembered_as
+from mmcompile.compiler.trace import PLAIN, Trace
 from mmcompile.compiler.versions import versions_changed
 from mmcompile.errors import EngineError, FormatError, OptionError
 from mmcompile.format.canonical import canonical, name_to_json
@@ -115,6 +116,7 @@ class Wanted:
     #: Of our own pixels: today's, or of the datasets that rows are copied from.
     revision: int = PIXEL_REVISION
     mover: Mover | None = None
+    trace: Trace = PLAIN
 
     @classmethod
     def of(cls, asked: Preprocess, chosen: Preprocess, why: str, source: Source, scan: Scan, options: BuildOptions) -> Wanted:
@@ -129,16 +131,27 @@ class Wanted:
             raise OptionError(f"two fields of one name among {', '.join(f.name for f in fields)}: name a column otherwise", options=["columns"])
         versions, revision = (versions_of(preprocess), PIXEL_REVISION) if scan.lent is None else (scan.lent.versions, scan.lent.revision)
         settings = {"preprocess": preprocess.settings(), "source": source.identity(), "shard_bytes": options.shard_bytes}
+        trace = Trace.of(options, scan.lent)
+        settings |= trace.settings
         if options.seed is not None:
             settings["order"] = f"shuffled:{options.seed}"
         if (length := len(canonical(settings))) > INDEX_LIMIT // 2:
             raise OptionError(
                 f"the settings are {length:,} bytes, at most {INDEX_LIMIT // 2:,} fit: give patterns to --include and --exclude, not single files"
             )
-        made = cls(asked, preprocess, why, fields, versions, marks_of(preprocess, versions, revision), settings, lists, revision, mover)
+        made = cls(asked, preprocess, why, fields, versions, marks_of(preprocess, versions, revision), settings, lists, revision, mover, trace)
         if made.auto:
             train_of(scan.ranges)
         return made
+
+    def job(self, job: Job) -> Job:
+        """The job as this dataset wants it done."""
+        return replace(job, preprocess=self.preprocess, fields=self.fields, mover=self.mover, trace=self.trace)
+
+    @property
+    def task_marks(self) -> tuple[str, str]:
+        """What tells the shards of this dataset from those made otherwise: the fingerprint of pixels, and that of how they are stored and told of."""
+        return self.marks.pixel, self.marks.store + self.trace.mark
 
     @property
     def compared(self) -> dict[str, Any]:
@@ -184,12 +197,13 @@ class Planned:
         self._out, self._job, self._wanted, self._listed, self._options, self._executor = out, job, wanted, listed, options, executor
         scan = listed.scan
         rows = rows_per_shard(wanted.row_bytes, options.shard_bytes)
-        self.tasks: list[ShardTask] = make_tasks(scan, listed.hashes64, rows, (wanted.marks.pixel, wanted.marks.store))
+        self.tasks: list[ShardTask] = make_tasks(scan, listed.hashes64, rows, wanted.task_marks)
         self._seen = _state(out)
         faults = {listed.keys[i]: said for i, said in scan.faults.items()}
         self.previous = Previous(
             out, wanted.fields, wanted.preprocess, wanted.versions, wanted.marks, wanted.mover, faults, stubs=job.store is not None
         )
+        self.previous.trace, self.previous.names = wanted.trace, listed.keys
         self.previous.load()
         for folder, generation in scan.lent.datasets if scan.lent is not None else ():
             self.previous.borrow(Path(folder), generation)
@@ -309,9 +323,10 @@ class Planned:
     def works(self) -> Iterator[ShardWork]:
         """The shards that have to be made, each with what is known of its items."""
         scan, wanted, copies = self._listed.scan, self._wanted, self.copies
-        made = {"preprocess": wanted.preprocess.settings(), "versions": wanted.versions, "revision": wanted.revision}
+        made = {"preprocess": wanted.preprocess.settings(), "versions": wanted.versions, "revision": wanted.revision, **wanted.trace.settings}
         none = scan.values[:0], scan.stat[:0], np.empty((0, 2), np.uint64)
-        empty = Seal("", wanted.marks.pixel, wanted.marks.store, made, wanted.fields, *none, {}, {})
+        pixel, store = wanted.task_marks
+        empty = Seal("", pixel, store, made, wanted.fields, *none, {}, {})
         for task in self.todo:
             part = slice(task.start, task.stop)
             stat = scan.stat[part].copy()
@@ -375,7 +390,7 @@ class Planned:
             for i in np.flatnonzero(asked & np.isin(self.hashes[:, 0], pairs[:, 0])).tolist():
                 key = self._listed.keys[i]
                 if (line := lines.get(remembered_as(pair_hash(self.hashes[i]), key))) is not None:
-                    out[i] = {**line, "key": name_to_json(key)}
+                    out[i] = {**line, "key": name_to_json(self._wanted.trace.key(key))}
         return out
 
     def _read_like(self, shards: list[OldShard], progress: Callable[[Progress], None], sizes: set[int | None] | None = None) -> None:

@@ -25,6 +25,7 @@ from mmcompile.compiler.seals import Seal, read_seal, read_seals
 from mmcompile.compiler.sources.keys import Keys
 from mmcompile.compiler.spatial import Mover
 from mmcompile.compiler.task import remembered_as
+from mmcompile.compiler.trace import PLAIN, Trace
 from mmcompile.errors import FormatError
 from mmcompile.format.canonical import as_bytes, canonical, name_from_json
 from mmcompile.format.catalog import digest_file, kept_files, load_table
@@ -92,6 +93,9 @@ class Previous:
     settings: dict[str, Any] | None = None
     index: Index | None = None
     generation: str | None = None
+    trace: Trace = PLAIN
+    #: The names of the sources of this scan, that keys are made of.
+    names: Keys = field(default_factory=lambda: Keys.of(()))
     #: Image shards lie on a store: here stand stubs of their size, which the store vouches for.
     stubs: bool = False
     shards: list[dict[str, str]] = field(default_factory=list)
@@ -123,7 +127,9 @@ class Previous:
         for seal in read_seals(self.root / ".build" / "seals"):
             self.seals[seal.task] = seal.outline()
             marks, *_ = self._judge(seal.made)
-            self._remember({as_bytes(name_from_json(line["key"])): line for line in seal.rejects.values() if self.marks.rejects(marks, line)})
+            if self._same_keys(seal.made):
+                lines = {as_bytes(name_from_json(line["key"])): line for line in seal.rejects.values() if self.marks.rejects(marks, line)}
+                self._remember(self._by_name(lines))
             if seal.rows:
                 self._add_shard(seal.made, seal.fields, seal.files, seal.rows)
 
@@ -164,7 +170,7 @@ class Previous:
         if mine != its or [f.name for f in fields[: len(its)]] != [name for name, _ in its]:  # pixels come first, in the order of their files
             return None
         folder = str((root or self.root) / "shards")
-        shard = OldShard(folder, fields, files, rows, usable, None if how == "same" else preprocess, root is not None)
+        shard = OldShard(folder, fields, files, rows, usable, None if how == "same" else preprocess, root is not None, bool(made.get("sha256")))
         mark = (folder, tuple(sorted(files.items())), usable, stale)
         if mark not in self._added:
             self._added.add(mark)
@@ -172,14 +178,15 @@ class Previous:
                 self.old.append(shard)
             if stale:
                 self.stale.append(Stale(replace(shard, formats=stale, made=None), dict(made["versions"]), int(made["revision"])))
-        return shard if usable and how == "same" else None
+        return shard if usable and how == "same" and shard.sha256 == self.trace.sha256 else None
 
     def _add_generation(self, index: Index) -> None:
         made = made_as(index)
         marks = self._judge(made)[0]
         lines = {}
         with contextlib.suppress(FormatError):  # without the list its images are decoded again
-            lines = {as_bytes(line.key): line.to_json() for line in load_rejects(self.root, index)}
+            if self._same_keys(made):
+                lines = self._by_name({as_bytes(line.key): line.to_json() for line in load_rejects(self.root, index)})
         right = {key: line for key, line in lines.items() if self.marks.rejects(marks, line) or self._at_fault(key, line)}
         self._remember({key: line for key, line in right.items() if line["stage"] != "value"})
         shards: dict[str, list[OldShard]] = {}
@@ -192,6 +199,16 @@ class Previous:
                 if shard is not None and before == now:
                     shards.setdefault(files["keys"], []).append(shard)
         self._generations.append(_Generation(shards, right, np.sort(key_hashes(list(right)))))
+
+    def _same_keys(self, made: dict[str, Any]) -> bool:
+        """Are keys made of names there as they are here?"""
+        return made.get("keys") == self.trace.keys
+
+    def _by_name(self, lines: dict[bytes, dict[str, Any]]) -> dict[bytes, dict[str, Any]]:
+        """Lines by the name of their source, from lines by key; without those whose names are not known any more."""
+        if not self.trace.hashing or not lines:
+            return lines
+        return {name: lines[key] for name in self.names.bare if (key := self.trace.key(name)) in lines}
 
     def _at_fault(self, key: bytes, line: dict[str, Any]) -> bool:
         """Is this a reject for a value that this scan finds wrong, too?"""
@@ -232,7 +249,7 @@ class Previous:
             if not stored.any():
                 yield Whole(_with_rejects(None, stored, rejects), None, {}, 0, rejects, {}, dict)
                 continue
-            blob, stops = joined(keys, stored)
+            blob, stops = joined(keys, stored, self.trace)
             for shard in generation.shards.get(array_hash(blob), ()):
                 whole = self._kept(shard, stops, stored, rejects, values, keys)
                 if whole is not None:
@@ -331,9 +348,9 @@ def _in(hashes: npt.NDArray[np.uint64], ordered: npt.NDArray[np.uint64]) -> npt.
     return found
 
 
-def joined(keys: Keys, stored: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """(the bytes of these keys, where each ends), as a shard's keys file and its provenance have them."""
-    picked = keys if stored.all() else Keys.of(keys[i] for i in np.flatnonzero(stored).tolist())
+def joined(names: Keys, stored: npt.NDArray[np.bool_], trace: Trace) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """(the bytes of the keys of these sources, where each ends), as a shard's keys file and its provenance have them."""
+    picked = trace.keys_of(names if stored.all() else Keys.of(names[i] for i in np.flatnonzero(stored).tolist()))
     return picked.blob, picked.stops
 
 

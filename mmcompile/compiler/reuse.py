@@ -43,7 +43,7 @@ class OldShard:
     """A shard whose rows may be copied: its files by field name (and "samples", "keys"), the kinds of rows that are still right.
 
     `made`: the settings under which rows were stored that have to be stored anew from their pixels; None where they are as they are wanted.
-    `borrowed`: it is of another dataset, on a disk.
+    `borrowed`: it is of another dataset, on a disk.  `sha256`: its provenance holds that of each source.
     """
 
     folder: str
@@ -53,6 +53,7 @@ class OldShard:
     formats: frozenset[str]
     made: Preprocess | None = None
     borrowed: bool = False
+    sha256: bool = False
 
     def path(self, name: str) -> Path:
         return Path(self.folder) / f"{name}-{self.files[name]}.npy"
@@ -63,7 +64,7 @@ class OldShard:
 
     def samples(self) -> npt.NDArray[Any]:
         """The provenance records.  Raises FormatError or FileNotFoundError."""
-        return self.read("samples", sample_dtype(self.fields), (self.rows,))
+        return self.read("samples", sample_dtype(self.fields, self.sha256), (self.rows,))
 
     def keys(self, samples: npt.NDArray[Any]) -> list[bytes]:
         """The keys of all rows."""

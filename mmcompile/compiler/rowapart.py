@@ -105,6 +105,8 @@ def row_build(
     progress: Callable[[Progress], None],
     staging: Staging | None = None,
 ) -> RowBuild:
-    """The build of these rows that the options ask for; `staging` where the folder `out` stands for a URL."""
+    """The build of these rows that the options ask for; `staging` where the folder `out` stands for a URL.  Raises OptionError."""
+    if options.sha256 or options.keys != "plain":
+        raise OptionError("sha256 and keys are for sources that are files, and rows of arrays and tables have none", options=["sha256", "keys"])
     made = RowBuild if options.part is None and not options.plan_only else RowPartBuild
     return made(source, preprocess, options, out, progress, staging)

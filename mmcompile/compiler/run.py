@@ -193,7 +193,7 @@ class Runner:
     def _pieces(self, works: Iterable[ShardWork]) -> Iterator[tuple[ShardWork, list[int]]]:
         for work in works:
             n = len(work.keys)
-            work.outcome, work.records = np.zeros(n, np.uint8), np.zeros(n, sample_dtype(self._job.fields))
+            work.outcome, work.records = np.zeros(n, np.uint8), np.zeros(n, sample_dtype(self._job.fields, self._job.trace.sha256))
             work.moved = work.values if self._job.mover is None else np.zeros(n, self._job.mover.dtype)
             sizes = work.stat["size"] if work.copies is None else np.where(work.copies, 0, work.stat["size"])
             for part in cut_pieces(sizes, self._workers):
@@ -332,7 +332,7 @@ class Runner:
             return
         digest = hash_bytes(data)
         message = "the decoder crashed on this file, twice; decode it elsewhere and save it anew, or leave it out"
-        work.rejects[at] = reject_line(key, len(data), digest, message, {"stage": "load", "code": "decoder-crash"})
+        work.rejects[at] = reject_line(self._job.trace.key(key), len(data), digest, message, {"stage": "load", "code": "decoder-crash"})
         work.outcome[at] = REJECTED
         work.hashes[at], work.known[at] = hash_pair(digest), True
         self.counts.rejects += 1

@@ -32,7 +32,7 @@ _SYNC_FILE_RANGE_WRITE = 2
 
 @dataclass
 class Rows:
-    """The rows of a shard in the unfinished files of `task`: where each stands in them, its record, key and values beside its pixels."""
+    """The rows of a shard in the unfinished files of `task`: where each stands in them, its record, the name of its source, its values."""
 
     task: str
     positions: npt.NDArray[np.int64]
@@ -74,10 +74,10 @@ def seal_shard(job: Job, seal: Seal, rows: Rows, folder: Path) -> Seal:
             files[spec.name] = _install_rows(job, spec, path, rows.positions)
         for spec in value_fields(job.fields):
             files[spec.name] = save_array(job.shards, spec.name, np.ascontiguousarray(rows.values[spec.name]), job.scratch)
-        samples = rows.records
-        samples["key_stop"] = np.cumsum([len(k) for k in rows.keys])
+        samples, keys = rows.records, [job.trace.key(name) for name in rows.keys]
+        samples["key_stop"] = np.cumsum([len(k) for k in keys])
         files["samples"] = save_array(job.shards, "samples", samples, job.scratch)
-        files["keys"] = save_array(job.shards, "keys", np.frombuffer(b"".join(rows.keys), np.uint8), job.scratch)
+        files["keys"] = save_array(job.shards, "keys", np.frombuffer(b"".join(keys), np.uint8), job.scratch)
         sums = sums_of(samples, job.fields)
     done = seal.complete(files, count, sums, rows.records["flags"])
     write_seal(folder, done)

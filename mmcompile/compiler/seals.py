@@ -42,7 +42,8 @@ _BODY = len(_HEAD) + 32 + len(_TAIL)
 class Seal:
     """What is known of a sealed shard.
 
-    `pixel` and `store` are the fingerprints in its task's id; `made` says how its rows were made: "preprocess" (settings), "versions", "revision".
+    `pixel` and `store` are the fingerprints in its task's id; `made` says how its rows were made: "preprocess" (settings), "versions",
+    "revision", and what the settings say of "sha256" and "keys".
     `fields` are those of the shard, of which name, dtype, shape and meaning are kept; `values` (N,) are records of those without pixels, as the scan
     had them; `stat` (STAT_DTYPE) and `hashes` (N, 2) stand for the task's
     items in order; `rejects` are lines by position.

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from mmcompile.compiler import decode, resample, volumetask
 from mmcompile.compiler.ahead import ReadAhead
 from mmcompile.compiler.copying import Copier
-from mmcompile.compiler.formats import belongs, may_be_tga
+from mmcompile.compiler.formats import belongs, extension, may_be_tga
 from mmcompile.compiler.hand import Hand, OwnFault, hand_path
 from mmcompile.compiler.pixelrows import PixelRows, Unfinished
 from mmcompile.compiler.preprocess import Preprocess, channel_sums, store
@@ -31,6 +31,7 @@ from mmcompile.compiler.sources import Source
 from mmcompile.compiler.sources.parts import beside_of, files_of, name_of, unpack
 from mmcompile.compiler.spatial import Mover
 from mmcompile.compiler.staging import Fetched
+from mmcompile.compiler.trace import PLAIN, Trace, source_sha256
 from mmcompile.compiler.transform import transformed
 from mmcompile.compiler.views import Shown
 from mmcompile.errors import DecodeError, MMCompileError
@@ -82,6 +83,7 @@ class Job:
     versions: dict[str, str] = field(default_factory=dict)
     #: Moves what belongs to a picture; None where nothing does.
     mover: Mover | None = None
+    trace: Trace = PLAIN
 
     @property
     def pixels(self) -> tuple[Field, ...]:
@@ -145,7 +147,7 @@ def _copier_of(job: Job) -> Copier | None:
     if key not in _copiers:
         _copiers.clear()
         bring = None if job.store is None else Fetched(job.store, job.reuse.parent / "fetched")
-        _copiers[key] = Copier(RowTable(job.reuse, bring), job.preprocess, job.fields, job.mover)
+        _copiers[key] = Copier(RowTable(job.reuse, bring), job.preprocess, job.fields, job.mover, job.trace)
     return _copiers[key]
 
 
@@ -173,7 +175,11 @@ def run_piece(job: Job, piece: Piece) -> PieceResult:
         warm_up(job.preprocess)
     n = len(piece.keys)
     result = PieceResult(
-        np.zeros(n, np.uint8), np.zeros(n, sample_dtype(job.fields)), np.zeros((n, 2), np.uint64), np.zeros(n, bool), np.zeros(n, bool)
+        np.zeros(n, np.uint8),
+        np.zeros(n, sample_dtype(job.fields, job.trace.sha256)),
+        np.zeros((n, 2), np.uint64),
+        np.zeros(n, bool),
+        np.zeros(n, bool),
     )
     result.moved = None if job.mover is None else np.zeros(n, job.mover.dtype)
     copier, remembered = _copier_of(job), _remembered(job)
@@ -194,7 +200,7 @@ def run_piece(job: Job, piece: Piece) -> PieceResult:
             values = piece.values[i : i + 1]
             data = None
             try:
-                if piece.known[i]:
+                if piece.known[i] and not job.trace.sha256:  # else the row that was found does not have it
                     digest = pair_hash(piece.hashes[i])
                 else:
                     data = _read(ahead.read, at)
@@ -217,9 +223,11 @@ def run_piece(job: Job, piece: Piece) -> PieceResult:
                     state = next(row.states())
                     state.update(values.tobytes())
                     record["row_hash"] = state.intdigest()
+                if record is not None and data is not None and job.trace.sha256:
+                    record["sha256"] = source_sha256(data)
             except DecodeError as error:
                 result.outcome[i] = REJECTED
-                result.rejects[i] = _reject(key, data, digest, error)
+                result.rejects[i] = _reject(job.trace.key(key), data, digest, error)
                 result.told = result.told or str(error.details.get("told", ""))
             except MemoryError:
                 result.outcome[i], result.failures[i] = FAILED, "memory"
@@ -230,7 +238,7 @@ def run_piece(job: Job, piece: Piece) -> PieceResult:
             else:
                 if record is None:
                     result.outcome[i] = REJECTED
-                    result.rejects[i] = {**cast(dict[str, Any], line), "key": name_to_json(key)}
+                    result.rejects[i] = {**cast(dict[str, Any], line), "key": name_to_json(job.trace.key(key))}
                 else:
                     result.outcome[i] = outcome
                     result.records[i] = record
@@ -275,7 +283,7 @@ def _copy_known(piece: Piece, copier: Copier, target: Unfinished, hand: Hand, re
     for items, shard, first in copier.runs(piece.hashes, np.flatnonzero(wanted)):
         hand.take(int(items[0]))
         rows, values, records, right = copier.copy(shard, first, piece.values[items], [piece.keys[i] for i in items.tolist()])
-        right &= renamed(records, [piece.keys[i] for i in items.tolist()])
+        right &= renamed(records, [piece.keys[i] for i in items.tolist()], copier.nameless)
         positions = np.array(piece.positions)[items]
         good = np.flatnonzero(right)
         for run in np.split(good, np.flatnonzero((np.diff(good) != 1) | (np.diff(positions[good]) != 1)) + 1):
@@ -294,18 +302,24 @@ def _copy_one(
     """(record, values as stored) of a row of this source that is right, wherever there is one; (None, values) where there is none."""
     for shard, at in copier.places(hash_pair(digest)):
         rows, moved, records, right = copier.copy(shard, at, values, [key])
-        if right[0] and renamed(records, [key])[0]:
+        if right[0] and renamed(records, [key], copier.nameless)[0]:
             row.take(rows)
             return records[0], moved
     return None, values
 
 
-def renamed(records: npt.NDArray[Any], keys: list[bytes]) -> npt.NDArray[np.bool_]:
-    """Make records (N,) say what they would say had these very files been decoded; False (N,) for those that would not have been."""
+def renamed(records: npt.NDArray[Any], keys: list[bytes], nameless: bool) -> npt.NDArray[np.bool_]:
+    """Make records (N,) say what they would say had these very files been decoded; False (N,) for those that would not have been.
+
+    Of `nameless` rows a key without an extension may be a hash: these stay as they are.
+    """
     files = [(as_text(key), format.decode("ascii")) for key, format in zip(keys, records["format"].tolist(), strict=True)]
+    hidden = np.array([nameless and not extension(name) for name, _ in files])
     bit = np.uint32(_BITS["wrong-extension"])
-    records["flags"] = (records["flags"] & ~bit) | np.where([belongs(*file) for file in files], np.uint32(0), bit)
-    return np.array([format != "TGA" or may_be_tga(name) for name, format in files])
+    made = (records["flags"] & ~bit) | np.where([belongs(*file) for file in files], np.uint32(0), bit)
+    records["flags"] = np.where(hidden, records["flags"], made)
+    right: npt.NDArray[np.bool_] = hidden | np.array([format != "TGA" or may_be_tga(name) for name, format in files])
+    return right
 
 
 def _decode(job: Job, data: bytes, key: bytes, digest: str, row: PixelRows, hand: Hand, result: PieceResult) -> npt.NDArray[Any]:
@@ -375,11 +389,11 @@ def _decode_part(
             )
         sums = _stored(decoded.pixels, options, decoded.depth, row)
     except DecodeError as error:
-        raise DecodeError(f"{spec.name} ({name_of(name)}): {error}", **error.details) from error
+        raise DecodeError(f"{spec.name}{job.trace.called(name)}: {error}", **error.details) from error
     except (MMCompileError, MemoryError):
         raise
     except Exception as error:
-        raise _unforeseen(error, f"{spec.name} ({name_of(name)}): ") from error
+        raise _unforeseen(error, f"{spec.name}{job.trace.called(name)}: ") from error
     suffix = f"_{spec.name}"
     record[f"depth{suffix}"] = decoded.depth
     record[f"sum{suffix}"], record[f"sum_squares{suffix}"] = sums

@@ -25,7 +25,7 @@ _CHUNK = 8 << 20
 
 def records(root: Path, generation: Generation, shard: int) -> Iterator[tuple[int, Array]]:
     """(first row, provenance) of a shard piece by piece, rows counted from the shard's start.  Memory stays flat.  Raises FormatError."""
-    dtype, rows = sample_dtype(generation.index.fields), int(generation.table["rows"][shard])
+    dtype, rows = sample_dtype(generation.index.fields, generation.index.sha256), int(generation.table["rows"][shard])
     path = _path(root, generation, "samples", shard)
     try:
         fd, offset = open_array(path, dtype, (rows,))

@@ -1,10 +1,9 @@
-"""Hides how a dataset is summed up: what `info` shows on one screen, and the provenance of every row as a table."""
+"""Hides how a dataset is summed up: what `info` shows on one screen."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,28 +11,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mmcompile.errors import CorruptShardError, MMCompileError
-from mmcompile.format.canonical import as_text, name_to_json
+from mmcompile.format.canonical import name_to_json
 from mmcompile.format.catalog import Generation, kept_files, load_table, named_files, single_files
-from mmcompile.format.damage import key_stops, records
+from mmcompile.format.damage import records
 from mmcompile.format.index import VERSION, Field, Index, Names, load_classes, load_groups, load_index, load_names
 from mmcompile.format.leakage import Repeats, find_repeats
-from mmcompile.format.mirror import Mirror, mirrored
-from mmcompile.format.npy import file_name, open_array, read_into
-from mmcompile.format.origins import told_by_groups
+from mmcompile.format.mirror import mirrored
+from mmcompile.format.npy import file_name
 from mmcompile.format.reader import Reader
 from mmcompile.format.rejects import load_rejects
 from mmcompile.format.rowrepeats import QUICK_BYTES, repeated_rows
-from mmcompile.format.samples import FLAGS, pair_hash
+from mmcompile.format.sampletable import ROWS_AT_ONCE, label_field, read_scalars
 from mmcompile.format.store import is_url, on_disk
 
-__all__ = ["SAMPLE_COLUMNS", "describe", "samples_table"]
-
-#: The columns of `samples_table`, in order.
-SAMPLE_COLUMNS: tuple[str, ...] = ("row", "split", "key", "label", "class", "source_size", "source_hash", "width", "height", "mode", "format")
-SAMPLE_COLUMNS += ("orientation", "flags", "row_hash")
-#: Labels read at a time.
-_LABELS = 1 << 20
+__all__ = ["describe"]
 
 
 def describe(root: str | Path, generation: str | None = None) -> dict[str, Any]:
@@ -58,7 +49,7 @@ def _describe(root: Path, generation: str | None, *, repeats: bool = False) -> d
     loaded = load_table(root, index, name)
     classes = load_classes(root, index)
     rejects = load_rejects(root, index)
-    field = _label_field(loaded)
+    field = label_field(loaded)
     counts = _count_labels(root, loaded, field, len(classes or ())) if field is not None else None
     dataset, total, missing = _sizes(root, loaded)
     ages = kept_files(root)[0]
@@ -114,109 +105,6 @@ def _groups(root: Path, index: Index) -> dict[str, int] | None:
     return {"count": len(rows), "shortest": int(rows.min()), "longest": int(rows.max())}
 
 
-def samples_table(root: str | Path, generation: str | None = None) -> Iterator[dict[str, Any]]:
-    """The provenance of every row, in order: a dict with the keys SAMPLE_COLUMNS.
-
-    A key or class name that is not UTF-8 comes as by `os.fsdecode`: written with `encoding="utf-8", errors="surrogateescape"` the file holds the
-    name's own bytes, and read the same way it gives the name back.  `label` and `class` are None where there are none, hashes are hex digits, `flags`
-    words joined by spaces.  Rows without keys have NAME[NUMBER] there, their group and number in it, and None in all columns that tell of a source.
-    Memory stays flat.  Raises FormatError, also while rows are asked for.
-    """
-    root = on_disk(root)
-    if is_url(root):
-        return _remote_samples(str(root), generation)
-    root = Path(os.path.abspath(root))
-    index, name = load_index(root, generation)
-    loaded = load_table(root, index, name)
-    classes = load_classes(root, index) or ()
-    field = _label_field(loaded)
-    if not index.keyed:
-        return _keyless_rows(root, loaded, field, classes)
-    return (row for shard in range(index.shards) for row in _shard_rows(root, loaded, shard, field, classes))
-
-
-def _remote_samples(url: str, generation: str | None) -> Iterator[dict[str, Any]]:
-    with Mirror(url) as mirror:
-        try:
-            mirror.pull()
-            yield from samples_table(mirror.folder, generation)
-        except MMCompileError as error:
-            raise mirror.told(error) from error
-
-
-def _shard_rows(root: Path, generation: Generation, shard: int, field: Field | None, classes: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    length = key_stops(root, generation, shard)
-    path = _path(root, generation, "keys", shard)
-    start = int(generation.starts[shard])
-    splits = iter(generation.index.splits)
-    split = next(splits)
-    fd, offset = _open(path, np.dtype("u1"), (length,))
-    try:
-        at = 0
-        for first, piece in records(root, generation, shard):
-            stops = piece["key_stop"].tolist()
-            try:
-                blob = np.empty(stops[-1] - at, np.uint8)
-            except MemoryError:
-                raise CorruptShardError(f"{path}: keys of {stops[-1] - at:,} bytes do not fit into memory", path=str(path)) from None
-            read_into(fd, blob, offset + at, path)
-            keys = blob.tobytes()
-            labels = None if field is None else _read_labels(root, generation, shard, field, first, len(piece)).tolist()
-            begin = at
-            for i, record in enumerate(piece):
-                row = start + first + i
-                while row >= split.stop:
-                    split = next(splits)
-                label = None if labels is None else labels[i]
-                key, begin = keys[begin - at : stops[i] - at], stops[i]
-                known = label is not None and 0 <= label < len(classes)
-                yield dict(
-                    zip(
-                        SAMPLE_COLUMNS,
-                        (row, split.name, as_text(key), label, classes[label] if known and label is not None else None, *_provenance(record)),
-                        strict=True,
-                    )
-                )
-            at = stops[-1]
-    finally:
-        os.close(fd)
-
-
-def _keyless_rows(root: Path, generation: Generation, field: Field | None, classes: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    names, starts = load_groups(root, generation.index)
-    splits = iter(generation.index.splits)
-    split = next(splits)
-    for shard in range(generation.index.shards):
-        first, stop = (int(n) for n in generation.starts[shard : shard + 2])
-        for begin in range(first, stop, _LABELS):
-            count = min(_LABELS, stop - begin)
-            labels = None if field is None else _read_labels(root, generation, shard, field, begin - first, count).tolist()
-            sources = told_by_groups(generation.index, names, starts, np.arange(begin, begin + count))
-            for row in range(begin, begin + count):
-                while row >= split.stop:
-                    split = next(splits)
-                label = None if labels is None else labels[row - begin]
-                name = classes[label] if label is not None and 0 <= label < len(classes) else None
-                told = (row, split.name, sources[row - begin], label, name)
-                yield dict(zip(SAMPLE_COLUMNS, (*told, *[None] * (len(SAMPLE_COLUMNS) - len(told))), strict=True))
-
-
-def _provenance(record: Any) -> tuple[Any, ...]:
-    flags = int(record["flags"])
-    words = [word for bit, word in FLAGS.items() if flags & bit] + [f"bit-{b}" for b in range(32) if flags >> b & 1 and 1 << b not in FLAGS]
-    return (
-        int(record["source_size"]),
-        pair_hash(record["source_hash"]),
-        int(record["width"]),
-        int(record["height"]),
-        bytes(record["mode"]).decode("ascii", "backslashreplace"),
-        bytes(record["format"]).decode("ascii", "backslashreplace"),
-        int(record["orientation"]),
-        " ".join(words),
-        f"{int(record['row_hash']):016x}",
-    )
-
-
 def _repeats(root: Path, generation: Generation, field: Field | None) -> Repeats:
     """Samples with the same source, by the hashes in their provenance."""
     index = generation.index
@@ -227,7 +115,7 @@ def _repeats(root: Path, generation: Generation, field: Field | None) -> Repeats
         for first, piece in records(root, generation, shard):
             hashes[start + first : start + first + len(piece)] = piece["source_hash"]
         if field is not None and labels is not None:
-            labels[start:stop] = _read_labels(root, generation, shard, field, 0, stop - start)
+            labels[start:stop] = read_scalars(root, generation, shard, field, 0, stop - start)
     reader = Reader(root, generation=generation.name)
     try:
         return find_repeats(hashes, index.splits, labels, reader.key)
@@ -235,44 +123,18 @@ def _repeats(root: Path, generation: Generation, field: Field | None) -> Repeats
         reader.close()
 
 
-def _label_field(generation: Generation) -> Field | None:
-    return next((f for f in generation.index.fields if f.meaning == "class"), None)
-
-
 def _count_labels(root: Path, generation: Generation, field: Field, classes: int) -> list[npt.NDArray[np.int64]]:
     """For each split the samples of each class, then the samples whose label is no class: (classes + 1,)."""
     counts = [np.zeros(classes + 1, np.int64) for _ in generation.index.splits]
     for shard in range(generation.index.shards):
         start, stop = (int(n) for n in generation.starts[shard : shard + 2])
-        for first in range(0, stop - start, _LABELS):
-            labels = _read_labels(root, generation, shard, field, first, min(_LABELS, stop - start - first))
+        for first in range(0, stop - start, ROWS_AT_ONCE):
+            labels = read_scalars(root, generation, shard, field, first, min(ROWS_AT_ONCE, stop - start - first))
             labels = np.where((labels >= 0) & (labels < classes), labels, classes)
             for count, split in zip(counts, generation.index.splits, strict=True):
                 low, high = max(0, split.start - start - first), max(0, split.stop - start - first)
                 count += np.bincount(labels[low:high], minlength=classes + 1)
     return counts
-
-
-def _read_labels(root: Path, generation: Generation, shard: int, field: Field, first: int, count: int) -> npt.NDArray[np.int64]:
-    path = _path(root, generation, field.name, shard)
-    fd, offset = _open(path, field.stored, (int(generation.table["rows"][shard]),))
-    try:
-        out = np.empty(count, np.int64)
-        read_into(fd, out, offset + first * 8, path)
-    finally:
-        os.close(fd)
-    return out
-
-
-def _open(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[int, int]:
-    try:
-        return open_array(path, dtype, shape)
-    except FileNotFoundError:
-        raise CorruptShardError(f"{path}: missing; run `mmcompile verify`, then `--repair RAW`", path=str(path)) from None
-
-
-def _path(root: Path, generation: Generation, kind: str, shard: int) -> Path:
-    return root / "shards" / file_name(kind, pair_hash(generation.table[kind][shard]))
 
 
 def _sizes(root: Path, generation: Generation) -> tuple[int, int, int]:

@@ -34,6 +34,7 @@ from mmcompile.format.fields import (
     Split,
     row_dtype,
 )
+from mmcompile.format.keyhash import KEY_HASHES
 from mmcompile.format.npy import file_name, hash_bytes
 from mmcompile.format.permutation import is_order
 from mmcompile.format.remains import not_a_dataset, put_back
@@ -78,7 +79,7 @@ _LAST = {"boxes": 4, "keypoints": 3}
 _TOP = ["classes", "fields", "format", "pixel_revision", "rejects", "samples", "settings", "shards", "splits", "statistics", "table", "version"]
 _TOP += ["versions"]
 #: Keys that stand in an index, or a field of it, only where they say something.
-_TOP_OPTIONAL, _FIELD_OPTIONAL = ("groups", "keys", "order"), ("categories", "columns", "count", "unit", "views")
+_TOP_OPTIONAL, _FIELD_OPTIONAL = ("groups", "keys", "order", "sha256"), ("categories", "columns", "count", "unit", "views")
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,8 @@ class Index:
 
     `keyed`: each row has a source of its own, with a key, and its shard a file of samples and one of keys.  Else (rows of arrays and tables) each
     shard has a file of hashes, and `groups`, a number of ranges of rows with names, tell where rows come from and what belongs together.
-    `order`: that of rows without keys, see `permutation`.
+    `order`: that of rows without keys, see `permutation`.  `key_hash`: how keys were made of the names of sources, one of KEY_HASHES; None where they
+    are these names.  `sha256`: samples hold that of each source, too.
     """
 
     fields: tuple[Field, ...]
@@ -106,6 +108,8 @@ class Index:
     keyed: bool = True
     groups: int = 0
     groups_file: str | None = None
+    key_hash: str | None = None
+    sha256: bool = False
     order: str = ""
 
     @property
@@ -125,7 +129,8 @@ class Index:
             classes = {"file": self.classes_file}
         data = canonical(
             {
-                **({} if self.keyed else {"keys": False}),
+                **({"keys": self.key_hash} if self.key_hash else {} if self.keyed else {"keys": False}),
+                **({"sha256": True} if self.sha256 else {}),
                 **({} if self.groups_file is None else {"groups": {"count": self.groups, "file": self.groups_file}}),
                 **({"order": self.order} if self.order else {}),
                 "format": "mmcompile",
@@ -178,10 +183,13 @@ class Index:
         if (rejects["file"] is None) != (check.count(rejects["count"], "rejects.count") == 0):
             check.fail("rejects", "a file exactly where the count is above 0", rejects)
         splits = check.splits(top["splits"], samples)
-        if top.get("keys", False) is not False:
-            check.fail("keys", "false, or no such key", top["keys"])
+        keys = top.get("keys")
+        if "keys" in top and keys is not False and not (isinstance(keys, str) and keys in KEY_HASHES):
+            check.fail("keys", f"false, one of {KEY_HASHES}, or no such key", keys)
+        if "sha256" in top and (top["sha256"] is not True or keys is False):
+            check.fail("sha256", "true where rows have keys, or no such key", top["sha256"])
         order = top.get("order", "")
-        if "order" in top and ("keys" not in top or not is_order(order)):
+        if "order" in top and (keys is not False or not is_order(order)):
             check.fail("order", "'mixed' or 'shuffled:SEED', and only of rows without keys", order)
         groups = check.mapping(top.get("groups", {"count": 0, "file": None}), "groups", ["count", "file"])
         return cls(
@@ -198,7 +206,9 @@ class Index:
             statistics=check.statistics(top["statistics"], splits, fields),
             rejects=int(rejects["count"]),
             rejects_file=None if rejects["file"] is None else check.digest(rejects["file"], "rejects.file"),
-            keyed="keys" not in top,
+            keyed=keys is not False,
+            key_hash=keys or None,
+            sha256="sha256" in top,
             groups=check.count(groups["count"], "groups.count", least=int("groups" in top), most=max(samples, 1)),
             groups_file=check.digest(groups["file"], "groups.file") if "groups" in top else None,
             order=order,

@@ -17,6 +17,7 @@ from mmcompile.errors import CorruptShardError
 from mmcompile.format.canonical import as_text
 from mmcompile.format.files import Files
 from mmcompile.format.index import Field, Index, Names, load_classes, load_groups, load_names
+from mmcompile.format.keyhash import sought_key
 from mmcompile.format.npy import file_name, read_into
 from mmcompile.format.opened import Opened
 from mmcompile.format.permutation import source_rows
@@ -82,7 +83,9 @@ class Origins:
 
     def samples(self, shard: int) -> Array:
         """The provenance of a shard's rows: a structured array, see `samples.sample_dtype`."""
-        return self._opened.read(self._opened.name("samples", shard), sample_dtype(self._index.fields), (int(self._opened.table["rows"][shard]),))
+        return self._opened.read(
+            self._opened.name("samples", shard), sample_dtype(self._index.fields, self._index.sha256), (int(self._opened.table["rows"][shard]),)
+        )
 
     def keys(self, shard: int) -> list[bytes]:
         """The source keys of a shard's rows, as raw bytes."""
@@ -97,7 +100,7 @@ class Origins:
         shard = int(np.searchsorted(self._starts, row, side="right")) - 1
         local = row - int(self._starts[shard])
         rows = int(self._opened.table["rows"][shard])
-        path, dtype = self._opened.path("samples", shard), sample_dtype(self._index.fields)
+        path, dtype = self._opened.path("samples", shard), sample_dtype(self._index.fields, self._index.sha256)
         file, stops = self._opened.open_name(path.name, dtype, (rows,)), []
         for at in (local - 1, local, rows - 1):
             record = np.zeros(1, dtype)
@@ -120,15 +123,30 @@ class Origins:
         names, starts = self.groups
         return told_by_groups(self._index, names, starts, np.array([row]))[0]
 
-    def find(self, key: bytes) -> int:
-        """The row of a source key.  The first call reads all keys once; 16 bytes a row stay in memory.
+    def find(self, key: bytes, secret: bytes | None = None) -> int:
+        """The row of a source key, or where keys are hashed, of the name of a source.
 
-        Raises KeyError, and ValueError for a dataset whose rows have no keys.
+        The first call reads all keys once; 16 bytes a row stay in memory.
+
+        Raises KeyError, and ValueError for a dataset whose rows have no keys, or whose keys are made with another `secret`.
         """
         if not self._index.keyed:
             raise ValueError(
                 f"{self._files.root}: its rows have no keys to be found by (they are of arrays or tables); source() tells where a row comes from"
             )
+        if self._index.key_hash is None and secret is not None:
+            raise ValueError(f"{self._files.root}: its keys are the names of sources: leave secret= out")
+        row = self._find(key)
+        if row is None and self._index.key_hash is not None:
+            try:
+                row = self._find(sought_key(key, secret, self._index.key_hash, self._index.settings.get("keys")))
+            except ValueError as error:
+                raise ValueError(f"{self._files.root}: {error}") from None
+        if row is None:
+            raise KeyError(as_text(key))
+        return row
+
+    def _find(self, key: bytes) -> int | None:
         if self._hashes is None:
             self._files.ahead([(self._opened.name(name, k), None) for k in range(len(self._opened.table)) for name in ("samples", "keys")])
             parts = [np.array([key_hash(k) for k in self.keys(shard)], np.uint64) for shard in range(len(self._opened.table))]
@@ -140,7 +158,7 @@ class Origins:
         for row in order[np.searchsorted(hashes, wanted) : np.searchsorted(hashes, wanted, side="right")].tolist():
             if self.key(row) == key:  # two keys may share a hash
                 return int(row)
-        raise KeyError(as_text(key))
+        return None
 
 
 def told_by_groups(index: Index, names: tuple[str, ...], starts: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> list[str]:

@@ -433,9 +433,9 @@ class Reader:
         """The source key of one row."""
         return self.origins.key(row)
 
-    def find(self, key: bytes) -> int:
+    def find(self, key: bytes, secret: bytes | None = None) -> int:
         """The row of a source key.  Raises as `Origins.find`."""
-        return self.origins.find(key)
+        return self.origins.find(key, secret)
 
     def _read(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
         return self._opened.read(name, dtype, shape)

@@ -58,8 +58,8 @@ BLOCK_BYTES = 1 << 20
 Array = npt.NDArray[Any]
 
 
-def sample_dtype(fields: tuple[Field, ...]) -> np.dtype[Any]:
-    """The record of one row.
+def sample_dtype(fields: tuple[Field, ...], sha256: bool = False) -> np.dtype[Any]:
+    """The record of one row; with `sha256` (see Index) it ends with the 32 bytes of that hash of the source.
 
     `sum` and `sum_squares` (C,) are of the pixels after geometry, before cast and normalise, in units of the source's `depth` (8: 0-255, 16:
     0-65535, 0: as they are): uint64 where the stored dtype is unsigned (sums of integers are exact), else float64 (exact too for integer sources
@@ -82,6 +82,7 @@ def sample_dtype(fields: tuple[Field, ...]) -> np.dtype[Any]:
         kind = "<u8" if field.dtype in ("uint8", "uint16") else "<f8"
         columns += [(f"depth{suffix}", "u1")] * bool(suffix)
         columns += [(f"sum{suffix}", kind, (field.channels,)), (f"sum_squares{suffix}", kind, (field.channels,))]
+    columns += [("sha256", "u1", (32,))] * sha256  # bytes, as numpy strips NULs from the end of a text
     return np.dtype(columns)
 
 

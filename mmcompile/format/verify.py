@@ -190,7 +190,7 @@ class _Run:
                 continue  # read again with the other files, and judged there
         for generation in self.generations:
             shapes = {f.name: (f.stored, f.shape) for f in generation.index.fields}
-            shapes["samples"] = (sample_dtype(generation.index.fields), ())
+            shapes["samples"] = (sample_dtype(generation.index.fields, generation.index.sha256), ())
             rows, block = generation.table["rows"].tolist(), block_rows(generation.index.fields)
             for what, shard, file in named_files(generation):
                 if what == "keys":

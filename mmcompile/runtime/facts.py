@@ -130,18 +130,20 @@ class Facts(Dataset[Any]):
         return pooled_statistics(index, names[0], *self._range) if names else None
 
     def source(self, i: int) -> str:
-        """The key of a sample: its source's path in RAW, as text by `os.fsdecode`.
+        """The key of a sample: its source's path in RAW, as text by `os.fsdecode`; where keys are hashed, the hash of that.
 
         Of rows of arrays and tables, which have none: NAME[NUMBER], the group and the row's number in it.
         """
         return self._reader.origins.source(self._rows.row(integer(i)))
 
-    def find(self, key: str | bytes) -> int:
+    def find(self, key: str | bytes, *, secret: bytes | None = None) -> int:
         """The number of the (first) sample made from this source.  The first call reads all keys; 16 bytes a row stay in memory.
 
-        Raises KeyError; ValueError where rows have no keys, as those of arrays and tables.
+        Where keys are hashed it takes a key or the path, hashed here; with `secret`, what the file of `--keys hash:FILE` holds.
+
+        Raises KeyError; ValueError where rows have no keys, as those of arrays and tables, and without the right secret.
         """
-        at = self._rows.find(self._reader.find(as_bytes(key)))
+        at = self._rows.find(self._reader.find(as_bytes(key), secret))
         if at < 0:
             raise KeyError(as_text(key))
         return at

@@ -14,20 +14,20 @@ from mmcompile.format.index import Field, row_dtype
 from mmcompile.format.npy import hash_bytes
 
 A, B = "a" * 32, "b" * 32
-FIELDS = (Field("label", "int64", (), "value"), Field("box", "float32", (4,), "value"))
+FIELDS = (Field("image", "uint8", (3, 1, 2), "image"), Field("label", "int64", (), "class"), Field("box", "float32", (4,), "value"))
 SEAL = Seal(
     task=A,
     pixel="p",
     store="s",
     made={"versions": {"pillow": "x"}},
     fields=FIELDS,
-    values=np.array([(0, [1, 2, 3, 4]), (1, [0, 0.5, -1, np.inf])], row_dtype(FIELDS)),
+    values=np.array([(0, [1, 2, 3, 4]), (1, [0, 0.5, -1, np.inf])], row_dtype(FIELDS[1:])),
     stat=np.array([(1, 2, 3, 4), (-1, -1, -1, -1)], STAT_DTYPE),
     hashes=np.array([(1, 2**64 - 1), (3, 4)], np.uint64),
     rejects={1: {"key": {"bytes": "%FF"}, "source_hash": B, "stage": "load"}},
     files={"image": A, "label": B, "samples": A, "keys": B},
     rows=1,
-    sums=[{"depth": 8, "pixels": 4, "sum": [2**60, 0.1], "sum_squares": [None, 1]}],
+    sums={"image": [{"depth": 8, "pixels": 4, "sum": [2**60, 0.1], "sum_squares": [None, 1]}]},
     flags={"more-frames": 1},
 )
 

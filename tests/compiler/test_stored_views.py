@@ -96,6 +96,18 @@ def test_a_renamed_file_has_other_views_and_the_rest_is_copied(tmp_path: Path) -
     assert report.copied + report.kept == 9
 
 
+def test_rows_of_views_are_copied_whatever_their_keys_look_like(tmp_path: Path) -> None:
+    raw = make_raw(tmp_path / "raw", 3)
+    run(raw, tmp_path / "out", VIEWS)
+    report = run(raw, tmp_path / "out", VIEWS, options={"keys": "hash"})
+    assert (report.decoded, report.copied) == (0, 6)
+    run(make_raw(tmp_path / "more", 3, seed=50), tmp_path / "other", VIEWS)
+    report = mmcompile.build([tmp_path / "out", tmp_path / "other"], tmp_path / "merged")
+    assert report.samples == 12
+    both = [rows_of(tmp_path / name)["image"][row] for row in (0, 3) for name in ("out", "other")]
+    assert all(any(np.array_equal(row, mine) for mine in rows_of(tmp_path / "merged")["image"]) for row in both)
+
+
 def test_bytes_do_not_depend_on_workers(tmp_path: Path) -> None:
     raw = make_raw(tmp_path / "raw", 6)
     run(raw, tmp_path / "one", VIEWS)

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 
 from mmcompile.format.canonical import canonical
-from mmcompile.format.describe import describe, samples_table
+from mmcompile.format.describe import describe
 from mmcompile.format.index import Index, load_index, publish
 from mmcompile.format.npy import file_name, hash_bytes, save_array
 from mmcompile.format.reader import Reader
 from mmcompile.format.rejects import load_rejects
 from mmcompile.format.samples import hash_pair, pair_hash
+from mmcompile.format.sampletable import samples_table
 from tests.support import make_dataset
 
 REPOSITORY = Path(__file__).parents[2]

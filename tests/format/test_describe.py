@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from mmcompile.errors import CorruptShardError, FormatError
-from mmcompile.format.describe import SAMPLE_COLUMNS, describe, samples_table
+from mmcompile.format.describe import describe
 from mmcompile.format.index import load_index
 from mmcompile.format.reader import Reader
 from mmcompile.format.samples import pair_hash
+from mmcompile.format.sampletable import SAMPLE_COLUMNS, samples_table
 from tests.format.builders import GOLDEN, age, change_index, file_of, pixels, put_array, small
 from tests.support import make_dataset
 
@@ -30,7 +31,7 @@ def test_counts_are_those_of_the_labels_for_each_split(tmp_path: Path) -> None:
 
 
 def test_labels_are_counted_piece_by_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmcompile.format.describe._LABELS", 7)
+    monkeypatch.setattr("mmcompile.format.describe.ROWS_AT_ONCE", 7)
     labels = np.arange(50) % 3
     make_dataset(tmp_path / "out", pixels(50), labels, shards=(20, 30), splits={"a": 15, "b": 35})
     info = describe(tmp_path / "out")

@@ -18,12 +18,13 @@ from hypothesis import strategies as st
 from mmcompile import summary
 from mmcompile.errors import CorruptShardError, FormatError
 from mmcompile.format.canonical import canonical
-from mmcompile.format.describe import SAMPLE_COLUMNS, describe, samples_table
+from mmcompile.format.describe import describe
 from mmcompile.format.index import Names, load_groups, load_index
 from mmcompile.format.npy import save_blob
 from mmcompile.format.prune import prune
 from mmcompile.format.reader import Reader
 from mmcompile.format.samples import BLOCK_BYTES, block_hashes, block_rows
+from mmcompile.format.sampletable import SAMPLE_COLUMNS, samples_table
 from mmcompile.format.verify import verify
 from tests.format.builders import REPOSITORY, change_index, file_of, put_array, put_index, read_everything, tree
 from tests.format.test_hostile import NASTY, attack, spots
@@ -165,7 +166,7 @@ def test_the_table_tells_group_and_number_of_every_row(tmp_path: Path, monkeypat
     values = {"x": np.ones(9)}
     make_dataset(tmp_path, None, [0, 1, 7] * 3, values=values, keyed=False, groups=groups, classes=("u", "v"), shards=(6, 3), splits={"a": 5, "b": 4})
     rows = list(samples_table(tmp_path))
-    monkeypatch.setattr("mmcompile.format.describe._LABELS", 2)
+    monkeypatch.setattr("mmcompile.format.sampletable.ROWS_AT_ONCE", 2)
     assert list(samples_table(tmp_path)) == rows
     assert tuple(rows[0]) == SAMPLE_COLUMNS
     assert [r["key"] for r in rows] == ["A[0]", "A[1]", "A[2]", "A[3]", "A[4]", "B[0]", "A[0]", "A[1]", "A[2]"]

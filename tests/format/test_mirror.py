@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from mmcompile.errors import CorruptShardError, NotADatasetError, OptionError, RemoteError
-from mmcompile.format.describe import describe, samples_table
+from mmcompile.format.describe import describe
 from mmcompile.format.index import Index
 from mmcompile.format.mirror import Mirror
 from mmcompile.format.npy import file_name
 from mmcompile.format.prune import prune
+from mmcompile.format.sampletable import samples_table
 from mmcompile.format.verify import verify
 from mmcompile.summary import verify_lines
 from tests.format.builders import file_of

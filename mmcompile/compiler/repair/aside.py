@@ -28,6 +28,7 @@ from mmcompile.compiler.sources import STAT_DTYPE, labelled
 from mmcompile.compiler.sources.folder import FolderSource
 from mmcompile.compiler.sources.splits import Layout
 from mmcompile.compiler.task import Job, hash_items
+from mmcompile.compiler.trace import Trace, made_trace
 from mmcompile.errors import OptionError
 from mmcompile.format.canonical import name_from_json
 from mmcompile.format.index import Index
@@ -61,6 +62,7 @@ class Recipe:
     source: Located
     shard_bytes: int
     marks: Fingerprints
+    trace: Trace
 
     @property
     def seed(self) -> int | None:
@@ -93,7 +95,14 @@ def recipe_of(index: Index, raw: Path, classes: tuple[str, ...] | None) -> Recip
         extensions = None if source["extensions"] is None else frozenset(source["extensions"])
         layout = Layout(splits, classes if "classes" in source else None)
         folder = Located(os.fspath(raw), include, exclude, bool(source["hidden"]), extensions, layout)
-        return Recipe(index, Preprocess.from_settings(index.settings["preprocess"]).resolved(), folder, int(shard_bytes), marks_of_index(index))
+        return Recipe(
+            index,
+            Preprocess.from_settings(index.settings["preprocess"]).resolved(),
+            folder,
+            int(shard_bytes),
+            marks_of_index(index),
+            made_trace(index),
+        )
     except OptionError as error:
         raise OptionError(f"how it was built cannot be repeated ({error})") from None
     except (LookupError, TypeError, ValueError) as error:
@@ -164,7 +173,7 @@ class Workshop:
         (folder / ".build").mkdir()
         table = write_table(old, folder)
         fields = recipe.index.fields
-        job = Job(recipe.source, recipe.preprocess, fields, folder, shards, reuse=table)
+        job = Job(recipe.source, recipe.preprocess, fields, folder, shards, reuse=table, trace=recipe.trace)
 
         def progress(counts: Counts) -> None:
             on_progress(counts.done)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from mmcompile.compiler.repair.aside import Recipe, shard_work
 from mmcompile.compiler.repair.images import mend_images
 from mmcompile.compiler.repair.relic import Placing, Position, array_bytes, wrong_rows
-from mmcompile.compiler.repair.state import Damaged, Place, RecipeError, tell_unsettled
+from mmcompile.compiler.repair.state import Damaged, Place, RecipeError, tell_unsettled, told
 from mmcompile.compiler.run import ShardWork
 from mmcompile.compiler.seals import Seal
 from mmcompile.errors import FormatError
@@ -121,26 +121,26 @@ def mend_classes(d: Damaged) -> None:
 def _mend_keys(d: Damaged, name: str, generation: Generation, shard: int) -> None:
     """By the plan of RAW as it is; else each key by the hash of its source and its length."""
     index = generation.index
-    recipe = d.recipe(index)
+    recipe = told(d.recipe(index))
     scan, tasks = d.plan(recipe)
     rejected = d.rejected(index) or set()
     rows = int(generation.table["rows"][shard])
     for task in tasks:
         keys = [key for key in scan.keys[task.start : task.stop] if key not in rejected]
-        if len(keys) == rows and d.put_bytes(name, _blob(keys)):
+        if len(keys) == rows and d.put_bytes(name, _blob(recipe, keys)):
             return
     samples = d.samples(generation, shard)
     sound = samples is not None
     samples = samples if sound else d.guess(generation, shard)
     if samples is None:
-        samples = np.zeros(0, sample_dtype(index.fields))
+        samples = np.zeros(0, sample_dtype(index.fields, index.sha256))
     placing = Placing(index, load_classes(d.root, index))
     lengths = np.diff(samples["key_stop"].astype(np.int64), prepend=0).tolist()
     places = d.workshop.digests(set(samples["source_size"].tolist()))
     keys, lost = [], []
     last: Position | None = None
     for pair, length in zip(samples["source_hash"].tolist(), lengths, strict=True):
-        placed = [(placing.position(key), key) for key in places.get(pair_hash(pair), ()) if len(key) == length]
+        placed = [(placing.position(key), key) for key in places.get(pair_hash(pair), ()) if len(recipe.trace.key(key)) == length]
         fitting = sorted((position, key) for position, key in placed if position is not None)
         found = next(((position, key) for position, key in fitting if last is None or position > last), None)
         if found is None:
@@ -148,16 +148,16 @@ def _mend_keys(d: Damaged, name: str, generation: Generation, shard: int) -> Non
         else:
             last = found[0]
             keys.append(found[1])
-    if not sound and (lost or not d.put_bytes(name, _blob(keys))):
+    if not sound and (lost or not d.put_bytes(name, _blob(recipe, keys))):
         d.give_up(f"shards/{name}", f"RAW as it is now has no shard with these keys, and shards/{d.file(generation, 'samples', shard)} is bad too")
     elif lost:
         d.give_up(f"shards/{name}", f"{len(lost):,} sources are not in RAW under their old names", lost)
-    elif sound and not d.put_bytes(name, _blob(keys)):
+    elif sound and not d.put_bytes(name, _blob(recipe, keys)):
         d.give_up(f"shards/{name}", "RAW has the sources of its rows under other names now")
 
 
-def _blob(keys: list[bytes]) -> bytes:
-    return array_bytes(np.frombuffer(b"".join(keys), np.uint8))
+def _blob(recipe: Recipe, names: list[bytes]) -> bytes:
+    return array_bytes(np.frombuffer(b"".join(map(recipe.trace.key, names)), np.uint8))
 
 
 def _labels(d: Damaged, index: Index, keys: list[bytes]) -> npt.NDArray[np.int64] | None:
@@ -204,7 +204,9 @@ def _mend_samples(d: Damaged, recipe: Recipe, group: list[Place]) -> None:
             if (file := file_name(kind, digest)) in d.bad:
                 d.put_file(file, folder / file)
         if name in d.bad and seal.rows == len(work.keys):
-            made = read_array(folder / file_name("samples", seal.files["samples"]), sample_dtype(generation.index.fields), (seal.rows,))
+            made = read_array(
+                folder / file_name("samples", seal.files["samples"]), sample_dtype(generation.index.fields, generation.index.sha256), (seal.rows,)
+            )
             d.give_up(f"shards/{name}", *_blame(d, generation, shard, work.keys, made, labels), recipe.versions())
         for kind, digest in seal.files.items():
             (folder / file_name(kind, digest)).unlink(missing_ok=True)
@@ -234,7 +236,7 @@ def _blame(
 
 def _mend_rejects(d: Damaged, name: str, index: Index) -> None:
     """What RAW holds and no shard does is decoded again, and says the same again."""
-    recipe = d.recipe(index)
+    recipe = told(d.recipe(index))
     scan, _ = d.plan(recipe)
     generation = next((g for g in d.generations if g.index is index), None)
     if generation is None:

@@ -16,12 +16,13 @@ from mmcompile.compiler.repair.state import Damaged, Place, RecipeError, tell_un
 from mmcompile.compiler.reuse import RowTable, write_table
 from mmcompile.compiler.run import ShardWork
 from mmcompile.compiler.seals import Seal
+from mmcompile.compiler.trace import made_trace
 from mmcompile.errors import FormatError
 from mmcompile.format.catalog import Generation, open_regular
 from mmcompile.format.damage import damaged_rows
 from mmcompile.format.index import row_dtype
 from mmcompile.format.npy import file_name, header, read_array
-from mmcompile.format.samples import hash_pair, pair_hash, sample_dtype
+from mmcompile.format.samples import hash_pair, keys_of, pair_hash, sample_dtype
 
 __all__ = ["mend_images"]
 
@@ -56,7 +57,7 @@ def mend_images(d: Damaged, recipe: Recipe, group: list[Place]) -> None:
         keys: list[bytes] = []
         for digest, _, key in wreck.sources():
             if digest in places:
-                keys.append(located(places[digest], places[digest] if key is None else key))
+                keys.append(located(places[digest], places[digest] if key is None or recipe.trace.hashing else key))
             else:
                 keys.append(key or b"lost")
                 if copier is None or not any(copier.copy(*place, none, [key or b""])[3][0] for place in copier.places(hash_pair(digest))):
@@ -111,7 +112,7 @@ class _Wreck:
         self.digests = [pair_hash(pair) for pair in self.samples["source_hash"].tolist()]
         self.keys: list[bytes | None] = [None] * len(self.rows)
         if d.file(generation, "keys", shard) not in d.bad:
-            keys = d.keys(generation, shard)
+            keys = d.keys(generation, shard) if made_trace(generation.index).told else keys_of(samples, d.blob(generation, shard))
             self.keys = [keys[row] for row in self.rows.tolist()]
         self.file_bytes = len(header(self.field.stored, (self.count, *self.field.shape))) + self.count * self.field.row_bytes
 
@@ -121,7 +122,11 @@ class _Wreck:
 
     def settle(self, seal: Seal, folder: Path, recipe: Recipe) -> None:
         """Take the rows that were made aside, if they are the right ones."""
-        made = read_array(folder / file_name("samples", seal.files["samples"]), sample_dtype(self.generation.index.fields), (seal.rows,))
+        made = read_array(
+            folder / file_name("samples", seal.files["samples"]),
+            sample_dtype(self.generation.index.fields, self.generation.index.sha256),
+            (seal.rows,),
+        )
         wrong = np.flatnonzero(made["row_hash"] != self.samples["row_hash"]).tolist()
         if wrong:
             sources = [(self.keys[i], self.digests[i]) for i in wrong]

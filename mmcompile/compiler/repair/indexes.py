@@ -12,7 +12,7 @@ from mmcompile.compiler.output import noted_bytes
 from mmcompile.compiler.repair.aside import Recipe, shard_work
 from mmcompile.compiler.repair.files import mend_classes
 from mmcompile.compiler.repair.relic import Placing, Relic, array_bytes, find_relics, guess_tables, table_of
-from mmcompile.compiler.repair.state import Damaged, RecipeError
+from mmcompile.compiler.repair.state import Damaged, RecipeError, told
 from mmcompile.compiler.reuse import OldShard
 from mmcompile.compiler.run import ShardWork
 from mmcompile.compiler.seals import Seal
@@ -112,7 +112,7 @@ def mend_tables(d: Damaged) -> bool:
             placing = Placing(index, load_classes(d.root, index))
             relics = find_relics(d.shards, index, placing, sound, functools.partial(_lies, recipe))
             if not _from_files(d, name, index, placing, relics):
-                _from_raw(d, name, recipe, relics)
+                _from_raw(d, name, told(recipe), relics)
         except (RecipeError, FormatError) as error:
             d.give_up(f"shards/{name}", str(error))
     return len(d.repaired) > before
@@ -167,7 +167,8 @@ def _from_raw(d: Damaged, name: str, recipe: Recipe, relics: list[Relic]) -> Non
 
     known = {pair_hash(pair) for g in d.generations for pair in g.table["samples"].tolist()}  # old_shards takes these, or knows better
     free = [relic for relic in relics if relic.files["samples"] not in known]
-    old = [OldShard(str(d.shards), index.fields, relic.files, relic.rows, frozenset(recipe.marks.formats)) for relic in free]
+    kinds = frozenset(recipe.marks.formats)
+    old = [OldShard(str(d.shards), index.fields, relic.files, relic.rows, kinds, sha256=index.sha256) for relic in free]
     outcome = d.make(recipe, d.old_shards(recipe) + old, works, on_made)
     table = table_of(index, [shards[number] for number in sorted(shards)])
     failures = [(key, None) for key in sorted(outcome.failures)]

@@ -164,7 +164,7 @@ def find_relics(folder: Path, index: Index, placing: Placing, sound: dict[str, l
 
     `is_source(key, hash)` is asked where the keys of a samples file cannot be told otherwise: does RAW hold this?
     """
-    image, dtype = index.fields[0], sample_dtype(index.fields)
+    image, dtype = index.fields[0], sample_dtype(index.fields, index.sha256)
     images: dict[int, list[str]] = {}
     for digest in sound.get(image.name, ()):
         images.setdefault(_size(folder / f"{image.name}-{digest}.npy"), []).append(digest)

@@ -26,11 +26,12 @@ from mmcompile.format.catalog import Generation, digest_of, kept_files, load_tab
 from mmcompile.format.commit import install, write_atomic
 from mmcompile.format.findings import VerifyReport
 from mmcompile.format.index import INDEX_LIMIT, Index, load_classes
+from mmcompile.format.keyhash import KEY_DIGITS
 from mmcompile.format.npy import ALIGN, file_name, hash_bytes, hash_file, read_array
 from mmcompile.format.rejects import load_rejects
 from mmcompile.format.samples import keys_of, pair_hash, sample_dtype
 
-__all__ = ["Damaged", "Missing", "Place", "RecipeError", "tell_unsettled"]
+__all__ = ["Damaged", "Missing", "Place", "RecipeError", "tell_unsettled", "told"]
 
 #: A bad file of shards/, and the newest shard that names it.
 Place = tuple[str, Generation, int]
@@ -191,11 +192,19 @@ class Damaged:
         return self._plans[key]
 
     def rejected(self, index: Index) -> set[bytes] | None:
-        """The keys of a generation's rejects; None where its rejects file is bad."""
+        """The names of the sources that a generation rejected; None where its rejects file is bad.  Raises RecipeError."""
         try:
-            return {as_bytes(reject.key) for reject in load_rejects(self.root, index)}
+            return set(self.names(index, [as_bytes(reject.key) for reject in load_rejects(self.root, index)]))
         except FormatError:
             return None
+
+    def names(self, index: Index, keys: list[bytes]) -> list[bytes]:
+        """The names of the sources with these keys of a generation, as RAW has them; a key of which it has none stays.  Raises RecipeError."""
+        if index.key_hash is None or not keys:
+            return keys
+        recipe = told(self.recipe(index))
+        known = {recipe.trace.key(name): name for name in self.plan(recipe)[0].keys.bare}
+        return [known.get(key, key) for key in keys]
 
     def old_shards(self, recipe: Recipe) -> list[OldShard]:
         """Shards whose rows are those that the recipe makes, if their hashes are right: of generations with the same settings and versions."""
@@ -219,7 +228,7 @@ class Damaged:
         for record in generation.table if formats and marks.store else ():
             files = {name: pair_hash(record[name]) for name in names}
             if file_name("samples", files["samples"]) not in self.bad:
-                out.append(OldShard(str(self.shards), generation.index.fields, files, int(record["rows"]), formats))
+                out.append(OldShard(str(self.shards), generation.index.fields, files, int(record["rows"]), formats, sha256=generation.index.sha256))
         return out
 
     # ------------------------------------------------------------------ what a shard holds
@@ -241,17 +250,27 @@ class Damaged:
 
     def _records(self, generation: Generation, shard: int) -> Any:
         path = self.shards / self.file(generation, "samples", shard)
-        return read_array(path, sample_dtype(generation.index.fields), (int(generation.table["rows"][shard]),))
+        return read_array(path, sample_dtype(generation.index.fields, generation.index.sha256), (int(generation.table["rows"][shard]),))
+
+    def blob(self, generation: Generation, shard: int) -> bytes:
+        """The bytes of a sound file of keys."""
+        path = self.shards / self.file(generation, "keys", shard)
+        return read_array(path, np.dtype("u1"), (os.path.getsize(path) - ALIGN,)).tobytes()
 
     def keys(self, generation: Generation, shard: int) -> list[bytes]:
-        """The keys of a shard's rows.  Where their lengths are lost, RAW tells them, or the bad file: a guess then.  Raises RecipeError."""
+        """The names of the sources of a shard's rows.  Where their lengths are lost, RAW tells them, or the bad file: a guess then.
+
+        Raises RecipeError.
+        """
         name = self.file(generation, "keys", shard)
         if name in self.bad:
             raise RecipeError(f"shards/{name} is lost, which tells its keys")
-        blob = read_array(self.shards / name, np.dtype("u1"), (os.path.getsize(self.shards / name) - ALIGN,)).tobytes()
+        blob = self.blob(generation, shard)
         samples = self.samples(generation, shard)
         if samples is not None:
-            return keys_of(samples, blob)
+            return self.names(generation.index, keys_of(samples, blob))
+        if generation.index.key_hash is not None:
+            return self.names(generation.index, [blob[at : at + KEY_DIGITS] for at in range(0, len(blob), KEY_DIGITS)])
         scan, _ = self.plan(self.recipe(generation.index))
         rows = int(generation.table["rows"][shard])
         found, cut = _cut(blob, scan.keys)
@@ -262,6 +281,13 @@ class Damaged:
         if len(found) == rows:
             return found
         raise RecipeError(f"its keys cannot be told apart: RAW has no source whose key is what stands in shards/{name}, {as_text(blob[cut:][:80])!r}")
+
+
+def told(recipe: Recipe) -> Recipe:
+    """The same recipe.  Raises RecipeError where it does not tell how names become keys."""
+    if not recipe.trace.told:
+        raise RecipeError("keys are hashed with a secret, which is not here: the same `mmcompile build` into a new folder makes the same files")
+    return recipe
 
 
 def _alike(one: Index, other: Index) -> bool:

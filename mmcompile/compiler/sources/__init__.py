@@ -30,13 +30,18 @@ class Lent:
     """That all items of a scan stand in datasets already: their rows are copied, never decoded.
 
     `hashes` (N, 2): of the content of each item's source.  `datasets`: (folder, generation) of each.  `versions`, `revision`: of the libraries that
-    made the rows, and of our own pixels then: those of the new dataset, whatever is installed today.
+    made the rows, and of our own pixels then: those of the new dataset, whatever is installed today.  `sha256`: all rows have that of their source.
+    `keys`: what the settings of the dataset say of how its keys were hashed; None where they are names, or of several datasets.
+    `nameless`: some keys are hashes, which have no extension.
     """
 
     hashes: npt.NDArray[np.uint64]
     datasets: tuple[tuple[str, str], ...]
     versions: dict[str, str]
     revision: int
+    sha256: bool = False
+    keys: str | None = None
+    nameless: bool = False
 
 
 @dataclass(frozen=True)

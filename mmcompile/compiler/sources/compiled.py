@@ -35,6 +35,7 @@ from mmcompile.compiler.sources.provenance import (
 )
 from mmcompile.compiler.sources.selected import Selection
 from mmcompile.compiler.sources.splits import Layout, parse_splits
+from mmcompile.compiler.trace import kept_keys
 from mmcompile.errors import FormatError, OptionError, SourceError
 from mmcompile.format.canonical import as_text, read_limited
 from mmcompile.format.catalog import load_table
@@ -184,6 +185,8 @@ class CompiledSource:
         stat["size"] = columns["sizes"]
         ends = np.searchsorted(columns["splits"], np.arange(len(self._splits)), side="right").tolist()
         splits = tuple(Split(name, start, stop) for name, start, stop in zip(self._splits, [0, *ends], ends, strict=False) if stop > start)
+        indexes = [d.index for d in self._datasets]
+        told = all(i.sha256 for i in indexes), kept_keys(indexes[0]) if len(indexes) == 1 else None, any(i.key_hash for i in indexes)
         return Scan(
             keys,
             self._fields,
@@ -193,7 +196,7 @@ class CompiledSource:
             left_out={"not selected": total - taken.count} if total > taken.count else {},
             warnings=self._selection.warnings(),
             splits=() if self._splits == ["all"] else splits,
-            lent=Lent(columns["hashes"], self._places, versions, revision),
+            lent=Lent(columns["hashes"], self._places, versions, revision, *told),
             parts=tuple((f.name, f.meaning) for f in pixel_fields(self._datasets[0].index.fields)),
         )
 

@@ -54,7 +54,8 @@ def shards_of(dataset: Opened, table: Array) -> list[OldShard]:
     """The shards that (part of) a shard table names."""
     kinds = [name for name in table.dtype.names or () if name != "rows"]
     folder = str(Path(dataset.root) / "shards")
-    return [OldShard(folder, dataset.index.fields, {kind: pair_hash(row[kind]) for kind in kinds}, int(row["rows"]), frozenset()) for row in table]
+    fields, sha256 = dataset.index.fields, dataset.index.sha256
+    return [OldShard(folder, fields, {kind: pair_hash(row[kind]) for kind in kinds}, int(row["rows"]), frozenset(), sha256=sha256) for row in table]
 
 
 def joined_fields(
