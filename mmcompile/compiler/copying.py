@@ -85,7 +85,7 @@ class Copier:
     ) -> tuple[npt.NDArray[np.void], Array, npt.NDArray[np.bool_]]:
         n = len(out)
         found = shelf.samples[row : row + n]
-        values = values if self._mover is None else self._mover.moved(values, found, keys)
+        given, values = values, values if self._mover is None else self._mover.moved(values, found, keys)
         made = shelf.shard.made
         raw = out if made is None else PixelRows.empty(pixel_fields(shelf.shard.fields), n)
         shelf.read(row, raw.arrays)
@@ -103,6 +103,8 @@ class Copier:
             if fresh is not None:
                 fresh.update(after[i])
                 hashes[i] = fresh.intdigest()
+        if self._mover is not None:
+            right[list(self._mover.misfits(given, found))] = False
         if self._preprocess.views is not None and not shelf.shard.borrowed:  # what they show follows from the key
             right &= [mine in (its, self._key(its)) for mine, its in zip(shelf.keys[row : row + n], keys, strict=True)]
         records = np.zeros(n, self._dtype)

@@ -43,7 +43,7 @@ def save_listing(path: Path, scan: Scan, at_ns: int, head: dict[str, Any]) -> No
             [f.name, f.dtype, f.shape, f.meaning, f.unit, f.count, *(_listed(names) for names in (f.columns, f.categories))] for f in scan.fields
         ],
         "parts": scan.parts,
-        "forms": [[name, form.format, form.relative, form.min_visibility] for name, form in scan.forms],
+        "forms": [[name, form.format, form.relative, form.min_visibility, form.size] for name, form in scan.forms],
         "faults": [[at, said] for at, said in scan.faults.items()],
         "splits": [[split.name, split.start, split.stop] for split in scan.splits],
         "classes": None if scan.classes is None else [name_to_json(name) for name in scan.classes],

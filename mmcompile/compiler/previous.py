@@ -270,6 +270,8 @@ class Previous:
             samples = shard.samples()
             if not np.array_equal(samples["key_stop"], stops) or not of_kinds(samples, shard.formats).all():
                 return None
+            if self.mover is not None and self.mover.misfits(values[stored], samples):
+                return None
             wanted = (
                 values[stored]
                 if self.mover is None

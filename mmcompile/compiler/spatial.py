@@ -39,12 +39,14 @@ _TURNS = {
 class Form:
     """How a source writes the boxes or keypoints of a field: `format` of boxes, in pixels or `relative` to the size of the picture.
 
-    `min_visibility`: boxes of which a smaller part of the area is left are dropped; 0: those of which nothing is left.
+    `min_visibility`: boxes of which a smaller part of the area is left are dropped; 0: those of which nothing is left.  `size`: the field that says
+    which (height, width) of the picture they belong to, 0 where it does not say: as stored, or as turned by its orientation.
     """
 
     format: str = "xyxy"
     relative: bool = False
     min_visibility: float = 0.0
+    size: str = ""
 
 
 @dataclass(frozen=True)
@@ -113,23 +115,39 @@ class Mover:
             return self._viewed(values, sources, keys)
         out = values.copy()
         facts = zip(*(sources[name].tolist() for name in ("width", "height", "orientation")), strict=True)
-        for row, (width, height, orientation) in zip(out, facts, strict=True):
-            orientation = orientation if self.preprocess.orientation == "apply" else 1
-            h, w = (width, height) if orientation >= 5 else (height, width)
-            self._move(row, (width, height), orientation, _Place.of_fit(fit(h, w, self.preprocess), h, w))
+        for row, (width, height, turn) in zip(out, facts, strict=True):
+            h, w = (width, height) if self._applied(turn) >= 5 else (height, width)
+            self._move(row, (width, height), turn, _Place.of_fit(fit(h, w, self.preprocess), h, w))
         return out
+
+    def misfits(self, values: npt.NDArray[np.void], sources: npt.NDArray[Any]) -> dict[int, str]:
+        """What is wrong, by place, with records (N,) that belong to pictures of another size than those of `sources` (N,) have."""
+        out: dict[int, str] = {}
+        actual = np.stack([sources["height"], sources["width"]], 1).astype(np.int64)
+        across = (sources["orientation"] >= 5)[:, None]
+        for name in sorted({form.size for _, form in self.forms} - {""}):
+            said = values[name].astype(np.int64)
+            known = (said > 0).all(1)
+            right = (said == actual).all(1) | (across & (said == actual[:, ::-1])).all(1)
+            for at in np.flatnonzero(known & ~right).tolist():
+                (h, w), (height, width) = said[at].tolist(), actual[at].tolist()
+                out[at] = f"{name}: {w}x{h} (width x height) for a picture of {width}x{height}: what belongs to it is in pixels of another one"
+        return out
+
+    def _applied(self, turn: int) -> int:
+        """What is done of the orientation that a file has."""
+        return turn if self.preprocess.orientation == "apply" else 1
 
     def _viewed(self, values: npt.NDArray[np.void], sources: npt.NDArray[Any], keys: Sequence[bytes]) -> npt.NDArray[np.void]:
         views, moving = self.preprocess.drawn, self._moving
         assert views is not None
         out: npt.NDArray[np.void] = np.zeros(len(values), self.dtype)
         facts = zip(*(sources[name].tolist() for name in ("width", "height", "orientation")), strict=True)
-        for i, (key, (width, height, orientation)) in enumerate(zip(keys, facts, strict=True)):
-            orientation = orientation if self.preprocess.orientation == "apply" else 1
-            h, w = (width, height) if orientation >= 5 else (height, width)
+        for i, (key, (width, height, turn)) in enumerate(zip(keys, facts, strict=True)):
+            h, w = (width, height) if self._applied(turn) >= 5 else (height, width)
             for k, shown in enumerate(views.shown(key, h, w)):
                 one = values[i : i + 1].copy()
-                self._move(one[0], (width, height), orientation, _Place.of_view(shown, self.preprocess.output_hw()))
+                self._move(one[0], (width, height), turn, _Place.of_view(shown, self.preprocess.output_hw()))
                 for f in self.fields:
                     if f.name in moving:
                         out[i][f.name][k] = one[0][f.name]
@@ -137,12 +155,15 @@ class Mover:
                         out[f.name][i] = values[f.name][i]
         return out
 
-    def _move(self, row: Any, size: tuple[int, int], orientation: int, place: _Place) -> None:
+    def _move(self, row: Any, stored: tuple[int, int], turn: int, place: _Place) -> None:
         known = {f.name: f for f in self.fields}
         kept: dict[str, Array] = {}  # which rows stay, by their count
         for name, form in self.forms:
             spec = known[name]
             n = len(row[name]) if spec.count is None else int(row[spec.count])
+            size, orientation = stored, self._applied(turn)
+            if form.size and turn >= 5 and stored[0] != stored[1] and row[form.size].tolist() == list(stored):  # of the picture as it is turned
+                size, orientation = stored[::-1], 1 if orientation == turn else {6: 8, 8: 6}.get(turn, turn)
             if spec.meaning == "boxes":
                 boxes, stay = _boxes(row[name][:n], form, size, orientation, place)
                 row[name][:n] = boxes

@@ -28,7 +28,7 @@ from mmcompile.compiler.pixelrows import PixelRows, Unfinished
 from mmcompile.compiler.preprocess import Preprocess, channel_sums, store
 from mmcompile.compiler.reuse import RowTable
 from mmcompile.compiler.sources import Source
-from mmcompile.compiler.sources.parts import beside_of, files_of, unpack
+from mmcompile.compiler.sources.parts import beside_of, files_of, name_of, unpack
 from mmcompile.compiler.spatial import Mover
 from mmcompile.compiler.staging import Fetched
 from mmcompile.compiler.trace import PLAIN, Trace, source_sha256
@@ -216,7 +216,10 @@ def run_piece(job: Job, piece: Piece) -> PieceResult:
                         digest = hash_bytes(data)
                     outcome = STORED
                     record = _decode(job, data, key, digest, row, hand, result)
-                    values = values if job.mover is None else job.mover.moved(values, record.reshape(1), [key])
+                    if job.mover is not None:
+                        if why := job.mover.misfits(values, record.reshape(1)):
+                            raise DecodeError(why[0], stage="value", code="value")
+                        values = job.mover.moved(values, record.reshape(1), [key])
                     state = next(row.states())
                     state.update(values.tobytes())
                     record["row_hash"] = state.intdigest()
@@ -374,7 +377,7 @@ def _decode_part(
     size = int(record["width"]), int(record["height"])
     try:
         if spec.meaning == "mask":
-            row[...] = decode.mask(data, as_text(name), options, size, int(record["orientation"]), shown)
+            row[...] = decode.mask(data, name_of(name), options, size, int(record["orientation"]), shown)
             return
         decoded = volumetask.decoded(data, name, options, shown=shown)
         if shown is not None and (decoded.width, decoded.height) != size:

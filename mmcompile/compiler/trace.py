@@ -16,8 +16,9 @@ import numpy as np
 from mmcompile.compiler.options import BuildOptions
 from mmcompile.compiler.sources import Lent, Scan
 from mmcompile.compiler.sources.keys import Keys
+from mmcompile.compiler.sources.parts import name_of
 from mmcompile.errors import OptionError
-from mmcompile.format.canonical import as_text, name_to_json
+from mmcompile.format.canonical import name_to_json
 from mmcompile.format.index import Index
 from mmcompile.format.keyhash import hashed_key, key_setting
 
@@ -98,7 +99,7 @@ class Trace:
 
     def called(self, name: bytes) -> str:
         """ " (NAME)", for a message; nothing where names are kept out."""
-        return "" if self.hashing else f" ({as_text(name)})"
+        return "" if self.hashing else f" ({name_of(name)})"
 
     def named(self, line: dict[str, Any], name: bytes) -> dict[str, Any]:
         """The line of a reject for a person at this machine, who has to find the file."""

@@ -12,15 +12,19 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
+from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.sources import Scan, jsonparts
 from mmcompile.compiler.sources.choose import SourceOptions, open_source
 from mmcompile.compiler.sources.coco import CocoSource
 from mmcompile.compiler.sources.jsonparts import list_members
+from mmcompile.compiler.spatial import Form
 from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.fields import Names
 from mmcompile.format.reader import Reader
-from tests.compiler.builds import inline, picture, run, write
+from mmcompile.format.rejects import load_rejects
+from tests.compiler.builds import dataset, inline, picture, run, write
 
 CATEGORIES = [{"id": 7, "name": "dog"}, {"id": 3, "name": "cat"}, {"id": 90, "name": "ant"}]
 
@@ -57,22 +61,39 @@ def scan(raw: Path, **options: Any) -> Scan:
     return found.scan()
 
 
-def test_classes_of_each_image_are_those_that_pycocotools_finds(tmp_path: Path) -> None:
+def oracle(path: Path) -> Any:
     coco = pytest.importorskip("pycocotools.coco")
-    path = save(tmp_path, document())
     with contextlib.redirect_stdout(io.StringIO()):
-        oracle = coco.COCO(str(path))
-    found = scan(path)
-    labels, objects = found.fields
-    assert (labels.name, labels.dtype, labels.shape) == ("labels", "uint8", (3,))
-    assert labels.columns is not None
-    assert labels.columns.listed == ("cat", "dog", "ant")
-    assert objects.name == "objects"
+        return coco.COCO(str(path))
+
+
+def test_objects_of_each_image_are_those_that_pycocotools_finds(tmp_path: Path) -> None:
+    path = save(tmp_path, document())
+    known = oracle(path)
+    found = scan(path, fields={"shows": {"kind": "multilabel"}})
+    most = max(len(known.getAnnIds(imgIds=[100 - i])) for i in range(5))
+    assert [(f.name, f.shape, f.count) for f in found.fields] == [
+        ("boxes", (most, 4), "boxes_count"),
+        ("labels", (most,), "boxes_count"),
+        ("area", (most,), "boxes_count"),
+        ("iscrowd", (most,), "boxes_count"),
+        ("boxes_count", (), None),
+        ("orig_size", (2,), None),
+        ("shows", (3,), None),
+    ]
+    specs = {f.name: f for f in found.fields}
+    assert specs["labels"].categories == specs["shows"].columns == Names(("cat", "dog", "ant"))
+    assert found.forms == (("boxes", Form("xywh", size="orig_size")),)
     for i, row in enumerate(found.values):
-        anns = oracle.loadAnns(oracle.getAnnIds(imgIds=[100 - i]))
-        assert row["labels"].tolist() == [int(number in {ann["category_id"] for ann in anns}) for number in (3, 7, 90)]
-        assert row["objects"] == len(anns)
-    assert found.counts == {"images of instances_val.json": 5, "annotations, without boxes and masks": 15, "images without an annotation": 1}
+        anns = known.loadAnns(known.getAnnIds(imgIds=[100 - i]))
+        n = row["boxes_count"]
+        assert n == len(anns)
+        assert row["boxes"][:n].tolist() == [ann["bbox"] for ann in anns]
+        assert row["labels"].tolist() == [[3, 7, 90].index(ann["category_id"]) for ann in anns] + [-1] * (most - n)
+        assert row["area"][:n].tolist() == [25.0] * n
+        assert row["shows"].tolist() == [int(number in {ann["category_id"] for ann in anns}) for number in (3, 7, 90)]
+        assert row["orig_size"].tolist() == [12, 10]
+    assert found.counts == {"images of instances_val.json": 5, "annotations": 15, "images without an annotation": 1}
 
 
 def test_it_builds_and_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,9 +101,9 @@ def test_it_builds_and_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     path = save(tmp_path / "raw", document())
     assert run(open_source([str(path)], SourceOptions()), tmp_path / "out").decoded == 5
     reader, expected = Reader(tmp_path / "out"), scan(path).values
-    for name in ("labels", "objects"):
+    for name in ("labels", "boxes_count"):
         np.testing.assert_array_equal(reader.gather(name, np.arange(5)), expected[name])
-    assert reader.index.fields[1].columns == Names(("cat", "dog", "ant"))
+    assert {f.name: f for f in reader.index.fields}["labels"].categories == Names(("cat", "dog", "ant"))
     changed = document(seed=1)
     path.write_text(json.dumps(changed))
     report = run(open_source([str(path)], SourceOptions()), tmp_path / "out")
@@ -104,8 +125,8 @@ def test_captions_have_no_classes(tmp_path: Path) -> None:
     made["annotations"] = [{"image_id": 100, "id": 1, "caption": "a dog"}]
     del made["categories"]
     found = scan(save(tmp_path, made))
-    assert [f.name for f in found.fields] == ["objects"]
-    assert found.values["objects"].tolist() == [1, 0, 0, 0, 0]
+    assert found.fields == ()
+    assert found.counts["annotations without a box, left out"] == 1
 
 
 def changed(**more: Any) -> dict[str, Any]:
@@ -154,7 +175,119 @@ def test_other_json_and_other_options_are_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="expected one file of annotations, not 2"):
         open_source([str(path), str(path)], SourceOptions())
     path.write_text("[1]")
-    assert not isinstance(open_source([str(path)], SourceOptions()), CocoSource)
+    with pytest.raises(SourceError, match="is no folder, list, table, array or archive"):
+        open_source([str(path)], SourceOptions())
+    for fields, why in (
+        ({"boxes": {"kind": "boxes", "format": "xyxy"}}, "boxes of COCO are xywh"),
+        ({"score": {"kind": "value"}}, "of annotations there are boxes and keypoints"),
+        ({"a": {"kind": "mask"}, "b": {"kind": "mask"}}, "a is of kind mask already"),
+    ):
+        path.write_text(json.dumps(document()))
+        with pytest.raises(OptionError, match=why):
+            scan(path, fields=fields)
+
+
+SIZE = (30, 20)
+
+
+def drawn(root: Path, exif: int = 1, said: tuple[int, int] = SIZE) -> Path:
+    """Annotations of pictures of 30x20 (width x height) as stored, with this orientation, each with a rectangle of one colour that they outline.
+
+    `said`: the width and height of the file of annotations, in whose frame its outlines are.
+    """
+    rng, made = np.random.default_rng(exif), document(0)
+    made["categories"] = [{**each, "keypoints": ["first", "last"]} for each in CATEGORIES]
+    shown = SIZE[::-1] if exif >= 5 and said != SIZE else SIZE
+    for i in range(3):
+        width, height = shown
+        x0, y0 = int(rng.integers(2, width // 2)), int(rng.integers(2, height // 2))
+        x1, y1 = x0 + int(rng.integers(3, width // 2)), y0 + int(rng.integers(3, height // 2))
+        pixels = np.zeros((height, width, 3), np.uint8)
+        pixels[y0:y1, x0:x1] = 200
+        image = Image.fromarray(pixels)
+        if shown != SIZE:  # as it has to be stored to be shown like that
+            image = image.transpose({5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_90, 8: Image.Transpose.ROTATE_270}[exif])
+        tags, out = Image.Exif(), io.BytesIO()
+        tags[0x0112] = exif
+        image.save(out, "PNG", exif=tags)
+        write(root, {f"{i}.png": out.getvalue()})
+        made["images"].append({"id": i, "file_name": f"{i}.png", "width": said[0], "height": said[1]})
+        if i < 2:
+            box, outline = [x0, y0, x1 - x0, y1 - y0], [[x0, y0, x1, y0, x1, y1, x0, y1]]
+            points = [x0 + 0.5, y0 + 0.5, 2, x1 - 0.5, y1 - 0.5, 1]
+            shape = {"id": i, "image_id": i, "category_id": 7, "bbox": box, "segmentation": outline, "keypoints": points, "area": 9, "iscrowd": 0}
+            made["annotations"].append(shape)
+    (root / "a.json").write_text(json.dumps(made))
+    return root / "a.json"
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("exif", [1, 5, 6, 8])
+def test_boxes_masks_and_keypoints_are_where_the_picture_shows_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exif: int, turned: bool) -> None:
+    inline(monkeypatch)
+    path = drawn(tmp_path / "raw", exif, SIZE[::-1] if turned and exif >= 5 else SIZE)
+    for orientation in ("apply", "ignore"):
+        out, sound = tmp_path / orientation, path.read_text()
+        masked = {} if turned and orientation == "ignore" else {"mask": {"kind": "mask"}}  # such a mask is turned for good
+        asked = Preprocess(crop=24, filter="nearest", orientation=orientation, fields=masked)
+        source = open_source([str(path)], SourceOptions(fields=asked.fields))
+        run(source, out, asked)
+        rows = {f.name: Reader(out).gather(f.name, np.arange(3)) for f in Reader(out).index.fields}
+        assert rows["boxes_count"].tolist() == [1, 1, 0]
+        assert rows["labels"].tolist() == [[1], [1], [-1]]
+        for image, boxes, points in zip(*(rows[name][:2] for name in ("image", "boxes", "keypoints")), strict=True):
+            ys, xs = np.nonzero(image[0])
+            assert boxes[0].tolist() == [xs.min(), ys.min(), xs.max() + 1, ys.max() + 1]
+            seen = points[0][points[0, :, 2] > 0]
+            assert all(image[0, int(y), int(x)] == 200 for x, y, _ in seen)
+        if masked:
+            np.testing.assert_array_equal(rows["mask"][:2], np.where(rows["image"][:2, 0] == 200, 2, 0))
+            assert not rows["mask"][2].any()
+        assert {f.name: f for f in Reader(out).index.fields}["keypoints"].columns == Names(("first", "last"))
+        # Rows are copied, and what belongs to them is moved as before.
+        made = json.loads(path.read_text())
+        made["annotations"][0]["bbox"][2] += 1
+        path.write_text(json.dumps(made))
+        source = open_source([str(path)], SourceOptions(fields=asked.fields))
+        assert run(source, out, asked).decoded == 0
+        run(source, tmp_path / f"{orientation}2", asked)
+        assert dataset(out) == dataset(tmp_path / f"{orientation}2")
+        path.write_text(sound)
+
+
+def test_another_size_than_the_file_says_is_a_reject_that_names_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inline(monkeypatch)
+    path = drawn(tmp_path / "raw")
+    sound = path.read_text()
+    asked = Preprocess(crop=12)
+    run(open_source([str(path)], SourceOptions()), tmp_path / "out", asked)
+    made = json.loads(sound)
+    made["images"][1]["width"] = 31
+    path.write_text(json.dumps(made))
+    run(open_source([str(path)], SourceOptions()), tmp_path / "out", asked, max_rejects=1)
+    (line,) = load_rejects(tmp_path / "out", Reader(tmp_path / "out").index)
+    assert line.message.startswith("orig_size: 31x20 (width x height) for a picture of 30x20")
+    path.write_text(sound)
+    report = run(open_source([str(path)], SourceOptions()), tmp_path / "out", asked)
+    assert (report.samples, report.rejects) == (3, 0)
+    masked = Preprocess(crop=12, fields={"mask": {"kind": "mask"}})
+    path.write_text(json.dumps(made))
+    run(open_source([str(path)], SourceOptions(fields=masked.fields)), tmp_path / "masks", masked, max_rejects=1)
+    (line,) = load_rejects(tmp_path / "masks", Reader(tmp_path / "masks").index)
+    assert line.message.startswith("mask (a.json#1): a mask of 31x20 (width x height) for a picture of 30x20")
+
+
+def test_what_is_wrong_with_one_annotation_is_a_reject_of_its_image(tmp_path: Path) -> None:
+    path = drawn(tmp_path)
+    for name, value, why in (
+        ("bbox", [1, 2, -3, 4], "boxes: annotations[1]: [1, 2, -3, 4] is no box: x, y, width, height"),
+        ("keypoints", [1, 2, 3, 1, 2, 0], "keypoints: annotations[1]: [1, 2, 3, 1, 2, 0]: expected x, y and 0, 1 or 2 of each point"),
+        ("segmentation", {"size": [20, 30], "counts": [7]}, "mask: annotations[1]: [7]: expected run lengths that add up to 600"),
+    ):
+        made = json.loads(path.read_text())
+        made["annotations"][1][name] = value
+        (tmp_path / "b.json").write_text(json.dumps(made))
+        assert scan(tmp_path / "b.json", fields={"mask": {"kind": "mask"}}).faults == {1: why}
 
 
 def test_a_file_without_annotations_is_said(tmp_path: Path) -> None:
@@ -162,7 +295,8 @@ def test_a_file_without_annotations_is_said(tmp_path: Path) -> None:
     assert not scan(save(tmp_path, made)).warnings
     del made["annotations"]
     found = scan(save(tmp_path, made))
-    assert not found.values["labels"].any()
+    assert (found.values["labels"] == -1).all()
+    assert not found.values["boxes_count"].any()
     assert found.warnings == ("instances_val.json has no annotations, which say what images show: no image is of any class",)
 
 

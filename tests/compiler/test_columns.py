@@ -115,6 +115,13 @@ def test_what_is_said_of_a_column_makes_it_pixels_and_each_has_its_own_folder(tm
         scan(path, {"nothing": {"kind": "mask"}})
 
 
+def test_other_paths_of_the_same_images_are_no_further_ones(tmp_path: Path) -> None:
+    path = save(tmp_path / "raw", "file_name,image_path,note,0\nimages/0.png,images/0.png,images/1.png,1\n")
+    found = scan(path)
+    assert found.parts == (("image", "image"),)
+    assert any("columns of text left out (image_path, note)" in line for line in found.counts)
+
+
 def test_files_that_are_not_there_are_named_by_row_and_column_before_anything_is_decoded(tmp_path: Path) -> None:
     path = save(tmp_path / "raw", PATHS + "images/2.png,masks/9.png,,a\nimages/7.png,masks/2.png,../right/0.png,b\n")
     with pytest.raises(SourceError) as caught:
@@ -162,7 +169,7 @@ def listed(root: Path, rows: list[dict[str, Any]], form: str = "jsonl") -> Path:
     rows = [{"file_name": f"images/{i}.png", **row} for i, row in enumerate(rows)]
     names = list(dict.fromkeys(name for row in rows for name in row))
     if form == "jsonl":
-        return save(root, "\n".join(map(json.dumps, rows)), "list.jsonl", len(rows))
+        return save(root, "\n".join(map(json.dumps, rows)).replace(f'"{BEYOND}"', "1E+999"), "list.jsonl", len(rows))
     if form == "parquet":
         pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
         save(root, "x\n1\n", "unused.txt", len(rows))
@@ -172,7 +179,7 @@ def listed(root: Path, rows: list[dict[str, Any]], form: str = "jsonl") -> Path:
     writer = csv.writer(text)
     cells = [["" if (v := row.get(name)) is None else v if isinstance(v, str | int | float) else json.dumps(v) for name in names] for row in rows]
     writer.writerows([names, *cells])
-    return save(root, text.getvalue(), "list.csv", len(rows))
+    return save(root, text.getvalue().replace(BEYOND, "1E+999"), "list.csv", len(rows))
 
 
 BOXES: list[dict[str, Any]] = [
@@ -227,12 +234,42 @@ def test_objects_as_hugging_face_has_them_are_boxes_of_coco(tmp_path: Path) -> N
     np.testing.assert_array_equal(scan(path).values["boxes"], found.values["boxes"])
 
 
+def test_boxes_of_any_form_and_what_is_hardly_seen(tmp_path: Path) -> None:
+    objects = {"bbox": [[0.5, 0.5, 0.5, 0.5], [0.24, 0.5, 0.1, 0.1]], "category": ["a", "b"]}
+    path = listed(tmp_path / "raw", [{"objects": objects}, {"objects": objects}])
+    said = {"boxes": {"format": "cxcywh", "relative": True, "min_visibility": 0.5, "max": 2}}
+    assert scan(path, said).forms == (("boxes", Form("cxcywh", relative=True, min_visibility=0.5)),)
+    made = built(path, tmp_path / "out", said)
+    # Of 24x16 pixels the first is [6, 4, 18, 12]; the crop begins at (6, 2), and cuts more than half of the second.
+    assert made["boxes"].tolist() == [[[0, 2, 12, 10], [0, 0, 0, 0]]] * 2
+    assert made["labels"].tolist() == [[0, -1]] * 2
+    with pytest.raises(SourceError, match="row 1: boxes: a list of 2, and max=1"):
+        scan(path, {"objects": {"kind": "boxes", "max": 1}})
+
+
+def test_masks_in_a_list_of_images_that_lie_elsewhere(tmp_path: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    save(tmp_path / "raw", "x\n")
+    (tmp_path / "lists").mkdir()
+    columns = {"path": [f"images/{i}.png" for i in range(3)], "mask": pa.array([ids(i) for i in range(2)] + [None], pa.binary())}
+    pq.write_table(pa.table(columns), tmp_path / "lists/list.parquet")
+    found = opened(tmp_path / "lists/list.parquet", images=str(tmp_path / "raw"))
+    report = run(found, tmp_path / "out", Preprocess(**CROP), max_rejects=1)
+    assert (report.decoded, report.rejects) == (2, 1)
+    (line,) = load_rejects(tmp_path / "out", Reader(tmp_path / "out").index)
+    assert line.message.startswith("mask (../lists/list.parquet#2): no bytes")
+    assert Reader(tmp_path / "out").gather("mask", np.arange(2))[:, 0, 0].tolist() == [0, 1]
+
+
+#: Written as a number that no float is.
+BEYOND = "beyond"
 MISFITS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a number too large": ({"x": 300}, {"dtype": "uint8"}, "x: 300, and dtype=uint8 holds 0 to 255"),
     "a text": ({"x": "abc"}, {"dtype": "uint8"}, "x: 'abc' is no number"),
     "a float among whole numbers": ({"x": 1.5}, {"dtype": "int16"}, "x: 1.5, and dtype=int16 holds whole numbers"),
     "no value among whole numbers": ({"x": None}, {"dtype": "int16"}, "x: no value, and dtype=int16 holds whole numbers"),
     "beyond a float": ({"x": 1e6}, {"dtype": "float16"}, "x: 1000000.0, and dtype=float16 ends at 65504"),
+    "beyond every float": ({"x": BEYOND}, {"dtype": "float64"}, "x: 1E+999 is beyond float64"),
     "a vector of another length": ({"x": [1, 2, 3]}, {"shape": (2,)}, "x: [1, 2, 3]: 3 numbers, and shape=2"),
     "a box of three numbers": ({"x": [[1, 2, 3]]}, {"kind": "boxes"}, "x: [1, 2, 3] is no box"),
     "a box that ends before it begins": ({"x": [[5, 1, 3, 4]]}, {"kind": "boxes"}, "x: [5.0, 1.0, 3.0, 4.0]: its second corner before its first"),
@@ -308,6 +345,13 @@ def test_other_kinds_of_columns(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="row 3: more: a list of 3, and max=2"):
         scan(tmp_path / "csv/list.csv", {**said, "more": {"kind": "value", "max": 2}})
     assert scan(tmp_path / "csv/list.csv", {**said, "more": {"kind": "value", "max": 2}}, exclude=("images/2.png",)).values["more"].shape == (2, 2)
+
+
+def test_numbers_of_classes_that_lie_far_apart_are_numbered_in_their_order(tmp_path: Path) -> None:
+    path = listed(tmp_path / "raw", [{"boxes": [[1, 2, 3, 4]] * 2, "labels": [2_000_000_000, 7]}, {"boxes": [], "labels": []}])
+    found = scan(path)
+    assert found.values["labels"].tolist() == [[1, 0], [-1, -1]]
+    assert next(f for f in found.fields if f.name == "labels").categories == Names(("7", "2000000000"))
 
 
 def test_lists_of_which_nothing_is_said_stay_out_and_boxes_and_classes_have_to_match(tmp_path: Path) -> None:

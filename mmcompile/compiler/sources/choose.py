@@ -284,7 +284,7 @@ def _coco(raw: Sequence[str], options: SourceOptions) -> Source:
 
     if len(raw) > 1:
         raise OptionError(f"expected one file of annotations, not {len(raw)}")
-    return CocoSource(_on_this_disk(raw[0]), options.images, options.include, options.exclude)
+    return CocoSource(_on_this_disk(raw[0]), options.images, options.include, options.exclude, options.fields)
 
 
 def _on_this_disk(place: str) -> str:

@@ -1,35 +1,36 @@
-"""COCO's annotations as a source: one sample an image, and which classes it shows.
+"""COCO's annotations as a source: one sample an image, with the objects that it shows.
 
-Of each image there is `labels`, a 1 for each class that at least one annotation of it has (crowds too), and `objects`, how many annotations it has.
-Boxes, masks and keypoints are in pixels of the source, which a resize moves: they are not taken.
+Of each image there are `boxes`, their `labels`, `area` and `iscrowd`, `keypoints` where annotations have them, `boxes_count`, and `orig_size`, the
+height and width that the file says.  An annotation without a box is left out; an image without annotations stays.  A mask, or a 1 for each class
+that an image shows, is made where `--field` asks for it.
 """
 
 from __future__ import annotations
 
 import os
-from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from mmcompile.compiler.sources import Scan
+from mmcompile.compiler.fieldoptions import FieldOptions
+from mmcompile.compiler.sources import STAT_DTYPE, Scan
+from mmcompile.compiler.sources.annotations import LISTS, Annotations, asked
 from mmcompile.compiler.sources.folder import FolderSource
-from mmcompile.compiler.sources.jsonparts import is_unicode, list_members
-from mmcompile.compiler.sources.keys import Keys
+from mmcompile.compiler.sources.jsonparts import list_members
 from mmcompile.compiler.sources.listed import Faults, find_files, folder_of, found_in, image_folder, refuse_twice, relative_keys
 from mmcompile.compiler.sources.names import Patterns, show
+from mmcompile.compiler.sources.outlines import is_drawn, mask_bytes, mask_stat
+from mmcompile.compiler.sources.parts import joined_stat, read_item, stat_item
 from mmcompile.compiler.sources.walk import expect_file
 from mmcompile.errors import SourceError
 from mmcompile.format.canonical import as_text, name_to_json
-from mmcompile.format.index import Field, Names, row_dtype
-from mmcompile.text import counted
+from mmcompile.format.index import row_dtype
 
 __all__ = ["CocoSource", "is_coco"]
 
-_LISTS = ("images", "annotations", "categories")
 _HEAD_BYTES, _LOOKED_AT = 1 << 16, 20
 
 
@@ -39,7 +40,7 @@ def is_coco(raw: str) -> bool:
         return False
     with open(raw, "rb") as file:
         head = file.read(_HEAD_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
-    return head.startswith(b"{") and any(f'"{name}"'.encode() in head for name in _LISTS)
+    return head.startswith(b"{") and any(f'"{name}"'.encode() in head for name in LISTS)
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,14 @@ class CocoSource:
     """The images that the annotations `raw` list, in that order.
 
     They lie beside it, in a folder beside it or beside its own folder in which the first of them are found, or in `images`.  `include` and `exclude`
-    are patterns on keys, as for a FolderSource.
+    are patterns on keys, as for a FolderSource; `fields` is what was said of single fields, by name.
     """
 
     raw: str
     images: str | None = None
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    fields: tuple[tuple[str, FieldOptions], ...] = ()
     _files: FolderSource = field(init=False, repr=False, compare=False)
     parallel: ClassVar[int] = FolderSource.parallel
     #: What OUT must not lie in: nothing, as no folder is looked into but those in which the images lie.
@@ -81,12 +83,12 @@ class CocoSource:
         return self._files.location()
 
     def read(self, key: bytes) -> bytes:
-        """As a FolderSource."""
-        return self._files.read(key)
+        """As a FolderSource; with a mask, of both."""
+        return read_item(lambda part: mask_bytes(part) if is_drawn(part) else self._files.read(part), key)
 
     def stat(self, key: bytes) -> tuple[int, int, int, int]:
-        """As a FolderSource."""
-        return self._files.stat(key)
+        """As a FolderSource; with a mask, of both."""
+        return stat_item(lambda part: mask_stat(part) if is_drawn(part) else self._files.stat(part), key)
 
     def scan(self, progress: Callable[[int], None] | None = None) -> Scan:
         """List the items in the order of `images`; `progress` gets the number of images found so far.
@@ -95,26 +97,36 @@ class CocoSource:
         category that is not there (all of them counted, the first named).
         """
         self.location()
-        found = _Annotations(self.raw)
+        name, wishes = os.path.basename(self.raw), asked(dict(self.fields))
+        seen: set[str] = set()
+        found = Annotations(self.raw, _members(self.raw, LISTS, seen), outlines=wishes.mask is not None)
         faults = Faults(lambda at: f"images[{at}]", show(self.raw), "images")
-        keys = relative_keys(found.files(), os.fsencode(self.root), faults, lambda _: b"")
+        keys = relative_keys(found.files, os.fsencode(self.root), faults, lambda _: b"")
         include, exclude = Patterns(self.include), Patterns(self.exclude)
         kept = np.fromiter((not exclude.match(text) and (not include or include.match(text)) for text in map(as_text, keys)), bool, len(keys))
         rows = faults.rows = np.flatnonzero(kept)
         keys = keys.take(rows)
         warnings = [line for line in (refuse_twice(keys, faults),) if line]
-        if "annotations" not in found.seen:
-            warnings.append(f"{show(os.path.basename(self.raw))} has no annotations, which say what images show: no image is of any class")
+        if "annotations" not in seen:
+            warnings.append(f"{show(name)} has no annotations, which say what images show: no image is of any class")
         stat, beside = find_files(self.root, keys, faults, progress)
         faults.raise_any()
-        fields, values = found.values()
+        counts = {f"images of {show(name)}": len(found.ids), "annotations": found.annotations}
+        made = found.read(wishes, kept, counts)
+        values: npt.NDArray[np.void] = np.zeros(len(rows), row_dtype(tuple(spec for spec, _ in made.fields)))
+        for spec, array in made.fields:
+            values[spec.name] = array
         left_out = {reason: count for reason, count in (("in no annotation file", beside), ("excluded", int((~kept).sum()))) if count}
         for option, patterns in (("--include", include), ("--exclude", exclude)):
             warnings += [f"{option} {show(pattern)} matches nothing" for pattern in patterns.unmatched]
-        counts = {f"images of {show(os.path.basename(self.raw))}": len(found.ids), "annotations, without boxes and masks": found.annotations}
-        if alone := int((values["objects"][rows] == 0).sum()):
-            counts["images without an annotation"] = alone
-        return Scan(keys, fields, values[rows], stat, None, left_out, tuple(warnings), counts)
+        parts: tuple[tuple[str, str], ...] = (("image", "image"),)
+        if wishes.mask is not None:
+            masks = found.masks(os.fsencode(name), rows, made.faults)
+            stat = joined_stat([stat, np.array([mask_stat(key) for key in masks], STAT_DTYPE)])
+            keys, parts = keys.with_beside([masks]), (*parts, (wishes.mask, "mask"))
+        told = None, left_out, tuple(warnings), counts
+        fields = tuple(spec for spec, _ in made.fields)
+        return Scan(keys, fields, values, stat, *told, parts=parts, forms=made.forms, faults=made.faults)
 
     def _find_images(self) -> str:
         """The folder in which the images lie: the file's own, where the first of them are not found anywhere."""
@@ -133,7 +145,7 @@ class CocoSource:
         return here
 
 
-def _members(path: str, wanted: tuple[str, ...], seen: set[str] | None = None) -> Any:
+def _members(path: str, wanted: tuple[str, ...], seen: set[str] | None = None) -> Iterator[tuple[str, int, Any]]:
     """`list_members`; raises SourceError in place of what that and the file raise."""
     expect_file(path, "a file of COCO annotations")
     try:
@@ -144,97 +156,3 @@ def _members(path: str, wanted: tuple[str, ...], seen: set[str] | None = None) -
         raise SourceError(f"{show(path)}: it is no file of COCO annotations: {why}", path=path) from error
     except OSError as error:
         raise SourceError(f"cannot read {show(path)}: {error.strerror}", path=path) from error
-
-
-class _Annotations:
-    """What a file of annotations says, as columns: `ids` (N,) of its images; which image and category each annotation has."""
-
-    def __init__(self, path: str) -> None:
-        """Raises SourceError."""
-        self._path = path
-        #: What the file has, by name.
-        self.seen: set[str] = set()
-        ids, images, kinds = array("q"), array("q"), array("q")
-        files, lengths = bytearray(), array("q")
-        self._categories: dict[int, str] = {}
-        for name, number, member in _members(path, _LISTS, self.seen):
-            what = f"{name}[{number}]"
-            if name == "images":
-                file = _take(path, what, member, "file_name", str).encode("utf-8", "surrogateescape")
-                ids.append(_take(path, what, member, "id", int))
-                files += file
-                lengths.append(len(file))
-            elif name == "annotations":
-                images.append(_take(path, what, member, "image_id", int))
-                kinds.append(_take(path, what, member, "category_id", int) if isinstance(member, dict) and "category_id" in member else _NONE)
-            else:
-                kind = _take(path, what, member, "id", int)
-                if kind in self._categories:
-                    raise SourceError(f"{show(path)}: {what} has the id {kind}, as one before it has", path=path)
-                self._categories[kind] = _take(path, what, member, "name", str)
-        self.ids, self._images, self._kinds = (np.frombuffer(column, np.int64) for column in (ids, images, kinds))
-        self._files = Keys(np.frombuffer(files, np.uint8), np.cumsum(np.frombuffer(lengths, np.int64)))
-        if not len(self.ids):
-            raise SourceError(f"{show(path)}: no images in it: expected a list of images, annotations and categories", path=path)
-
-    @property
-    def annotations(self) -> int:
-        return len(self._images)
-
-    def files(self) -> Keys:
-        """The paths of all images (N,)."""
-        return self._files
-
-    def values(self) -> tuple[tuple[Field, ...], npt.NDArray[np.void]]:
-        """(fields, their records (N,)).  Raises SourceError: ids that stand twice, or that are not there."""
-        order = np.argsort(self.ids, kind="stable")
-        ids = self.ids[order]
-        if len(again := np.flatnonzero(ids[1:] == ids[:-1])):
-            a, b = (int(order[again[0] + i]) for i in range(2))
-            raise SourceError(f"{show(self._path)}: images[{a}] and images[{b}] have the same id {self.ids[a]}", path=self._path)
-        image = self._places(ids, self._images, "image")
-        numbers = np.array(sorted(self._categories), np.int64)
-        names = tuple(self._categories[number] for number in numbers.tolist())
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            both = [str(number) for number in numbers.tolist() if self._categories[number] == twice]
-            raise SourceError(f"{show(self._path)}: categories {' and '.join(both[:2])} are both called {show(twice)}", path=self._path)
-        objects = Field("objects", "int64", (), "value")
-        has = self._kinds != _NONE
-        fields = (Field("labels", "uint8", (len(names),), "value", columns=Names(names)), objects) if names else (objects,)
-        values: npt.NDArray[np.void] = np.zeros(len(ids), row_dtype(fields))
-        values["objects"] = np.bincount(order[image], minlength=len(ids))
-        kind = self._places(numbers, self._kinds[has], "category", np.flatnonzero(has))
-        if names:
-            values["labels"][order[image[has]], kind] = 1
-        return fields, values
-
-    def _places(
-        self, known: npt.NDArray[np.int64], asked: npt.NDArray[np.int64], what: str, numbers: npt.NDArray[np.int64] | None = None
-    ) -> npt.NDArray[np.int64]:
-        """Where in `known` (sorted) each of these is; `numbers` are those of the annotations (None: from 0 on)."""
-        at = np.searchsorted(known, asked)
-        wrong = np.flatnonzero(known[np.minimum(at, len(known) - 1)] != asked) if len(known) else np.arange(len(asked))
-        if len(wrong):
-            first = int(wrong[0])
-            number = first if numbers is None else int(numbers[first])
-            raise SourceError(
-                f"{show(self._path)}: {counted(len(wrong), 'annotations')} of no {what} in it, the first annotations[{number}] of {what} "
-                f"{asked[first]}",
-                path=self._path,
-            )
-        return at
-
-
-#: An annotation without a category: a caption.
-_NONE = -(2**63)
-
-
-def _take(path: str, what: str, member: Any, name: str, kind: type) -> Any:
-    value = member.get(name) if isinstance(member, dict) else None
-    if not isinstance(value, kind) or isinstance(value, bool) or (isinstance(value, int) and not -(2**63) < value < 2**63):
-        expected = "a text" if kind is str else "a whole number"
-        raise SourceError(f"{show(path)}: {what} has no {name} that is {expected}", path=path)
-    if isinstance(value, str) and not is_unicode(value):
-        raise SourceError(f"{show(path)}: {what} has a {name} with half a surrogate pair", path=path)
-    return value

@@ -64,6 +64,7 @@ class TextTable:
         """Raises SourceError: it cannot be read, is empty, or no table."""
         self.path, self.names = path, tuple[str, ...]()
         self.header = True
+        self._first: list[dict[str, str]] | None = None
         self._json = path.lower().endswith(JSON_SUFFIXES)
         expect_file(path, "a table of text")
         try:
@@ -104,14 +105,19 @@ class TextTable:
 
     def first(self) -> list[dict[str, str]]:
         """Its first rows, at most 100, each as cells by column; a cell that is no text or number is left out."""
-        if self._json:
-            return [{k: as_cell(v) for k, v in record.items() if not isinstance(v, dict | list)} for _, record in self._some_records()]
-        rows = self._parse(self._between)
-        return [dict(zip(self.names, row, strict=False)) for row in rows[self.header :]]
+        if self._first is None:
+            if self._json:
+                records = [record for _, record in self._some_records()]
+                self._first = [{k: as_cell(v) for k, v in record.items() if not isinstance(v, dict | list)} for record in records]
+            else:
+                self._first = [dict(zip(self.names, row, strict=False)) for row in self._parse(self._between)[self.header :]]
+        return self._first
 
     def many(self, name: str) -> str:
         """Do the first cells of a column hold a "list", an "object" of lists (or a list of objects), or neither: ""?"""
         if self._json:
+            if any(row.get(name) for row in self.first()[:1]):  # a single value
+                return ""
             cells = [record.get(name) for _, record in self._some_records()]
         else:
             cells = [whole_of(row[name]) for row in self.first() if row.get(name)]

@@ -22,11 +22,12 @@ from mmcompile.compiler.sources.delimited import JSON_SUFFIXES, TEXT_SUFFIXES, T
 from mmcompile.compiler.sources.folder import FolderSource
 from mmcompile.compiler.sources.keys import Placed
 from mmcompile.compiler.sources.listed import image_folder
+from mmcompile.compiler.sources.lists import Part, finds_images, names_images
 from mmcompile.compiler.sources.names import show
 from mmcompile.compiler.sources.packed import IN_A_FILE, Packed
 from mmcompile.compiler.sources.parquet import ParquetTable
 from mmcompile.compiler.sources.parts import read_item, stat_item
-from mmcompile.compiler.sources.scanning import Part, Scanning, Wishes, finds_images, names_images
+from mmcompile.compiler.sources.scanning import Scanning, Wishes
 from mmcompile.compiler.sources.splits import SPLITS, Layout
 from mmcompile.compiler.sources.tablefiles import is_tables
 from mmcompile.errors import OptionError, SourceError
@@ -76,7 +77,7 @@ class ManifestSource:
         object.__setattr__(self, "roots", tuple(place for place in places if os.path.isdir(place)))
         object.__setattr__(self, "_files", FolderSource(root) if self.images is None else image_folder(self.images))
         object.__setattr__(self, "_parts", parts)
-        object.__setattr__(self, "_packed", Packed(root, [part.file for part in parts], self.wishes.image))
+        object.__setattr__(self, "_packed", Packed(self._files.root, [part.file for part in parts], self.wishes.image))
 
     @property
     def root(self) -> str:

@@ -17,7 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcompile.compiler.cast import bfloat16
+from mmcompile.compiler.sources.cells import Column
 from mmcompile.compiler.sources.celltext import GAPS
+from mmcompile.compiler.sources.columns import as_label
 from mmcompile.format.fields import DTYPES
 
 __all__ = ["Misfit", "NamesOf", "Numbers", "flat", "parsed", "shown"]
@@ -85,9 +87,12 @@ def _number(value: Any) -> float | int:
             return int(text)
         except ValueError:
             try:
-                return float(text)
+                number = float(text)
             except ValueError:
-                pass
+                raise Misfit(f"{shown(value)} is no number") from None
+            if math.isinf(number) and "n" not in text.lower():
+                raise Misfit(f"{text:.40} is beyond float64") from None
+            return number
     elif isinstance(value, Decimal):
         return float(value) if value.is_nan() else int(value) if value == value.to_integral_value() else float(value)
     raise Misfit(f"{shown(value)} is no number")
@@ -195,4 +200,5 @@ class NamesOf:
             return place[numbers], names
         if self._known is not None:
             return numbers, self._known
-        return numbers, tuple(map(str, range(int(numbers.max(initial=-1)) + 1)))
+        made = as_label(Column("", numbers, np.zeros(len(numbers), bool)))
+        return (numbers, ()) if made is None else made[:2]

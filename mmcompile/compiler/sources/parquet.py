@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from mmcompile.compiler.formats import sniff
 from mmcompile.compiler.sources.cells import Column
+from mmcompile.compiler.sources.columns import IMAGE_NAMES, named_alike
 from mmcompile.compiler.sources.jsonparts import form_of, whole_of
 from mmcompile.compiler.sources.keys import Keys
 from mmcompile.compiler.sources.names import show
@@ -124,6 +125,7 @@ class ParquetTable:
     def __init__(self, path: str, image: str | None = None) -> None:
         """`image`: the column that is asked for.  Raises SourceError: it cannot be read, or is no Parquet file; OptionError: no pyarrow."""
         self.path, self.arrow = path, arrow(path)
+        self._first: list[dict[str, str]] | None = None
         with self.opened() as file, reading(path):
             self.schema = file.schema_arrow
             self.rows, self.groups = int(file.metadata.num_rows), int(file.metadata.num_row_groups)
@@ -135,6 +137,8 @@ class ParquetTable:
             found = pictures(self.schema)
             binary = [name for name in self.names if _is_binary(self.schema.field(name).type)]
             found = found or [name for name in binary if self._begins_as_images(name)]
+            if named_alike(self.names, IMAGE_NAMES) is not None:  # which the images are in, or named by
+                found = [name for name in found if not is_called_mask(name)]
             self.holds = min(found, key=is_called_mask, default=None)
 
     def opened(self) -> Any:
@@ -154,11 +158,11 @@ class ParquetTable:
     def first(self) -> list[dict[str, str]]:
         """Its first rows, at most 100: the columns of text."""
         texts = [name for name in self.names if self.is_text(name)]
-        if not texts or not self.rows:
-            return []
-        with reading(self.path):
-            batch = next(self.batches(texts)).slice(0, _LOOKED_AT)
-            return [{name: value for name, value in row.items() if value is not None} for row in batch.to_pylist()]
+        if self._first is None and texts and self.rows:
+            with reading(self.path):
+                batch = next(self.batches(texts)).slice(0, _LOOKED_AT)
+                self._first = [{name: value for name, value in row.items() if value is not None} for row in batch.to_pylist()]
+        return self._first or []
 
     def batches(self, columns: list[str]) -> Iterator[Any]:
         """All rows of these columns."""

@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcompile.compiler.sources.keys import Placed
+from mmcompile.format.canonical import as_text
 
-__all__ = ["beside_of", "files_of", "joined_stat", "pack", "read_item", "stat_item", "stat_joined", "unpack"]
+__all__ = ["beside_of", "files_of", "joined_stat", "name_of", "pack", "read_item", "stat_item", "stat_joined", "unpack"]
 
 _LENGTH = struct.Struct("<Q")
 #: An odd number with its bits well mixed (2^64 / golden ratio), so that files that change places do not look the same.
@@ -50,6 +51,11 @@ def files_of(data: bytes, key: bytes) -> list[bytes]:
 def beside_of(key: bytes) -> tuple[bytes, ...]:
     """The keys of the further parts of an item; none for an item of one file."""
     return key.beside if isinstance(key, Placed) else ()
+
+
+def name_of(part: bytes) -> str:
+    """What a further part of an item is called: of one that is made of what stands in its key, behind a NUL, the name before that."""
+    return as_text(part.partition(b"\0")[0])
 
 
 def read_item(read: Callable[[bytes], bytes], key: bytes) -> bytes:

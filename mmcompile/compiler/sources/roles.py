@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from mmcompile.compiler.fieldoptions import FieldOptions
+from mmcompile.compiler.sources.columns import IMAGE_NAMES, named_alike
 from mmcompile.compiler.sources.names import show
 from mmcompile.errors import OptionError
 from mmcompile.format.fields import PIXELS, RESERVED
@@ -90,6 +91,8 @@ def roles_of(
     for column, look in columns.items():
         name, options = said.get(column, (None, FieldOptions()))
         kind = options.kind or (_guessed(column, look()) if column in guessed or name is not None else None)
+        if kind == "boxes" and look().objects:
+            kind = "objects"
         if kind is None and name is not None:
             kind = "value"
         if kind is not None:
@@ -108,6 +111,8 @@ def _said(columns: Sequence[str], asked: Mapping[str, FieldOptions], others: Seq
     out: dict[str, tuple[str, FieldOptions]] = {}
     for name, options in asked.items():
         found = [column for column in columns if name == column] or [column for column in columns if name in _names_of(column)]
+        if not found and name == "boxes":  # as their field is called
+            found = [column for column in columns if _names_of(column)[1] == "objects"]
         if not found and name in others:
             continue
         if not found:
@@ -138,7 +143,10 @@ def _guessed(column: str, seen: Seen) -> str | None:
     if seen.images:
         if is_called_mask(column) or name in _LABELS:
             return "mask"
-        return "image" if _words(name) & _IMAGES or name != plain or seen.held else None
+        if seen.held:
+            return "image"
+        # Other names of the main image are no further one.
+        return "image" if (_words(name) & _IMAGES or name != plain) and named_alike([plain], IMAGE_NAMES) is None else None
     if seen.objects:
         return "objects" if name == "objects" else None
     return "boxes" if seen.lists and name in _BOXES else None

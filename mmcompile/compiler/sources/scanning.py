@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcompile.compiler.fieldoptions import FieldOptions
-from mmcompile.compiler.formats import EXTENSIONS
 from mmcompile.compiler.sources import LABEL, Scan
 from mmcompile.compiler.sources.cells import Column, told
 from mmcompile.compiler.sources.columns import (
@@ -29,14 +28,14 @@ from mmcompile.compiler.sources.columns import (
     find_column,
     named_alike,
 )
-from mmcompile.compiler.sources.delimited import TextTable
 from mmcompile.compiler.sources.keys import Keys, place_of
-from mmcompile.compiler.sources.listed import Faults, find_files, folder_of, found_in, refuse_twice, relative_keys
+from mmcompile.compiler.sources.listed import Faults, find_files, refuse_twice, relative_keys
+from mmcompile.compiler.sources.lists import Lists, Part, first_cells, has_extensions
 from mmcompile.compiler.sources.names import Patterns, show
 from mmcompile.compiler.sources.packed import IN_A_FILE, list_packed
 from mmcompile.compiler.sources.parquet import ArrowColumns, ParquetTable
 from mmcompile.compiler.sources.parts import joined_stat
-from mmcompile.compiler.sources.roles import Role, Seen, roles_of
+from mmcompile.compiler.sources.roles import Role, roles_of
 from mmcompile.compiler.sources.splits import why_no_splits
 from mmcompile.compiler.sources.textcolumns import TextColumns
 from mmcompile.compiler.sources.valuecolumns import read_columns
@@ -44,7 +43,7 @@ from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.canonical import as_text
 from mmcompile.format.index import Field, Split, row_dtype
 
-__all__ = ["Part", "Scanning", "Wishes", "finds_images", "names_images"]
+__all__ = ["Scanning", "Wishes"]
 
 #: Rows that are held against the disk to find which column names images.
 _LOOKED_AT = 20
@@ -70,46 +69,6 @@ class Wishes:
     fields: tuple[tuple[str, FieldOptions], ...] = ()
 
 
-@dataclass(frozen=True)
-class Part:
-    """One list: the file, the folder that its paths are relative to (below the root, or ""), and the split that it is, or ""."""
-
-    file: str
-    base: str = ""
-    split: str = ""
-
-
-def names_images(table: TextTable | ParquetTable, folder: str) -> bool:
-    """Is there a column that names images, by its own name, by what it names below this folder or by what the names end with?"""
-    found = _first_cells(table)
-    called = any(found[name] for word in IMAGE_NAMES if (name := named_alike(found, (word,))))
-    return called or any(found_in(cells, folder) or _has_extensions(cells) for cells in found.values())
-
-
-def finds_images(table: TextTable, folder: str) -> bool:
-    """Is there a column whose first cells name files that are there: below this folder, or below one in it?"""
-    cells = [found for found in _first_cells(table).values() if _has_extensions(found)]
-    return any(found and (found_in(found, folder) or folder_of(found, folder)[1]) for found in cells)
-
-
-def _first_cells(table: TextTable | ParquetTable) -> dict[str, list[str]]:
-    """Cells of the first rows, by column."""
-    rows = table.first()[:_LOOKED_AT]
-    return {name: [row[name] for row in rows if row.get(name)] for name in table.names}
-
-
-def _has_extensions(cells: list[str]) -> bool:
-    return 2 * sum(os.path.splitext(cell)[1].lower() in EXTENSIONS for cell in cells) > len(cells)
-
-
-def _columns_of(
-    tables: Sequence[TextTable] | Sequence[ParquetTable], texts: set[str], *, numbers: bool, held: Sequence[str] = (), lists: Sequence[str] = ()
-) -> TextColumns | ArrowColumns:
-    if isinstance(tables[0], ParquetTable):
-        return ArrowColumns(cast(Sequence[ParquetTable], tables), texts, numbers=numbers, held=held, lists=lists)
-    return TextColumns(cast(Sequence[TextTable], tables), texts, numbers=numbers, lists=lists)
-
-
 def _with_names(column: Column, names: tuple[str, ...] | None) -> Column:
     """A column of numbers that a file has names for, as one of these; -1 and what has no name is missing."""
     if names is None or column.values.dtype.kind not in "iu":
@@ -123,62 +82,32 @@ class Scanning:
     """One pass over the lists of a source; `fixed`: their paths are relative to the root, and to nothing else."""
 
     def __init__(self, raw: str, root: str, parts: Sequence[Part], wishes: Wishes, *, fixed: bool) -> None:
-        self._root, self._parts, self._wishes, self._fixed = root, parts, wishes, fixed
+        self._root, self._wishes = root, wishes
         self._path, self._what = raw, show(raw)
-        folder = raw if os.path.isdir(raw) else os.path.dirname(raw)
-        self._shown = [os.path.relpath(part.file, folder) for part in parts]
-        self._tables: Sequence[TextTable] | Sequence[ParquetTable]
-        #: The column with the bytes of images, where they are in the list.
-        self._holds: str | None = None
-        if parts[0].file.lower().endswith(".parquet"):
-            packed = [ParquetTable(part.file, wishes.image) for part in parts]
-            self._tables, self._holds = packed, packed[0].holds
-            if fixed and self._holds is not None:
-                raise OptionError(f"--images: the images lie in column {show(self._holds)} of {show(raw)}", options=["images"])
-            if other := next((table for table in packed if table.holds != self._holds), None):
-                column = show(self._holds or other.holds or "")
-                raise SourceError(f"{show(other.path)}: column {column} holds images in some files, but not in all", path=other.path)
-        else:
-            self._tables = [TextTable(part.file) for part in parts]
-        self._names = tuple(dict.fromkeys(name for table in self._tables for name in table.names))
-        self._known = {name: names for table in self._tables if isinstance(table, ParquetTable) for name, names in table.classes.items()}
-        self._stops: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        self._lists = Lists(raw, root, parts, wishes.image, fixed=fixed)
         self._counts: Counter[str] = Counter()
         self._warnings: list[str] = []
         self._left_out: Counter[str] = Counter()
 
-    def _at(self, row: int) -> tuple[int, int]:
-        """(the list that a row is in, its number there from 0 on)."""
-        part = int(np.searchsorted(self._stops, row, side="right"))
-        return part, row - (int(self._stops[part - 1]) if part else 0)
-
-    def where(self, row: int) -> str:
-        """A row, as a person finds it."""
-        part, at = self._at(row)
-        if isinstance(self._tables[part], ParquetTable):
-            return f"{show(self._shown[part])}#{at}"
-        return f"{show(self._shown[part])} row {at + 1}" if len(self._parts) > 1 else f"row {at + 1}"
-
     def scan(self, progress: Callable[[int], None] | None) -> Scan:
         """See ManifestSource.scan."""
         wishes = self._wishes
-        image, bases = (self._holds, []) if self._holds is not None else self._image_column()
-        chosen = None if wishes.columns is None else [find_column(name, self._names, "columns", self._what) for name in wishes.columns]
+        image, bases = (self._lists.holds, []) if self._lists.holds is not None else self._image_column()
+        chosen = None if wishes.columns is None else [find_column(name, self._lists.names, "columns", self._what) for name in wishes.columns]
         roles = self._roles(image, chosen)
         pixels = [role for role in roles if role.pixels]
         apart = {image, *(role.column for role in roles)}
         label = self._label_column(apart)
-        split = None if any(part.split for part in self._parts) else named_alike(self._names, SPLIT_NAMES)
+        split = None if any(part.split for part in self._lists.parts) else named_alike(self._lists.names, SPLIT_NAMES)
         split = None if split in (label, *(chosen or ())) else split
         texts = {*(name for name in (label, split) if name), *(chosen or ()), *apart}
-        held = [name for name in (image, *(role.column for role in pixels)) if self._is_held(name)]
+        held = [name for name in (image, *(role.column for role in pixels)) if self._lists.is_held(name)]
         lists = [role for role in roles if not role.pixels]
-        columns = _columns_of(self._tables, texts, numbers=chosen is None, held=held, lists=[role.column for role in lists])
-        self._stops = np.array(columns.stops)
+        columns = self._lists.columns(texts, numbers=chosen is None, held=held, lists=[role.column for role in lists])
         n = columns.stops[-1]
         if not n:
             raise SourceError(f"{self._what}: no row in it, expected one for each image", path=self._path)
-        faults = Faults(self.where, self._what)
+        faults = Faults(self._lists.where, self._what)
         keys, stat, rows = self._images(columns, image, bases, pixels, faults, progress)
         faults.raise_any()
         numbers, splits = self._splits(columns, split, n)
@@ -187,7 +116,7 @@ class Scanning:
         fields, arrays = self._values(columns, [name for name in rest if name not in {label, split, *apart}], label, strict=chosen is not None)
         if labels is not None:
             fields, arrays = [LABEL, *fields], [labels, *arrays]
-        several = read_columns(columns, lists, rows, self._known, self.where)
+        several = read_columns(columns, lists, rows, self._lists.known, self._lists.where)
         self._counts |= several.counts
         fields, arrays = [*fields, *(spec for spec, _ in several.fields)], [array[rows] for array in arrays]
         self._refuse_alike([*(role.field for role in pixels), *(spec.name for spec in fields)])
@@ -215,8 +144,8 @@ class Scanning:
     ) -> tuple[Keys, npt.NDArray[np.void], npt.NDArray[np.int64]]:
         """(keys (M,), STAT_DTYPE (M,), rows (M,)) of the rows that `include` and `exclude` leave; `pixels` are the columns beside the main one."""
         held: npt.NDArray[np.void] | None = None
-        if self._holds is not None:
-            keys, held, empty = list_packed(self._root, cast(Sequence[ParquetTable], self._tables), progress)
+        if self._lists.holds is not None:
+            keys, held, empty = list_packed(self._root, cast(Sequence[ParquetTable], self._lists.tables), progress)
             if empty:
                 self._warnings.append(f"rows that hold no image, and are rejects: {empty:,}{self._elsewhere(keys, held)}")
         elif image in columns.nested:
@@ -230,7 +159,7 @@ class Scanning:
         parts, stats = [keys], [None if held is None else held[rows]]
         faults.columns = [role.column for role in pixels]
         for number, role in enumerate(pixels, 1):
-            if self._is_held(role.column):
+            if self._lists.is_held(role.column):
                 part, stat = self._packed(role.column)
                 parts.append(part.take(rows))
                 stats.append(stat[rows])
@@ -248,7 +177,7 @@ class Scanning:
 
     def _packed(self, column: str) -> tuple[Keys, npt.NDArray[np.void]]:
         """(keys with places (N,), STAT_DTYPE (N,)) of the images in a column beside the main one."""
-        tables = [ParquetTable(part.file, column) for part in self._parts]
+        tables = [ParquetTable(part.file, column) for part in self._lists.parts]
         if other := next((table for table in tables if table.holds is None), None):
             raise SourceError(f"{show(other.path)}: column {show(column)} holds images in some files, but not in all", path=other.path)
         keys, stat, empty = list_packed(self._root, tables, column=column)
@@ -260,66 +189,46 @@ class Scanning:
         """The keys (M,) of the files that a column beside the main one names in the rows of `faults`, where its places begin at `first`."""
         if column in columns.nested:
             raise SourceError(f"{self._what}: column {show(column)} holds no paths, but values of several parts", path=self._path)
-        rows = np.arange(self._stops[-1]) if faults.rows is None else faults.rows
-        bases = [os.fsencode(self._base(part, cells)[0]) for part, cells in zip(self._parts, self._cells(column), strict=True)]
-        parts = np.searchsorted(self._stops, rows, side="right").tolist()
+        rows = np.arange(self._lists.stops[-1]) if faults.rows is None else faults.rows
+        bases = [os.fsencode(self._lists.base(part, cells)[0]) for part, cells in zip(self._lists.parts, self._lists.cells(column), strict=True)]
+        parts = np.searchsorted(self._lists.stops, rows, side="right").tolist()
         return relative_keys(columns.paths(column).take(rows), os.fsencode(self._root), faults, lambda at: bases[parts[at - first]], first)
-
-    def _cells(self, column: str) -> list[list[str]]:
-        """The first cells of a column, of each list."""
-        return [_first_cells(table).get(column, []) for table in self._tables]
-
-    def _is_held(self, column: str) -> bool:
-        """Do the lists hold the bytes of images in this column?"""
-        table = self._tables[0]
-        return isinstance(table, ParquetTable) and column in table.names and table.is_held(column)
 
     def _elsewhere(self, keys: Keys, stat: npt.NDArray[np.void]) -> str:
         """What to say of the first row without bytes that has a path; "" where none of the first of them has."""
         for row in np.flatnonzero(stat["size"] == 0)[:_LOOKED_AT].tolist():
-            if place_of(keys[row]) != IN_A_FILE and not keys[row].endswith(f"#{self._at(row)[1]}".encode()):
-                return f" ({self.where(row)} has a path, {show(as_text(keys[row]))}, which is no file beside {show(self._shown[self._at(row)[0]])})"
+            part, at = self._lists.at(row)
+            if place_of(keys[row]) != IN_A_FILE and not keys[row].endswith(f"#{at}".encode()):
+                named = f"{self._lists.where(row)} has a path, {show(as_text(keys[row]))}"
+                return f" ({named}, which is no file beside {show(self._lists.shown[part])})"
         return ""
 
     # ------------------------------------------------------------------ which column is what
 
     def _roles(self, image: str, chosen: list[str] | None) -> list[Role]:
         """What further columns are more than numbers, or texts."""
-        left = [name for name in self._names if name != image]
+        left = [name for name in self._lists.names if name != image]
         guessed = [name for name in left if name != self._wishes.label and (chosen is None or name in chosen)]
-        looks = {name: functools.partial(self._seen, name) for name in left}
+        looks = {name: functools.partial(self._lists.seen, name) for name in left}
         return roles_of(looks, dict(self._wishes.fields), guessed, ("image", LABEL.name), self._what)
-
-    def _seen(self, column: str) -> Seen:
-        """What stands in a column."""
-        table = next(table for table in self._tables if column in table.names)
-        if isinstance(table, ParquetTable) and table.holds_images(column):
-            return Seen(images=True, held=True)
-        cells = self._cells(column)
-        count = sum(map(len, cells))
-        paths = _has_extensions([cell for part in cells for cell in part])
-        many = table.many(column)
-        if many:
-            return Seen(lists=many == "list", objects=many == "object")
-        return Seen(images=paths and 2 * sum(self._base(part, found)[1] for part, found in zip(self._parts, cells, strict=True)) > count)
 
     def _image_column(self) -> tuple[str, list[str]]:
         """(the column that names images, the folder that the paths of each list are relative to, below the root)."""
-        wish, names = self._wishes.image, self._names
-        cells = [_first_cells(table) for table in self._tables]
+        wish, names = self._wishes.image, self._lists.names
+        cells = [first_cells(table) for table in self._lists.tables]
         if wish is not None:
             candidates = [find_column(wish, names, "image-column", self._what)]
         else:
             likely = [name for word in IMAGE_NAMES if (name := named_alike(names, (word,)))]
-            candidates = [*likely, *(name for name in names if name not in likely and any(_has_extensions(c.get(name, [])) for c in cells))]
+            candidates = [*likely, *(name for name in names if name not in likely and any(has_extensions(c.get(name, [])) for c in cells))]
         if not candidates:
             raise OptionError(
                 f"{self._what}: none of its columns ({', '.join(map(show, names[:20]))}) names images: say which does with --image-column",
                 options=["image-column"],
             )
-        found = [(name, [self._base(part, c.get(name, [])) for part, c in zip(self._parts, cells, strict=True)]) for name in candidates]
+        found = [(name, [self._lists.base(part, c.get(name, [])) for part, c in zip(self._lists.parts, cells, strict=True)]) for name in candidates]
         there = next((f for f in found if any(hits for _, hits in f[1])), None)
-        there = there or next((f for f in found if any(_has_extensions(c.get(f[0], [])) for c in cells)), None)
+        there = there or next((f for f in found if any(has_extensions(c.get(f[0], [])) for c in cells)), None)
         name, bases = there or found[0]
         if there is None and wish is None and (cell := next((c[name][0] for c in cells if c.get(name)), None)):
             raise SourceError(
@@ -329,25 +238,15 @@ class Scanning:
             )
         return name, [base for base, _ in bases]
 
-    def _base(self, part: Part, cells: list[str]) -> tuple[str, int]:
-        """(the folder below the root in which most of these paths are found, how many are)."""
-        root = self._root
-        here = os.path.join(root, part.base)
-        hits = found_in(cells, here)
-        if hits or self._fixed:
-            return part.base, hits
-        name, hits = folder_of(cells, here)
-        return os.path.join(part.base, name) if hits else part.base, hits
-
     def _label_column(self, taken: set[str]) -> str | None:
-        wish, others = self._wishes.label, [name for name in self._names if name not in taken]
+        wish, others = self._wishes.label, [name for name in self._lists.names if name not in taken]
         if wish == NO_LABEL:
             return None
         if wish is not None:
             return find_column(wish, others, "label-column", self._what)
-        if not any(table.header for table in self._tables) and others:
+        if not any(table.header for table in self._lists.tables) and others:
             return others[0]
-        known = [name for name in others if name in self._known]
+        known = [name for name in others if name in self._lists.known]
         return named_alike(others, LABEL_NAMES) or (known[0] if len(known) == 1 else None)
 
     # ------------------------------------------------------------------ what is in them
@@ -356,28 +255,28 @@ class Scanning:
         prefixes = [os.fsencode(base) for base in bases]
         if len(prefixes) == 1:
             return relative_keys(paths, os.fsencode(self._root), faults, lambda _: prefixes[0])
-        return relative_keys(paths, os.fsencode(self._root), faults, lambda row: prefixes[int(np.searchsorted(self._stops, row, side="right"))])
+        return relative_keys(paths, os.fsencode(self._root), faults, lambda row: prefixes[int(np.searchsorted(self._lists.stops, row, side="right"))])
 
     def _splits(self, columns: TextColumns | ArrowColumns, split: str | None, n: int) -> tuple[npt.NDArray[np.int64], tuple[str, ...] | None]:
         """The number of each row's split (N,), and their names; None where there are no splits."""
         if split is None:
-            if not any(part.split for part in self._parts):
+            if not any(part.split for part in self._lists.parts):
                 return np.zeros(n, np.int64), None
-            names = tuple(dict.fromkeys(part.split for part in self._parts))
+            names = tuple(dict.fromkeys(part.split for part in self._lists.parts))
             if why := why_no_splits(names):
                 raise SourceError(f"{self._what}: {why}; --split NAME=LIST gives a list another", path=self._path)
-            numbers = np.array([names.index(part.split) for part in self._parts])
-            return numbers[np.searchsorted(self._stops, np.arange(n), side="right")], names
-        column = columns.column(split, self.where, text=True)
+            numbers = np.array([names.index(part.split) for part in self._lists.parts])
+            return numbers[np.searchsorted(self._lists.stops, np.arange(n), side="right")], names
+        column = columns.column(split, self._lists.where, text=True)
         if isinstance(column, str):
             raise SourceError(f"{self._what}: column {show(split)}: {column}", path=self._path)
         plain = [name.strip() for name in column.names or ()]
         names = tuple(sorted(set(plain) - {""}))
         numbers = np.array([*(names.index(name) if name else -1 for name in plain), -1], np.int64)[column.values.astype(np.int64)]
         if len(gaps := np.flatnonzero(numbers < 0)):
-            raise SourceError(f"{self._what}: {self.where(int(gaps[0]))} is of no split: column {show(split)} is empty there")
+            raise SourceError(f"{self._what}: {self._lists.where(int(gaps[0]))} is of no split: column {show(split)} is empty there")
         if why := why_no_splits(names):
-            row = next((f"{self.where(int(np.argmax(numbers == i)))}, " for i, name in enumerate(names) if why_no_splits([name])), "")
+            row = next((f"{self._lists.where(int(np.argmax(numbers == i)))}, " for i, name in enumerate(names) if why_no_splits([name])), "")
             raise SourceError(f"{self._what}: {row}column {show(split)}: {why}", path=self._path)
         self._counts[f"splits by column {show(split)}"] = len(names)
         folded = [name.casefold() for name in names]
@@ -390,8 +289,8 @@ class Scanning:
         if label is None:
             return None, None
         stray = None if label in columns.nested else columns.stray(label)
-        column = "values of several parts" if label in columns.nested else columns.column(label, self.where, names=True)
-        known, fixed = self._known.get(label), self._wishes.classes
+        column = "values of several parts" if label in columns.nested else columns.column(label, self._lists.where, names=True)
+        known, fixed = self._lists.known.get(label), self._wishes.classes
         found = None if isinstance(column, str) else as_label(column, known or fixed)
         if found is None or isinstance(column, str):
             why = column if isinstance(column, str) else "numbers that stand for no class, or times"
@@ -401,17 +300,17 @@ class Scanning:
             return None, None
         labels, classes, how = found
         if fixed is not None and classes != fixed:
-            labels, classes = as_numbered(labels, classes, fixed, self.where), fixed
+            labels, classes = as_numbered(labels, classes, fixed, self._lists.where), fixed
         self._counts[f"labels by column {show(label)}, {how}"] = int((labels >= 0).sum())
         if stray is not None:
             self._warnings.append(
-                f"column {show(label)}: {told(stray, self.where)}, so that all of them are names of classes, in their order as text"
+                f"column {show(label)}: {told(stray, self._lists.where)}, so that all of them are names of classes, in their order as text"
             )
         plain = [" ".join(name.casefold().split()) for name in classes]
         if alike := next((i for i, name in enumerate(plain) if plain.index(name) < i), None) if len(set(plain)) < len(plain) else None:
             self._warnings.append(f"classes {classes[plain.index(plain[alike])]!r} and {classes[alike]!r} differ in case or spaces only")
         if gaps := int((labels < 0).sum()):
-            self._warnings.append(f"rows without a label, which is -1 there: {gaps:,} (the first: {self.where(int((labels < 0).argmax()))})")
+            self._warnings.append(f"rows without a label, which is -1 there: {gaps:,} (the first: {self._lists.where(int((labels < 0).argmax()))})")
         return classes, labels
 
     def _values(
@@ -420,7 +319,7 @@ class Scanning:
         """The fields of other columns.  With `strict` one that cannot be a field is an error."""
         called = field_names(names, label)
         fields, arrays, warnings = as_fields(
-            ((name, called[name], self._column(columns, name)) for name in names), self.where, "column", self._what if strict else None
+            ((name, called[name], self._column(columns, name)) for name in names), self._lists.where, "column", self._what if strict else None
         )
         self._warnings += warnings
         return fields, arrays
@@ -432,25 +331,25 @@ class Scanning:
 
     def _column(self, columns: TextColumns | ArrowColumns, name: str) -> Column | str:
         """A column with the names that its numbers stand for, or why it cannot be held."""
-        found = "values of several parts" if name in columns.nested else columns.column(name, self.where)
-        return found if isinstance(found, str) else _with_names(found, self._known.get(name))
+        found = "values of several parts" if name in columns.nested else columns.column(name, self._lists.where)
+        return found if isinstance(found, str) else _with_names(found, self._lists.known.get(name))
 
     def _tell(self, columns: TextColumns | ArrowColumns, image: str) -> None:
         stops = columns.stops
-        forms = [table.form for table in [*self._tables]]
-        for form, shown, rows in list(zip(forms, self._shown, np.diff(stops, prepend=0).tolist(), strict=True))[:_TOLD]:
+        forms = [table.form for table in [*self._lists.tables]]
+        for form, shown, rows in list(zip(forms, self._lists.shown, np.diff(stops, prepend=0).tolist(), strict=True))[:_TOLD]:
             self._counts[f"rows of {show(shown)}{f' ({form})' * bool(form)}, images by column {show(image)}"] = rows
         if len(forms) > _TOLD:
             self._counts[f"rows of {len(forms) - _TOLD:,} other files"] = stops[-1] - stops[_TOLD - 1]
         for name in columns.texts:
             if stray := columns.stray(name):
-                self._warnings.append(f"column {show(name)} is left out: {told(stray, self.where)}: mend it")
+                self._warnings.append(f"column {show(name)} is left out: {told(stray, self._lists.where)}: mend it")
         if columns.texts:
             named = ", ".join(show(name) for name in columns.texts[:5])
             self._counts[f"columns of text left out ({named}); --columns takes such as categories"] = len(columns.texts)
         if columns.nested:
             named = ", ".join(sorted(map(show, columns.nested))[:5])
-            self._counts[f"columns of several parts left out ({named})"] = len(columns.nested)
+            self._counts[f"columns of several parts left out ({named}); --field takes such as boxes, lists, …"] = len(columns.nested)
 
     def _chosen(self, keys: Keys) -> npt.NDArray[np.int64]:
         """The rows that `include` and `exclude` leave."""
