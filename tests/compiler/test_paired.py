@@ -282,11 +282,11 @@ def test_a_line_that_is_no_box_is_a_reject_naming_file_and_line(tmp_path: Path, 
 
 def test_boxes_over_the_maximum_are_refused_or_cut_and_counted(tmp_path: Path) -> None:
     yolo(tmp_path)
-    with pytest.raises(SourceError, match=r"more than the 1 that --field boxes:max=1 keeps, the first labels/a.txt with 2: keep 2"):
+    with pytest.raises(SourceError, match=r"labels/a.txt: boxes: a list of 2, and max=1: --field boxes:max=2 keeps all"):
         scanned(tmp_path, fields={"boxes": {"max": 1}})
     scan = scanned(tmp_path, fields={"boxes": {"max": 1, "overflow": "drop"}})
     assert scan.values["boxes_count"].tolist() == [1, 1, 0]
-    assert scan.counts == {"boxes": 2, "boxes over the 1 of a sample, cut": 1, "images without a file of boxes": 1}
+    assert scan.counts == {"boxes": 2, "rows of boxes behind the first 1 of a list, dropped": 1, "images without a file of boxes": 1}
     with pytest.raises(SourceError, match=r"images/c.jpg: no file c in labels"):
         scanned(tmp_path, fields={"boxes": {"missing": "refuse"}})
     assert len(scanned(tmp_path, fields={"boxes": {"missing": "drop"}}).keys) == 2

@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 from mmcompile.compiler.fieldoptions import FieldOptions
 from mmcompile.compiler.sources.names import show
+from mmcompile.compiler.sources.ragged import Ragged, laid_out
 from mmcompile.compiler.spatial import Form
 from mmcompile.errors import SourceError
 from mmcompile.format.fields import Field, Names, row_dtype
-from mmcompile.text import counted
 
 __all__ = ["CLASS_FILES", "FIELD", "LabelFile", "class_names", "form_of", "parse_boxes", "values_of"]
 
@@ -87,31 +87,18 @@ def values_of(
     files: Sequence[LabelFile | None], keys: Sequence[str], options: FieldOptions, classes: tuple[str, ...] | None
 ) -> tuple[tuple[Field, ...], npt.NDArray[np.void], dict[str, int]]:
     """(fields, their records (N,), facts for the summary) of the boxes of N samples; None: no file.  Raises SourceError where some have too many."""
-    sizes = [0 if file is None else len(file.classes) for file in files]
-    most = max(1, max(sizes, default=0)) if options.max is None else options.max
-    over = [i for i, size in enumerate(sizes) if size > most]
-    if over and options.overflow != "drop":
-        longest = max(sizes)
-        raise SourceError(
-            f"{counted(len(over), 'files')} of boxes have more than the {most} that --field {FIELD}:max={most} keeps, the first "
-            f"{show(keys[over[0]])} with {sizes[over[0]]}: keep {longest} of each with --field {FIELD}:max={longest}, or cut them with overflow=drop",
-            path=keys[over[0]],
-        )
-    count = f"{FIELD}_count"
-    fields = (
-        Field(FIELD, "float32", (most, 4), "boxes", count=count),
-        Field("labels", "int64", (most,), "value", categories=None if classes is None else Names(classes), count=count),
-        Field(count, "int64", (), "value"),
-    )
+    found = [NONE if file is None else file for file in files]
+    lengths = np.array([len(file.classes) for file in found], np.int64)
+    facts: dict[str, int] = {}
+    boxes = Ragged(Field(FIELD, "float32", (4,), "boxes"), np.concatenate([NONE.boxes, *(f.boxes for f in found)]).astype("<f4"), lengths, options)
+    named = None if classes is None else Names(classes)
+    labels = Ragged(Field("labels", "int64", (), "value", categories=named), np.concatenate([NONE.classes, *(f.classes for f in found)]), lengths)
+    columns = laid_out([boxes, labels], lambda row: show(keys[row]), facts)
+    fields = tuple(spec for spec, _ in columns)
     values: npt.NDArray[np.void] = np.zeros(len(files), row_dtype(fields))
-    if classes is not None:
-        values["labels"] = -1
-    for row, file in zip(values, files, strict=True):
-        if file is not None and (n := min(len(file.classes), most)):
-            row[FIELD][:n], row["labels"][:n], row[count] = file.boxes[:n], file.classes[:n], n
-    facts = {"boxes": int(values[count].sum())}
-    if over:
-        facts[f"boxes over the {most} of a sample, cut"] = sum(sizes[i] - most for i in over)
+    for spec, column in columns:
+        values[spec.name] = column
+    facts["boxes"] = int(columns[-1][1].sum())
     if alone := sum(file is None for file in files):
         facts["images without a file of boxes"] = alone
     return fields, values, facts
