@@ -830,6 +830,11 @@ def test_the_label_is_what_is_asked_for(tmp_path: Path) -> None:
     assert [f.name for f in source(path, label="none").scan().fields] == ["x"]
     assert [f.name for f in source(path, columns=("v", "label")).scan().fields] == ["v", "label"]
     assert source(path, columns=("v",), label="label").scan().classes == ("0", "1", "2")
+    for columns in (("vw=v+w", "label"), ("v", " label"), ("side=side+v", "w", "label")):  # beside fields of several columns as beside others
+        found = source(path, columns=columns)
+        assert (found.scan().classes, found.scan().fields[-1].name) == (("0", "1", "2"), "label")
+        assert read_all(found)["label"].tolist() == [0, 1, 2]
+    assert [f.meaning for f in source(path, columns=("all=v+label", "w")).scan().fields] == ["value", "value"]  # which is a number among others
     assert [f.name for f in source(path, columns=("v", "w")).scan().fields] == ["v", "w"]
     with pytest.raises(OptionError, match="--label-column w: expected at most 65,536 different whole numbers"):
         source(path, label="w").scan()

@@ -17,6 +17,7 @@ from mmcompile.compiler.formats import TORCHVISION_EXTENSIONS
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.rowstore import RowPreprocess
 from mmcompile.compiler.sources import Source
+from mmcompile.compiler.sources.contents import why_unclear
 from mmcompile.compiler.sources.names import show
 from mmcompile.compiler.sources.remote import folder_source
 from mmcompile.compiler.sources.rows import RowSource
@@ -242,7 +243,7 @@ def _arrays(form: str) -> Callable[[Sequence[str], SourceOptions], RowSource]:
     def make(raw: Sequence[str], options: SourceOptions) -> RowSource:
         from mmcompile.compiler.sources.arrays import array_source
 
-        return array_source(form, raw, options.as_, options.shape, options.array_dtype)
+        return array_source(form, raw, options.as_, options.shape, options.array_dtype, parse_splits(raw, options.split))
 
     return make
 
@@ -299,7 +300,8 @@ KINDS: tuple[Kind, ...] = (
     Kind("dataset", _is_dataset, _dataset, (_FILES - {"hidden"}) | {"where", "rows", "columns"}),
     Kind("manifest", _is_manifest, _manifest, frozenset({"include", "exclude", "compat", "split", "classes_from"}) | _COLUMNS),
     Kind("coco", _is_coco, _coco, frozenset({"include", "exclude", "compat", "images"})),
-    *(Kind(form, _is_arrays(form), _arrays(form), frozenset({"as_"})) for form in ("npy", "npz", "idx", "npy-folder")),
+    *(Kind(form, _is_arrays(form), _arrays(form), frozenset({"as_"})) for form in ("npy", "npz", "idx")),
+    Kind("npy-folder", _is_arrays("npy-folder"), _arrays("npy-folder"), frozenset({"as_", "split"})),
     Kind("table", _is_tables, _tables, frozenset({"columns", "group_by", "order_by", "split_by", "label_column"})),
     Kind("raw", lambda raw: False, _arrays("raw"), frozenset({"as_", "shape", "array_dtype"})),
     Kind("tar", functools.partial(_is_archive, "tar"), functools.partial(_archive, "tar"), _FILES | _COLUMNS - {"images"}),
@@ -320,6 +322,7 @@ def open_source(raw: Sequence[str], options: SourceOptions) -> Source | RowSourc
             kind = next(k for k in KINDS if k.name == "manifest")
         if kind.name == "folder":
             _refuse_foreign(raw)
+            _refuse_unclear(raw)
     if refused := [name for name in options.given() if name not in kind.takes]:
         raise _refusal(kind, refused, options.source is not None)
     return kind.make(raw, options)
@@ -332,6 +335,13 @@ def _refuse_foreign(raw: Sequence[str]) -> None:
     for place in raw:
         if not is_url(found := on_disk(place)) and (told := told_of_foreign(str(found))) is not None:
             raise SourceError(told, path=str(found))
+
+
+def _refuse_unclear(raw: Sequence[str]) -> None:
+    """Raises SourceError for a folder of files of several kinds, where it cannot be told which of them are meant."""
+    for place in raw:
+        if not is_url(found := on_disk(place)) and os.path.isdir(found) and (why := why_unclear(str(found))):
+            raise SourceError(why, path=str(found))
 
 
 def given_source(source: Any, preprocess: Preprocess | RowPreprocess | None) -> tuple[Any, Preprocess | RowPreprocess | None]:

@@ -165,7 +165,7 @@ class TableScan:
         wanted, label = wishes.columns, self._take_label(alone, without)
         if label is not None:
             without.append(label)
-            wanted = wanted if wanted is None else tuple(name for name in wanted if self._alias(name) != label)
+            wanted = wanted if wanted is None else tuple(name for name in wanted if self._alias(name.strip()) != label)
         layout = lay_out(self.kinds, wanted, alone, without, self._where, self._called, label)
         self._said += layout.said
         used = {reading.column for readings in layout.columns for reading in readings}
@@ -197,8 +197,9 @@ class TableScan:
         if asked is not None:
             column: str | None = self._find(asked, "label-column")
         else:
-            given = self.kinds if listed is None else dict.fromkeys(map(self._alias, listed))
-            column = find_label(self.kinds, [name for name in given if name in self.kinds and name not in (*alone, *without)])
+            given = list(self.kinds if listed is None else dict.fromkeys(self._alias(name.strip()) for name in listed))
+            single = [name for name in given if name in self.kinds]
+            column = find_label(self.kinds, [name for name in single if name not in (*alone, *without)], len(given) - len(single))
         if column is None:
             return None
         kind = self.kinds[column]
