@@ -339,7 +339,7 @@ def test_versions_of_pictures_in_python_are_told_as_what_it_was_made_with_and_ti
     mmcompile.build([(picture, 1), (picture, 0)], tmp_path / "out", preprocess=mmcompile.Preprocess(resize=8, crop=8))
     said = run("info", str(tmp_path / "out")).stdout
     assert "versions." not in said
-    assert re.search(r"made with +pixel revision 1,.*pillow [0-9]", said)
+    assert re.search(r"made with +pixel revision 1,.*pillow [0-9]", said, re.DOTALL)
     times = np.array(["2024-01-01", "2024-01-02", "2024-01-04"], "datetime64[D]")
     mmcompile.build({"t": times, "v": np.arange(6.0).reshape(3, 2)}, tmp_path / "times")
     said = run("info", str(tmp_path / "times")).stdout

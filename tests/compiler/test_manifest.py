@@ -1094,3 +1094,12 @@ def test_times_in_json_lines_are_times(tmp_path: Path, rows: int, monkeypatch: p
     assert (values(mixed, "x"), mixed.fields[0].categories) == ([0, 2, 0, 1], Names(("2024-01-01", "2024-01-03", "soon")))
     assert values(scan(records(tmp_path, ["NA", "none", "NA", "nan"]), columns=("x",)), "x") == [0, 2, 0, 1]
     assert values(scan(records(tmp_path, ["1,5", "2,5", "1,5", "3,5"]), columns=("x",)), "x") == [0, 1, 0, 2]
+
+
+def test_the_first_rows_that_are_wrong_are_named_in_their_order_whatever_is_wrong_with_them(tmp_path: Path) -> None:
+    path = make(tmp_path, 'path\n0.png\ngone.png\n0.png\n../out.png\n""\n1.png\nlost.png\n../more.png\n')
+    with pytest.raises(SourceError) as caught:
+        scan(path)
+    lines = str(caught.value).partition(" cannot be built: ")[2].split("; ")
+    assert [line.partition(":")[0] for line in lines[:5]] == ["row 2", "row 3", "row 4", "row 5", "row 7"]
+    assert lines[5].startswith("and 1 more")

@@ -447,9 +447,9 @@ def _with_package() -> dict[str, str]:
         (
             ("float32", (3, 8, 8), "image", "chw"),
             {},
-            r"auto: x holds pictures that are stored as float32, .*give --mean and --std .*of a build without\)$",
+            r"auto: x holds pictures that are stored as float32, .*give --mean and --std .*of a build without\)\n",
         ),
-        (("uint8", (3, 8, 8), "image", "chw"), {"dtype": "float16"}, r"stored as float16, .*, or leave --dtype out, and they are stored as uint8$"),
+        (("uint8", (3, 8, 8), "image", "chw"), {"dtype": "float16"}, r"stored as float16, .*, or leave --dtype out, and they are stored as uint8\n"),
     ],
 )
 def test_what_auto_cannot_normalise_is_said_with_what_can_be_done(spec: Any, asked: dict[str, str], match: str) -> None:

@@ -960,3 +960,12 @@ def test_rows_that_leak_are_named_with_their_splits(tmp_path: Path) -> None:
     table(tmp_path / "two" / "B.csv", "t,v,w\n1,1,6\n2,1,8\n3,1,7\n")
     build(source(tmp_path / "two", columns=("v=v+w",), split_by="t=3"), tmp_path / "both", workers=1)
     assert [example["keys"] for example in describe(tmp_path / "both")["repeats"]["examples"]] == [["train/A[0]", "test/A[2]"]]
+
+
+def test_a_column_of_texts_that_may_be_classes_says_how_it_becomes_the_label(tmp_path: Path) -> None:
+    said = "column species is a category, not the label (--label-column species makes classes of it)"
+    path = table(tmp_path / "a.csv", "v,species\n1,cat\n2,dog\n3,cat\n4,cat\n")
+    assert source(path).scan().warnings == (said,)
+    assert source(path, label="species").scan().warnings == source(path, label="none").scan().warnings == ()
+    for text in ("v,species,s\n1,cat,a\n2,cat,a\n", "v,species\n1,cat\n2,dog\n3,ant\n", "t,species\n2020-01-01,cat\n2020-01-02,cat\n"):
+        assert source(table(tmp_path / "b.csv", text)).scan().warnings == ()

@@ -150,6 +150,7 @@ class ArraySource:
             stamps,
             tuple(Split(name, a, b) for (name, _, _), (a, b) in zip(splits, itertools.pairwise(starts), strict=True)) if named else (),
             classes,
+            _may_be_pictures([spec for spec in fields if spec.name not in self._meanings]),
             counts={f"left out ({extension})": n for extension, n in sorted(self._beside.items())},
         )
 
@@ -346,6 +347,15 @@ def _picture(shape: tuple[int, ...]) -> tuple[tuple[int, ...], str] | None:
     if len(shape) != 3 or (shape[0] in _CHANNELS) == (shape[2] in _CHANNELS):
         return None
     return shape, "chw" if shape[0] in _CHANNELS else "hwc"
+
+
+def _may_be_pictures(fields: Sequence[Field]) -> tuple[str, ...]:
+    """Warnings of values that are shaped as pictures are."""
+    found = [spec for spec in fields if spec.meaning == "value" and spec.dtype == "uint8" and len(spec.shape) == 3 and _picture(spec.shape)]
+    return tuple(
+        f"{spec.name}: uint8 ({' x '.join(map(str, spec.shape))}) is stored as values; if it holds pictures, --as {spec.name}=image says so"
+        for spec in found
+    )
 
 
 def recognised(raw: Sequence[str]) -> str | None:
