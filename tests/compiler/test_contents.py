@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,10 @@ def fill(folder: Path, **files: int) -> Path:
         Image.new("RGB", (4, 4), (i, 0, 0)).save(folder / f"{i}.jpg")
     for i in range(files.get("csv", 0)):
         (folder / f"t{i}.csv").write_text(f"a,b\n{i},2.5\n")
+    for i in range(files.get("tar", 0)):
+        with tarfile.open(folder / f"{i}.tar", "w") as archive:
+            Image.new("RGB", (4, 4)).save(folder.parent / "a.png")
+            archive.add(folder.parent / "a.png", f"{i}/a.png")
     for i in range(files.get("npy", 0)):
         np.save(folder / f"{i}.npy", np.arange(2.0) + i)
     return folder
@@ -36,6 +41,7 @@ def opened(folder: Path, **options: Any) -> Any:
         ({"jpg": 4, "csv": 2, "npy": 2}, "folder", {"extension .csv": 2, "extension .npy": 2}),
         ({"csv": 2, "npy": 1, "jpg": 1}, "table", {"left out (.jpg)": 1, "left out (.npy)": 1}),
         ({"npy": 4, "csv": 2, "jpg": 1}, "npy-folder", {"left out (.csv)": 2, "left out (.jpg)": 1}),
+        ({"tar": 2, "csv": 1, "npy": 1}, "tar", {"beside archives": 2}),
     ],
 )
 def test_a_folder_is_what_most_of_it_is_by_far_and_the_rest_is_counted(
@@ -44,13 +50,15 @@ def test_a_folder_is_what_most_of_it_is_by_far_and_the_rest_is_counted(
     found = opened(fill(tmp_path / "raw", **files))
     assert found.identity()["kind"] == kind
     scan = found.scan()
-    assert (scan.left_out if kind == "folder" else scan.counts) == left_out
+    assert (scan.left_out if kind in ("folder", "tar") else scan.counts) == left_out
 
 
 @pytest.mark.parametrize(
     ("files", "message"),
     [
         ({"jpg": 1, "npy": 1}, r"raw: holds 1 image and 1 array \(\.npy\): say which of them are meant with --source folder or --source npy-folder"),
+        ({"tar": 1, "npy": 1}, r"holds 1 array \(\.npy\) and 1 archive \(\.tar\): .* --source npy-folder or --source tar"),
+        ({"tar": 4, "jpg": 1}, r"holds 4 archives \(\.tar\) and 1 image: .* --source tar or --source folder"),
         ({"npy": 3, "jpg": 2}, r"holds 3 arrays \(\.npy\) and 2 images: .* --source npy-folder or --source folder"),
         (
             {"csv": 3, "npy": 1, "jpg": 2},
@@ -62,10 +70,10 @@ def test_a_folder_that_is_mostly_nothing_is_refused_until_it_is_said_what_is_mea
     raw = fill(tmp_path / "raw", **files)
     with pytest.raises(SourceError, match=message):
         opened(raw)
-    for kind, suffix in (("folder", "jpg"), ("npy-folder", "npy"), ("table", "csv")):
+    for kind, suffix in (("folder", "jpg"), ("npy-folder", "npy"), ("table", "csv"), ("tar", "tar")):
         if suffix in files:
             scan = opened(raw, source=kind).scan()
-            assert (len(scan.keys) if kind == "folder" else scan.rows) == files[suffix]
+            assert (len(scan.keys) if kind in ("folder", "tar") else scan.rows) == files[suffix]
 
 
 def test_what_lies_beside_the_files_of_mnist_is_counted(tmp_path: Path) -> None:

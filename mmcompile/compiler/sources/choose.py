@@ -328,7 +328,8 @@ def open_source(raw: Sequence[str], options: SourceOptions) -> Source | RowSourc
             kind = next(k for k in KINDS if k.name == "manifest")
         if kind.name == "folder":
             _refuse_foreign(raw)
-            _refuse_unclear(raw)
+        if kind.name in ("folder", "tar", "zip"):
+            _refuse_unclear(raw, kind.name)
     if refused := [name for name in options.given() if name not in kind.takes]:
         raise _refusal(kind, refused, options.source is not None)
     return kind.make(raw, options)
@@ -350,10 +351,10 @@ def _refuse_foreign(raw: Sequence[str]) -> None:
         )
 
 
-def _refuse_unclear(raw: Sequence[str]) -> None:
+def _refuse_unclear(raw: Sequence[str], kind: str) -> None:
     """Raises SourceError for a folder of files of several kinds, where it cannot be told which of them are meant."""
     for place in raw:
-        if not is_url(found := on_disk(place)) and os.path.isdir(found) and (why := why_unclear(str(found))):
+        if not is_url(found := on_disk(place)) and os.path.isdir(found) and (why := why_unclear(str(found), kind)):
             raise SourceError(why, path=str(found))
 
 

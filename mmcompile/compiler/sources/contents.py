@@ -23,7 +23,14 @@ _LOOKED_AT = 4096
 #: So many times as many files of one kind as of any other make a folder one of these.
 _CLEAR = 2
 #: The kinds of sources that a folder may be by its files, as people call these.
-_WORDS = {"folder": "images", "table": "tables", "npy-folder": "arrays (.npy)", "idx": "files of IDX"}
+_WORDS = {
+    "folder": "images",
+    "table": "tables",
+    "npy-folder": "arrays (.npy)",
+    "idx": "files of IDX",
+    "tar": "archives (.tar)",
+    "zip": "archives (.zip)",
+}
 
 
 def is_table(name: str) -> bool:
@@ -32,14 +39,14 @@ def is_table(name: str) -> bool:
 
 
 def leads(folder: str, kind: str) -> bool:
-    """Is this folder one of that kind ("folder" of images, "table", "npy-folder" or "idx"): has it at most half as many files of any other?"""
+    """Is this folder one of that kind ("folder" of images, "table", "npy-folder", "idx", …): has it at most half as many files of any other?"""
     return _leader(_counts(folder)) == kind
 
 
-def why_unclear(folder: str) -> str:
-    """What to say of a folder that holds files of several kinds, none of them most of it; "" where one is, or there is only one."""
+def why_unclear(folder: str, kind: str) -> str:
+    """What to say of a folder that holds files of several kinds, and is not by far most of it of the one that it would be taken for; else ""."""
     found = _counts(folder)
-    if len(found) < 2 or _leader(found):
+    if len(found) < 2 or _leader(found) == kind:
         return ""
     ordered = sorted(found, key=lambda kind: (-found[kind], kind))
     words = [counted(found[kind], _WORDS[kind]) for kind in ordered]
@@ -75,4 +82,6 @@ def _kind_of(name: str) -> str:
         return "npy-folder"
     if IDX_NAME.match(name):
         return "idx"
-    return "table" if is_table(name) or name.lower().endswith(PACKED) else ""
+    if is_table(name) or name.lower().endswith(PACKED):
+        return "table"
+    return "tar" if suffix in (".tar", ".tgz") or name.lower().endswith(".tar.gz") else "zip" if suffix == ".zip" else ""
