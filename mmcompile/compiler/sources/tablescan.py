@@ -184,9 +184,9 @@ class TableScan:
             else:
                 fields.append(spec)
                 columns.append(readings)
-        texts = [readings[0] for readings in columns if readings[0].categories is not None]
-        if label is None and wishes.label is None and not self._times and len(texts) == 1 < len(fields):
-            column, different = texts[0].column, len(texts[0].categories or ())
+        words = [readings[0] for readings in columns if readings[0].categories is not None]
+        if label is None and wishes.label is None and not self._times and len(words) == 1 < len(fields):
+            column, different = words[0].column, len(words[0].categories or ())
             if 2 * different <= self.rows:
                 self._said.append(f"column {show(column)} is a category, not the label (--label-column {column} makes classes of it)")
         if self._label is not None:
