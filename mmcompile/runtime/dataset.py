@@ -475,7 +475,7 @@ class MMapShardDataset(Dataset[Any]):
     def source(self, i: int) -> str:
         """The key of a sample: its source's path in RAW, as text by `os.fsdecode`.
 
-        Of rows of arrays and tables, which have none: NAME[NUMBER], the group and the row's number in it, or SPLIT/NAME[NUMBER].
+        Of rows of arrays and tables, which have none: NAME[NUMBER], the group and the row's number in it.
         """
         return self._reader.origins.source(self._rows.row(integer(i)))
 
