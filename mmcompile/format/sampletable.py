@@ -22,7 +22,7 @@ from mmcompile.format.damage import key_stops, records
 from mmcompile.format.index import Field, Index, load_classes, load_groups, load_index, load_names
 from mmcompile.format.mirror import Mirror
 from mmcompile.format.npy import file_name, open_array, read_into
-from mmcompile.format.origins import told_by_groups
+from mmcompile.format.origins import Groups
 from mmcompile.format.samples import FLAGS, pair_hash
 from mmcompile.format.store import is_url, on_disk
 
@@ -177,7 +177,7 @@ def _named(names: tuple[str, ...], number: int | None) -> str | None:
 
 
 def _keyless_rows(root: Path, generation: Generation, field: Field | None, classes: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    names, starts = load_groups(root, generation.index)
+    groups = Groups(generation.index, *load_groups(root, generation.index))
     splits = iter(generation.index.splits)
     split = next(splits)
     for shard in range(generation.index.shards):
@@ -185,7 +185,7 @@ def _keyless_rows(root: Path, generation: Generation, field: Field | None, class
         for begin in range(first, stop, ROWS_AT_ONCE):
             count = min(ROWS_AT_ONCE, stop - begin)
             labels = None if field is None else read_scalars(root, generation, shard, field, begin - first, count).tolist()
-            sources = told_by_groups(generation.index, names, starts, np.arange(begin, begin + count))
+            sources = groups.told(np.arange(begin, begin + count))
             for row in range(begin, begin + count):
                 while row >= split.stop:
                     split = next(splits)
