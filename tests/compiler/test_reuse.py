@@ -45,9 +45,9 @@ def of(labels: Any) -> Any:
 def take(copies: Copier, pair: Any, label: int) -> tuple[np.ndarray, np.void] | None:
     """The first sound row of a source, and its record."""
     for shard, row in copies.places(pair):
-        rows, records, right = copies.copy(shard, row, of(np.array([label])))
+        rows, _, records, right = copies.copy(shard, row, of(np.array([label])), [b"any"])
         if right[0]:
-            return rows[0].copy(), records[0]
+            return rows.arrays[0][0].copy(), records[0]
     return None
 
 
@@ -113,7 +113,7 @@ def test_a_damaged_row_is_not_handed_out_and_its_neighbours_are(old: list[OldSha
     copies = copier(old, tmp_path)
     assert take(copies, first, 0) is None
     assert take(copies, second, 0) is not None
-    assert copies.copy(0, 0, of(np.zeros(2, np.int64)))[2].tolist() == [False, True]
+    assert copies.copy(0, 0, of(np.zeros(2, np.int64)), [b"any"] * 2)[3].tolist() == [False, True]
 
 
 @pytest.mark.parametrize(("kind", "how"), [("image", "cut"), ("label", "cut"), ("label", "gone"), ("samples", "cut"), ("samples", "gone")])
@@ -121,14 +121,14 @@ def test_a_file_that_was_cut_while_it_is_in_use_is_no_row_and_no_signal(old: lis
     copies, path = copier(old, tmp_path), old[0].path(kind)
     labels = np.zeros(old[0].rows, np.int64)
     if kind == "image":  # it is open by then
-        assert copies.copy(0, 0, of(labels[:1]))[2].all()
+        assert copies.copy(0, 0, of(labels[:1]), [b"any"] * 2)[3].all()
         os.truncate(path, ALIGN + old[0].fields[0].row_bytes)
-        assert copies.copy(0, 0, of(labels[:1]))[2].all()
-        assert not copies.copy(0, 1, of(labels[1:]))[2].any()
+        assert copies.copy(0, 0, of(labels[:1]), [b"any"] * 2)[3].all()
+        assert not copies.copy(0, 1, of(labels[1:]), [b"any"] * 2)[3].any()
     else:
         os.truncate(path, 100) if how == "cut" else path.unlink()
-        assert not copies.copy(0, 0, of(labels))[2].any()
-    assert copies.copy(1, 0, of(np.zeros(1, np.int64)))[2].all()
+        assert not copies.copy(0, 0, of(labels), [b"any"] * 2)[3].any()
+    assert copies.copy(1, 0, of(np.zeros(1, np.int64)), [b"any"] * 2)[3].all()
 
 
 def test_of_two_rows_of_one_source_the_sound_one_is_handed_out(old: list[OldShard], tmp_path: Path) -> None:

@@ -23,9 +23,9 @@ from mmcompile.compiler.rowstore import RowPreprocess
 from mmcompile.compiler.sources.choose import SourceOptions, open_source
 from mmcompile.compiler.sources.lies import Lies, lies_in_npy
 from mmcompile.errors import BuildError, SourceError
-from mmcompile.format.describe import samples_table
 from mmcompile.format.index import Split
 from mmcompile.format.reader import Reader
+from mmcompile.format.sampletable import samples_table
 from mmcompile.format.verify import verify
 from tests.compiler.builds import dataset
 from tests.compiler.test_rowbuild import files, rows, stored

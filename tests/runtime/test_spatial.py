@@ -364,7 +364,7 @@ def test_a_centre_crop_is_what_a_build_with_that_crop_stores(tmp_path: Path, res
 
     def built(**geometry: Any) -> Any:
         forms = (("boxes", Form(min_visibility=share)), ("keypoints", Form()))
-        return Mover(Preprocess(resize=resize, **geometry), fields, forms).moved(scan, sources)
+        return Mover(Preprocess(resize=resize, **geometry), fields, forms).moved(scan, sources, [b""] * len(scan))
 
     size = resize or (H, W)
     crop = (size[0] * 2 // 3, size[1] // 2)
