@@ -17,6 +17,12 @@ MOST_LINES = 12
 #: Classes named on the screen.
 MOST_CLASSES = 40
 
+#: What is counted, and called by one word in reports, as a person reads it.
+_PLAIN = {
+    "more-frames": "images of several frames, of which the first was taken (--frames all takes all of a TIFF as a volume)",
+    "mask-turned": "masks turned as their images are by EXIF, which leaves their size (--field NAME:orientation=own for masks that stand already)",
+}
+
 Pair = tuple[str, str]
 
 
@@ -61,7 +67,7 @@ def build_lines(report: BuildReport) -> list[str]:
     if report.rejects and report.rejects_file:
         rows.append(("", f"each with its reason in {escape(report.rejects_file)}"))
     rows += _counted("left out", report.left_out, sum(report.left_out.values()))
-    rows += _counted("counted", report.counts, len(report.counts))
+    rows += _counted("counted", {_PLAIN.get(word, word): count for word, count in report.counts.items()}, len(report.counts))
     rows += _repeats(None if report.repeats is None else report.repeats.to_json())
     rows += [("warning", escape(line)) for line in report.warnings]
     rows += _dry(report) if report.dry_run else [("took", _took(report))]
@@ -94,7 +100,7 @@ def _stored(report: BuildReport) -> list[Pair]:
     rows = [
         ("stored", f"{size(report.bytes)} in {number(report.shards, 'shard')}" + (f"; a sample is {report.dtype} ({shape})" if report.dtype else ""))
     ]
-    if report.unit == "row" or len(report.fields) > 2:
+    if report.unit == "row" or set(report.fields) - {"image", "label"}:
         rows.append(("fields", ", ".join(_with_columns(field, report.columns.get(field, ())) for field in report.fields)))
     if report.geometry:
         rows.append(("geometry", escape(report.geometry)))

@@ -66,7 +66,9 @@ def from_16(values: npt.NDArray[Any], preprocess: Preprocess) -> tuple[npt.NDArr
         return _to_range(values, preprocess)
     if preprocess.depth16 == "reject":
         raise DecodeError(
-            "16-bit pixels do not fit in uint8: --depth16 scale (photographs) or clip (labels, microscopy), --range LO:HI, or --dtype uint16",
+            "16-bit pixels do not fit in uint8: --depth16 scale (photographs) or clip (labels, microscopy), --range LO:HI, or --dtype uint16"
+            if preprocess.dtype == "uint8"
+            else f"16-bit pixels, which --depth16 reject refuses: leave it out, and {preprocess.dtype} takes them",
             stage="convert",
             code="depth-16",
         )

@@ -22,7 +22,7 @@ PIXEL_OPTIONS = ("resize", "crop", "pad", "mode", "dtype", "layout", "normalize"
 _TAKES: dict[str, frozenset[str]] = {
     "image": frozenset({*PIXEL_OPTIONS, "missing"}),
     "volume": frozenset({"crop", "pad", "dtype", "normalize", "scale", "range", "fill", "missing"}),
-    "mask": frozenset({"dtype", "fill", "missing"}),
+    "mask": frozenset({"dtype", "fill", "orientation", "missing"}),
     "boxes": frozenset({"max", "overflow", "format", "relative", "min_visibility", "missing"}),
     "keypoints": frozenset({"max", "overflow", "relative", "shape"}),
     "class": frozenset(),
@@ -32,6 +32,7 @@ _TAKES: dict[str, frozenset[str]] = {
 }
 _FORMATS = ("xyxy", "xywh", "cxcywh")
 _OVERFLOWS = _MISSING = ("refuse", "drop")
+_ORIENTATIONS = ("image", "own")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +41,9 @@ class FieldOptions:
 
     `kind`: "image", "mask", "volume", "boxes", "keypoints", "class", "value", "multilabel" or "text"; by default what the source takes it for.
     An image or a volume takes the options of `Preprocess` that say how pixels are stored, and geometry of its own in place of the sample's; a mask
-    takes `dtype` (uint8 by default) and `fill`, the class id beyond the picture (0), or what lies around a volume.  A value takes `dtype` and
-    `shape`; text `shape`, its bytes.
+    takes `dtype` (uint8 by default) and `fill`, the class id beyond the picture (0), or what lies around a volume, and `orientation`: "image" to turn
+    one without EXIF of its own as its picture is turned, where it has the size of that as stored (so by default), "own" to leave it.
+    A value takes `dtype` and `shape`; text `shape`, its bytes.
     Of lists that differ in length from sample to sample `max` rows are kept (by default as many as the longest has), and one that is longer is an
     error, or with `overflow="drop"` cut and counted.  Boxes come as `format` "xyxy", "xywh" or "cxcywh", in pixels of the file or `relative` to its
     size; one of which less than the part `min_visibility` of its area is left by a crop is dropped (by default only where nothing is left).
@@ -66,6 +68,7 @@ class FieldOptions:
     range: tuple[float, float] | None = None
     icc: str | None = None
     fill: int | None = None
+    orientation: str | None = None
     shape: tuple[int, ...] | None = None
     max: int | None = None
     overflow: str | None = None
@@ -75,7 +78,8 @@ class FieldOptions:
     missing: str | None = None
 
     def __post_init__(self) -> None:
-        for name, allowed in (("kind", KINDS), ("overflow", _OVERFLOWS), ("missing", _MISSING), ("format", _FORMATS), ("dtype", tuple(DTYPES))):
+        words = {"kind": KINDS, "overflow": _OVERFLOWS, "missing": _MISSING, "format": _FORMATS, "orientation": _ORIENTATIONS, "dtype": tuple(DTYPES)}
+        for name, allowed in words.items():
             value = getattr(self, name)
             if value is not None and value not in allowed:
                 raise OptionError(f"{name} must be one of {', '.join(allowed)}, found {value!r}", options=[name])

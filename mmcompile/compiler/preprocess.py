@@ -126,7 +126,7 @@ class Preprocess:
         object.__setattr__(self, "views", views_of(self.views))
         for name, allowed in _CHOICES.items():
             value = getattr(self, name)
-            if value not in allowed:
+            if value not in allowed and not (value == "own" and self.kind == "mask" and name == "orientation"):
                 words = ", ".join(str(a) for a in allowed if a is not None)
                 raise OptionError(f"{flag(name)} must be one of {words}, found {value!r}", options=[name])
         self._check_geometry()
@@ -328,11 +328,12 @@ class Preprocess:
 
     def of(self, name: str) -> Preprocess:
         """The options of one of the pixel fields beside the first, resolved.  Raises OptionError, naming the field."""
-        options = dict(self.options)[name]
-        shared: dict[str, Any] = {"fields": (), "transform": None, "transform_version": None, "transform_shape": None}
-        given = options.given()
+        given = (options := dict(self.options)[name]).given()
+        decided = ["depth16"] if "dtype" in given else []  # for the dtype of the sample
+        shared: dict[str, Any] = {"fields": (), **dict.fromkeys(["transform", "transform_version", "transform_shape", *decided])}
         if options.kind == "mask":
-            shared |= {**_OF_MASKS, "orientation": self.resolved().orientation}
+            turned = self.resolved().orientation
+            shared |= {**_OF_MASKS, "orientation": "own" if given.pop("orientation", "") == "own" and turned == "apply" else turned}
         if options.kind == "volume":
             shared |= {"kept_channels": 0, "layout": "chw", "normalize": None, "range": None, "depth16": None, "fill": 0}
         try:
@@ -361,10 +362,9 @@ class Preprocess:
         lead = () if views is None else (views,)
         if self.kind == "mask":
             return Field(name, self.dtype, (*lead, *self.output_hw()), "mask", views=views)
-        is_volume = self.kind == "volume"
         normalize = self.read_normalize()
         constants = None if normalize is None else (normalize.mean, normalize.std)
-        meaning, layout = ("volume", None) if is_volume else ("image", self.layout)
+        meaning, layout = ("volume", None) if self.kind == "volume" else ("image", self.layout)
         return Field(name, self.dtype, (*lead, *self.row_shape()), meaning, layout, self.read_scale(), constants, views=views)
 
     # ---------------------------------------------------------------- shapes

@@ -378,6 +378,8 @@ def _decode_part(
     try:
         if spec.meaning == "mask":
             row[...] = decode.mask(data, name_of(name), options, size, int(record["orientation"]), shown)
+            if b"\0" not in name and decode.turns_unseen(options, size, int(record["orientation"])):
+                record["flags"] |= _BITS["mask-turned"]
             return
         decoded = volumetask.decoded(data, name, options, shown=shown)
         if shown is not None and (decoded.width, decoded.height) != size:

@@ -6,12 +6,13 @@ import io
 import json
 import os
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from mmcompile.compiler.fieldoptions import fields_of
 from mmcompile.compiler.preprocess import Preprocess
@@ -20,6 +21,7 @@ from mmcompile.compiler.sources.paired import is_paired
 from mmcompile.errors import DecodeError, OptionError, SourceError
 from mmcompile.format.reader import Reader
 from mmcompile.format.rejects import load_rejects
+from mmcompile.summary import build_lines
 from tests.compiler.builds import dataset, inline, picture, run, write
 from tests.s3 import Bucket
 
@@ -140,12 +142,14 @@ def test_left_and_right_are_pairs_where_nothing_else_can_be_meant(tmp_path: Path
     assert scanned(turns).classes == ("left", "right", "straight")
 
 
-def test_classes_called_images_and_masks_stay_classes(tmp_path: Path) -> None:
+def test_images_and_masks_that_do_not_pair_are_refused_with_both_remedies(tmp_path: Path) -> None:
     classes, voc = tmp_path / "classes", tmp_path / "voc"
     write(classes, {f"images/{i}.jpg": picture(i, "JPEG") for i in range(6)})
     write(classes, {f"masks/{i}.jpg": picture(i, "JPEG") for i in range(4, 10)})
     assert not is_paired(str(classes))
-    assert scanned(classes).classes == ("images", "masks")
+    with pytest.raises(SourceError, match=r"images and masks are called like images and what belongs to them.* --source folder .* --source pairs"):
+        scanned(classes)
+    assert scanned(classes, source="folder").classes == ("images", "masks")
     with pytest.raises(SourceError, match="8 files cannot be paired"):
         scanned(classes, source="pairs")
     write(voc, {f"JPEGImages/{i}.jpg": picture(i, "JPEG") for i in range(3)})
@@ -169,6 +173,38 @@ def test_a_file_without_a_partner_is_named_with_both_places(tmp_path: Path) -> N
     assert len(scanned(raw, exclude=["images/d.jpg", "masks/in/*"]).keys) == 3
     asked = Preprocess(crop=8, fields={"image": {"missing": "drop"}, "mask": {"missing": "drop"}})
     assert run(Raw(raw), tmp_path / "out", asked).samples == 3
+
+
+@pytest.mark.parametrize(
+    ("images", "masks", "said"),
+    [
+        ("images/{}.jpg", "masks/{}_mask.png", "names in masks are those in images with _mask at their end"),
+        ("images/{}.jpg", "masks/deep/../{}Seg.png", "names in masks are those in images with Seg at their end"),
+        ("imagesTr/{}_0000.jpg", "labelsTr/{}.png", "names in imagesTr are those in labelsTr with _0000 at their end"),
+    ],
+)
+def test_one_ending_that_all_files_of_a_folder_share_is_taken_off(tmp_path: Path, images: str, masks: str, said: str) -> None:
+    names = ["1", "2", "10", "12"]
+    for i, name in enumerate(names):
+        write(tmp_path / "raw", {images.format(name): picture(i, "JPEG"), os.path.normpath(masks.format(name)): mask(i)})
+    scan = scanned(tmp_path / "raw")
+    assert scan.warnings == (said,)
+    assert run(Raw(tmp_path / "raw"), tmp_path / "out", Preprocess(crop=8)).samples == 4
+    order = np.argsort([images.format(name) for name in names])
+    assert np.array_equal(list(rows_of(tmp_path / "out").values())[1], [ids_of(mask(i))[2:10, 1:9] for i in order])
+    write(tmp_path / "raw", {images.format("3"): picture(9, "JPEG")})
+    with pytest.raises(SourceError, match=r"1 file cannot be paired: .*: no file 3"):
+        scanned(tmp_path / "raw")
+
+
+def test_exact_names_win_and_no_number_is_cut(tmp_path: Path) -> None:
+    pairs(tmp_path / "exact", ["a", "a_mask", "b_mask"])
+    assert [key.beside for key in scanned(tmp_path / "exact").keys] == [(f"masks/{name}.png".encode(),) for name in ("a", "a_mask", "b_mask")]
+    for i in range(1, 4):
+        write(tmp_path / "numbers", {f"images/{i}.jpg": picture(i, "JPEG"), f"masks/{i}0.png": mask(i)})
+    assert not is_paired(str(tmp_path / "numbers"))
+    with pytest.raises(SourceError, match="6 files cannot be paired"):
+        scanned(tmp_path / "numbers", source="pairs")
 
 
 def test_two_files_of_one_stem_are_named(tmp_path: Path) -> None:
@@ -212,6 +248,71 @@ def test_a_build_of_pairs_is_the_same_again_and_copies_rows(tmp_path: Path) -> N
     assert (report.decoded, report.copied + report.kept) == (1, 3)
     run(Raw(tmp_path / "raw"), tmp_path / "clean", asked)
     assert dataset(tmp_path / "out") == dataset(tmp_path / "clean")
+
+
+# -------------------------------------------------------------------- orientation and depth
+
+
+def turned(orientation: int, tag: bool, *, upright: bool = False) -> bytes:
+    """A PNG of ids (16, 24), with EXIF where `tag` says so, or as it stands after that orientation."""
+    image = Image.fromarray(np.random.default_rng(orientation).integers(0, 256, (16, 24), np.uint8))
+    exif = Image.Exif()
+    exif[0x112] = orientation
+    out = io.BytesIO()
+    image.save(out, "PNG", **({"exif": exif} if tag or upright else {}))
+    if not upright:
+        return out.getvalue()
+    stands = io.BytesIO()
+    with Image.open(out) as stored:
+        made = ImageOps.exif_transpose(stored)
+    made.info = {}
+    made.save(stands, "PNG", exif=b"")
+    return stands.getvalue()
+
+
+@pytest.mark.parametrize("masks", ["as stored", "with EXIF of their own", "standing"])
+def test_a_mask_stands_as_its_picture_does_whatever_exif_says(tmp_path: Path, masks: str) -> None:
+    for turn in range(1, 9):
+        beside = turned(turn, masks == "with EXIF of their own", upright=masks == "standing")
+        write(tmp_path / "raw", {f"images/{turn}.png": turned(turn, True), f"masks/{turn}.png": beside})
+    own: dict[str, Any] = {"orientation": "own"} if masks == "standing" else {}
+    asked = Preprocess(crop=12, mode="gray", fields={"mask": {"kind": "mask", **own}})
+    report = run(Raw(tmp_path / "raw"), tmp_path / "out", asked)
+    rows = rows_of(tmp_path / "out")
+    assert np.array_equal(rows["image"][:, 0], rows["mask"])
+    assert report.counts == ({} if own else {"mask-turned": 3})
+    assert any("3 masks turned as their images are by EXIF" in line for line in build_lines(report)) is not bool(own)
+    ignored = run(Raw(tmp_path / "raw"), tmp_path / "ignored", replace(asked, orientation="ignore"), max_rejects=8)
+    rows = rows_of(tmp_path / "ignored")
+    assert ignored.samples == (4 if own else 8)
+    assert own or np.array_equal(rows["image"][:, 0], rows["mask"])
+
+
+def test_a_mask_that_stands_otherwise_names_both_sizes(tmp_path: Path) -> None:
+    write(tmp_path / "raw", {"images/a.png": turned(6, True), "masks/a.png": turned(6, False)})
+    with pytest.raises(DecodeError, match=r"a mask of 24x16 \(width x height\) for a picture of 24x16, which stands as 16x24"):
+        run(Raw(tmp_path / "raw"), tmp_path / "out", Preprocess(crop=12, fields={"mask": {"kind": "mask", "orientation": "own"}}))
+    with pytest.raises(OptionError, match="orientation must be one of image, own, found 'apply'"):
+        Preprocess(crop=12, fields={"mask": {"orientation": "apply"}})
+    with pytest.raises(OptionError, match="--orientation must be one of apply, ignore, found 'own'"):
+        Preprocess(crop=12, orientation="own")
+
+
+def test_a_dtype_of_a_field_keeps_16_bits_as_that_of_the_sample_does(tmp_path: Path) -> None:
+    deep = np.arange(120, dtype=np.uint16).reshape(12, 10) * 500
+    file = io.BytesIO()
+    Image.fromarray(deep).save(file, "PNG")
+    write(tmp_path / "raw", {"images/a.jpg": picture(0, "JPEG"), "depth/a.png": file.getvalue(), "masks/a.png": mask(0)})
+    for number, (dtype, more) in enumerate([("uint16", {}), ("int32", {}), ("float32", {"scale": "none"}), ("uint16", {"crop": 8})]):
+        asked = Preprocess(keep_size=(12, 10), depth16="scale", fields={"depth": {"mode": "gray", "dtype": dtype, **more}})
+        run(Raw(tmp_path / "raw"), tmp_path / f"out{number}", asked)
+        wanted = deep if "crop" not in more else deep[2:10, 1:9]
+        assert np.array_equal(rows_of(tmp_path / f"out{number}")["depth"][0, 0], wanted)
+    options = {"mode": "gray", "dtype": "uint16", "depth16": "reject"}
+    with pytest.raises(DecodeError) as found:
+        run(Raw(tmp_path / "raw"), tmp_path / "refused", Preprocess(crop=8, fields={"depth": options}))
+    assert "--depth16 reject refuses: leave it out, and uint16 takes them" in str(found.value)
+    assert "--dtype uint16" not in str(found.value)
 
 
 # -------------------------------------------------------------------- boxes

@@ -19,7 +19,7 @@ from mmcompile.compiler.resample import Fit, fit
 from mmcompile.compiler.views import Shown
 from mmcompile.errors import DecodeError
 
-__all__ = ["mask", "nearest", "picture_mask", "settled"]
+__all__ = ["mask", "nearest", "picture_mask", "settled", "turns_unseen"]
 
 Ids = npt.NDArray[Any]
 #: Floats up to here are exact, and no class id is larger.
@@ -43,9 +43,9 @@ def mask(data: bytes, name: str, options: Preprocess, size: tuple[int, int], ori
             own, _ = opening.orientation(image, log)
         with opening.stage("convert", f"{image.format} pixels"):
             ids = _ids(image)
-            if own in opening.TRANSPOSE and image.format != "TIFF" and options.orientation == "apply":
+            if own in opening.TRANSPOSE and image.format != "TIFF" and options.orientation != "ignore":
                 ids = _turned(ids, own)
-    return settled(ids, options, size, orientation if own == 1 else 1, stands=own != 1, shown=shown)
+    return settled(ids, options, size, orientation, stands=own != 1, shown=shown)
 
 
 def picture_mask(image: Image.Image, options: Preprocess, size: tuple[int, int], orientation: int) -> Ids:
@@ -56,9 +56,14 @@ def picture_mask(image: Image.Image, options: Preprocess, size: tuple[int, int],
         own, _ = opening.orientation(image, log) if image.format != "TIFF" else (1, False)
         with opening.stage("convert", "mask"):
             ids = _ids(image)
-            if own in opening.TRANSPOSE and options.orientation == "apply":
+            if own in opening.TRANSPOSE and options.orientation != "ignore":
                 ids = _turned(ids, own)
-    return settled(ids, options, size, orientation if own == 1 else 1, stands=own != 1)
+    return settled(ids, options, size, orientation, stands=own != 1)
+
+
+def turns_unseen(options: Preprocess, size: tuple[int, int], orientation: int) -> bool:
+    """Is a mask turned by this orientation of a picture of `size` (width, height) as stored, though it has one size before and after?"""
+    return options.orientation == "apply" and orientation != 1 and (orientation < 5 or size[0] == size[1])
 
 
 def _of_stored(image: Stored, options: Preprocess, size: tuple[int, int], orientation: int, shown: tuple[Shown, ...] | None) -> Ids:
@@ -69,22 +74,25 @@ def _of_stored(image: Stored, options: Preprocess, size: tuple[int, int], orient
         )
     ids = _whole(image.load()[:, :, 0])
     own = image.orientation if image.turns else 1
-    return settled(stored.turned(ids, own), options, size, orientation if own == 1 else 1, stands=own != 1, shown=shown)
+    return settled(stored.turned(ids, own), options, size, orientation, stands=own != 1, shown=shown)
 
 
 def settled(
     ids: Ids, options: Preprocess, size: tuple[int, int], orientation: int, *, stands: bool = False, shown: tuple[Shown, ...] | None = None
 ) -> Ids:
     """Ids (H, W) of a picture as those of its sample; `stands`: they are turned already; `shown`: what of it views show."""
-    orientation = orientation if options.orientation == "apply" else 1
+    orientation = orientation if options.orientation != "ignore" else 1
     standing = size[::-1] if orientation >= 5 else size
     found = ids.shape[::-1]
-    if found == size and not stands and orientation in opening.TRANSPOSE:
+    if found == size and not (stands or options.orientation == "own") and orientation in opening.TRANSPOSE:
         ids = _turned(ids, orientation)
-    elif found not in (size, standing):
-        words = [f"{w}x{h}" for w, h in (found, size)]
+    elif found != standing:
+        words = [f"{w}x{h}" for w, h in (found, size, standing)]
+        stands_as = f", which stands as {words[2]}" if standing != size else ""
         raise DecodeError(
-            f"a mask of {words[0]} (width x height) for a picture of {words[1]}: they must be of one size", stage="geometry", code="mask-size"
+            f"a mask of {words[0]} (width x height) for a picture of {words[1]}{stands_as}: they must be of one size",
+            stage="geometry",
+            code="mask-size",
         )
     if options.keep_size is not None and ids.shape != options.keep_size:
         kept = f"{options.keep_size[1]}x{options.keep_size[0]}"

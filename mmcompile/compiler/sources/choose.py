@@ -392,7 +392,14 @@ def _refuse_foreign(raw: Sequence[str]) -> None:
 def _refuse_unclear(raw: Sequence[str], kind: str) -> None:
     """Raises SourceError for a folder of files of several kinds, where it cannot be told which of them are meant."""
     for place in raw:
-        if not is_url(found := on_disk(place)) and os.path.isdir(found) and (why := why_unclear(str(found), kind)):
+        if is_url(found := on_disk(place)) or not os.path.isdir(found):
+            continue
+        why = why_unclear(str(found), kind)
+        if kind == "folder" and not why:
+            from mmcompile.compiler.sources.paired import why_not_paired
+
+            why = why_not_paired(str(found))
+        if why:
             raise SourceError(why, path=str(found))
 
 

@@ -21,7 +21,7 @@ from mmcompile.compiler.sources import pairedlabels as labels
 from mmcompile.compiler.sources.folder import FolderSource
 from mmcompile.compiler.sources.keys import Keys
 from mmcompile.compiler.sources.names import Choice, Patterns, show
-from mmcompile.compiler.sources.pairedfiles import TEXT, Pairing, Tree, stem_of
+from mmcompile.compiler.sources.pairedfiles import TEXT, Pairing, Tree, endings, stem_of
 from mmcompile.compiler.sources.pairedlayout import CERTAIN, IMAGES, PairSet, children, find_sets, kind_of, last_word, word_of
 from mmcompile.compiler.sources.parts import read_item, stat_item
 from mmcompile.compiler.sources.remote import RemoteSource, folder_source
@@ -32,7 +32,7 @@ from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.canonical import name_to_json
 from mmcompile.format.fields import Split, row_dtype
 
-__all__ = ["PairedSource", "is_paired"]
+__all__ = ["PairedSource", "is_paired", "why_not_paired"]
 
 #: Extensions of what may belong to a picture.
 _HOLD = EXTENSIONS | VOLUME_EXTENSIONS | {TEXT}
@@ -119,6 +119,7 @@ class PairedSource:
         if strange := sorted(asked.keys() - {name for name, _ in parts} - ({labels.FIELD, "labels"} if pairing.text else set())):
             there = ", ".join([*(name for name, _ in parts), *([labels.FIELD] if pairing.text else [])])
             raise OptionError(f"--field {strange[0]}: no such field: the folders are {there}", options=["field"])
+        warnings += pairing.said
         splits = _splits([(one.split, len(pairs.rows)) for one, pairs in zip(sets, found, strict=True)])
         keys = Keys.join([pairs.keys for pairs in found])
         stat = np.concatenate([pairs.stat for pairs in found])
@@ -183,16 +184,21 @@ def is_paired(raw: str) -> bool:
     """
     if not os.path.isdir(raw):
         return False
+    try:
+        sets, names = _sets_in(raw)
+    except SourceError:  # which says what is wrong with folders that lie side by side
+        return True
+    return any(_agree(raw, one, children(names, "")) for one in sets)
+
+
+def _sets_in(raw: str) -> tuple[list[PairSet], set[str]]:
+    """The sets that the names of folders make, and these names.  Raises SourceError."""
     tops = _folders_in(raw)
     names = set(tops)
     for top in tops:
         if top.lower() in SPLITS or word_of(top) in IMAGES:
             names |= {f"{top}/{inner}" for inner in _folders_in(os.path.join(raw, top))}
-    try:
-        sets, _ = find_sets(names | _mirrored(names), lambda text: _holds_files(os.path.join(raw, text)), Layout(), {}, raw)
-    except SourceError:  # which says what is wrong with folders that lie side by side
-        return True
-    return bool(sets) and any(_agree(raw, one, children(names, "")) for one in sets)
+    return find_sets(names | _mirrored(names), lambda text: _holds_files(os.path.join(raw, text)), Layout(), {}, raw)[0], names
 
 
 def _folders_in(folder: str) -> list[str]:
@@ -214,8 +220,7 @@ def _mirrored(names: set[str]) -> set[str]:
 def _agree(raw: str, one: PairSet, tops: Sequence[str]) -> bool:
     certain = word_of(last_word(one.main)) in CERTAIN and any(kind_of(last_word(b.folder)) == "mask" for b in one.beside)
     pictures = list(itertools.islice(_files(os.path.join(raw, one.main)), _LOOKED_AT))
-    known: dict[str, set[str]] = {}
-    hits = sum(any(_has(os.path.join(raw, b.folder), stem, known) for b in one.beside) for stem in pictures)
+    hits = sum(map(any, zip(*(_paired(os.path.join(raw, b.folder), pictures) for b in one.beside), strict=True)))
     if certain:
         return bool(pictures) and 2 * hits >= len(pictures)
     places = [one.main, *(b.folder for b in one.beside)]
@@ -234,6 +239,33 @@ def _files(folder: str) -> Iterator[str]:
             continue
         for name in sorted(name for name in names if not name.startswith(".")):
             yield os.fsdecode(stem_of(os.fsencode(os.path.relpath(os.path.join(here, name), folder))))
+
+
+def _paired(folder: str, pictures: Sequence[str]) -> list[bool]:
+    """Which of these pictures have a file in a folder, whose names, or those of the pictures, may end in something more."""
+    known: dict[str, set[str]] = {}
+    names = [os.fsencode(stem) for stem in itertools.islice(_files(folder), _LOOKED_AT)]
+    tries = [list(pictures)]
+    tries += [[stem + os.fsdecode(end) for stem in pictures] for end in endings(names)]
+    tries += [[stem.removesuffix(os.fsdecode(end)) for stem in pictures] for end in endings([os.fsencode(stem) for stem in pictures])]
+    found = ([_has(folder, stem, known) for stem in stems] for stems in tries)
+    return max(found, key=sum)
+
+
+def why_not_paired(raw: str) -> str:
+    """What to say of folders that are called like pictures and their masks, hold files that may be these, and do not pair; else ""."""
+    for one in _sets_in(raw)[0]:
+        for b in one.beside if word_of(last_word(one.main)) in CERTAIN else ():
+            if kind_of(last_word(b.folder)) == "mask" and all(_holds_images(os.path.join(raw, place)) for place in (one.main, b.folder)):
+                return (
+                    f"{show(one.main)} and {show(b.folder)} are called like images and what belongs to them, but less than half of the images have a "
+                    "file of their name there: --source folder if both are classes, --source pairs to hear which files lack a partner"
+                )
+    return ""
+
+
+def _holds_images(folder: str) -> bool:
+    return any(extension(name) in _HOLD for _, _, names in os.walk(folder) for name in names if not name.startswith("."))
 
 
 def _has(folder: str, stem: str, known: dict[str, set[str]]) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,12 +28,14 @@ from mmcompile.format.canonical import as_text
 from mmcompile.format.fields import PIXELS
 from mmcompile.text import counted
 
-__all__ = ["TEXT", "Pairing", "Pairs", "Tree", "stem_of"]
+__all__ = ["TEXT", "Pairing", "Pairs", "Tree", "endings", "stem_of"]
 
 #: Boxes as text.
 TEXT = ".txt"
 #: Faults that an error names; all are counted.
 _NAMED = 5
+#: Names by which it is found out whether those of a folder end in something that others lack.
+_LOOKED_AT = 1000
 
 
 class Tree:
@@ -99,6 +101,25 @@ def stem_of(key: bytes) -> bytes:
     return key[:-end] if end else key
 
 
+def endings(stems: Sequence[bytes]) -> list[bytes]:
+    """What all of these end in, and may have behind the name that they share with others (`_mask`), the shortest first; never part of a number."""
+    names = [stem.rpartition(b"/")[2] for stem in stems]
+    shared = names[0] if names else b""
+    for name in names:
+        while not name.endswith(shared):
+            shared = shared[1:]
+    found = (shared[at:] for at in range(len(shared) - 1, -1, -1))
+    return [end for end in found if not end[:1].isdigit() and all(len(name) > len(end) for name in names)]
+
+
+def _ending(longer: Collection[bytes], others: Collection[bytes]) -> bytes:
+    """What is to be taken off all of `longer`, so that most of them are in `others`; empty for nothing."""
+    stems = list(itertools.islice(longer, _LOOKED_AT))
+    hits = {end: sum(stem[: -len(end)] in others for stem in stems) for end in endings(stems) if all(stem.endswith(end) for stem in longer)}
+    best = max(hits, key=lambda end: hits[end], default=b"")
+    return best if hits.get(best) else b""
+
+
 @dataclass
 class Pairs:
     """The samples of one set: rows (N,) of its pictures, their keys and stat, and the name of the text beside each."""
@@ -115,7 +136,7 @@ class Pairing:
     def __init__(self, tree: Tree, sets: Sequence[PairSet], asked: Mapping[str, FieldOptions], include: Patterns, exclude: Patterns) -> None:
         self._tree, self._asked, self._include, self._exclude = tree, asked, include, exclude
         self.left_out: Counter[str] = Counter()
-        self.counts: dict[str, int] = {}
+        self.said: list[str] = []
         self._lines: list[str] = []
         self._faults = 0
         self._drops: set[str] = set()
@@ -207,7 +228,15 @@ class Pairing:
         is_text = beside.field == self.text
         drops_file = self._missing(self.parts[0][0]) == "drop"
         alone = Counter[str]()
-        for stem, at in self._by_stem(column).items():
+        own = self._by_stem(column)
+        if own and not own.keys() & (stems.keys() | gone):
+            if end := _ending(own, stems):
+                own = {stem[: -len(end)]: at for stem, at in own.items()}
+                self.said.append(f"names in {show(beside.folder)} are those in {show(main.place)} with {show(as_text(end))} at their end")
+            elif end := _ending(stems, own):
+                stems, gone = {stem[: -len(end)]: row for stem, row in stems.items()}, {stem.removesuffix(end) for stem in gone}
+                self.said.append(f"names in {show(main.place)} are those in {show(beside.folder)} with {show(as_text(end))} at their end")
+        for stem, at in own.items():
             row = stems.get(stem)
             if row is not None:
                 partner[row] = at
