@@ -244,7 +244,7 @@ _HELP_GROUPS = {
 @option(
     "--columns",
     Typed(COLUMNS),
-    "Columns that become fields, in a table also NAME=A+B side by side; of datasets the fields kept.  Default: those of numbers, and of times; all.",
+    "Columns that become fields, of a table also NAME=A+B; of datasets and of folders side by side those kept.  Default: numbers, and times; all.",
 )
 @option("--group-by", str, "Of a table: the column (or KEY of folders KEY=VALUE) that says which series a row is of.", metavar="COLUMN")
 @option("--order-by", str, "Of a table: the column that the rows of a group rise in; none: they stand as they are.", metavar="COLUMN|none")

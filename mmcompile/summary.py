@@ -100,7 +100,7 @@ def _stored(report: BuildReport) -> list[Pair]:
     rows = [
         ("stored", f"{size(report.bytes)} in {number(report.shards, 'shard')}" + (f"; a sample is {report.dtype} ({shape})" if report.dtype else ""))
     ]
-    if report.unit == "row" or set(report.fields) - {"image", "label"}:
+    if report.unit == "row" or set(report.fields) - ({"image"} if report.classes is None else {"image", "label"}):
         rows.append(("fields", ", ".join(_with_columns(field, report.columns.get(field, ())) for field in report.fields)))
     if report.geometry:
         rows.append(("geometry", escape(report.geometry)))

@@ -92,7 +92,8 @@ def from_32(values: npt.NDArray[Any], preprocess: Preprocess) -> tuple[npt.NDArr
     holds_floats = preprocess.dtype in _FLOATS
     if preprocess.dtype == "uint8" or (is_float and not holds_floats):
         what = "float" if is_float else f"{8 * values.dtype.itemsize}-bit {'signed' if values.dtype.itemsize < 4 else 'integer'}"
-        remedy = "--dtype float32" if is_float else f"--dtype {'int16' if values.dtype.itemsize < 4 else 'int32'} or float32"
+        holds = "int16" if values.dtype.itemsize < 4 or (values.size and values.min() >= -(2**15) and values.max() < 2**15) else "int32"
+        remedy = "--dtype float32" if is_float else f"--dtype {holds} or float32"
         raise DecodeError(
             f"{what} pixels do not fit in {preprocess.dtype}: {remedy} keeps them"
             + (", --range LO:HI maps them to 8 bit" if preprocess.dtype == "uint8" else ""),

@@ -46,6 +46,12 @@ def test_32_bits_are_rejected_where_they_do_not_fit(values, dtype):
     assert caught.value.details["code"] == "depth-32"
 
 
+@pytest.mark.parametrize(("values", "said"), [([-1024, 3071], "--dtype int16 or float32"), ([-1024, 40000], "--dtype int32 or float32")])
+def test_whole_numbers_that_do_not_fit_name_the_narrowest_dtype_that_does(values, said):
+    with pytest.raises(DecodeError, match=f"do not fit in uint8: {said} keeps them"):
+        from_32(np.array([values], np.int32), Preprocess().resolved())
+
+
 def test_32_bits_are_kept_where_they_fit():
     assert from_32(INTEGERS, options(dtype="int32"))[0].tolist() == INTEGERS.tolist()
     assert from_32(INTEGERS, options(dtype="float32"))[1] == 0

@@ -139,6 +139,8 @@ def test_left_and_right_are_pairs_where_nothing_else_can_be_meant(tmp_path: Path
     write(turns, {"straight/0.jpg": picture(0, "JPEG")})
     assert scanned(stereo).parts == (("left", "image"), ("right", "image"))
     assert scanned(classes).classes == ("left", "right")
+    with pytest.raises(OptionError, match="--field image: no such field: the folders are left, right"):
+        scanned(stereo, fields={"image": {"mode": "gray"}})
     assert scanned(turns).classes == ("left", "right", "straight")
 
 
@@ -222,6 +224,24 @@ def test_patterns_of_pictures_take_what_belongs_to_them_along(tmp_path: Path) ->
     assert list(scan.keys) == [b"images/a.jpg"]
     assert scan.parts == (("image", "image"), ("mask", "mask"))
     assert scan.warnings == ("--exclude nothing/* matches nothing",)
+
+
+def test_folders_are_left_out_by_columns_and_by_patterns_of_all_their_files(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    pairs(raw, ["a", "b"])
+    write(raw, {"depth/a.png": picture(0), "depth/b.png": picture(1), "labels/a.txt": b"0 0.5 0.5 0.5 1.0\n", "right/a.jpg": picture(2, "JPEG")})
+    scan = scanned(raw, columns="mask,depth")
+    assert (scan.parts, scan.fields) == ((("image", "image"), ("depth", "image"), ("mask", "mask")), ())
+    assert scan.left_out == {"in no folder of a field": 2}
+    scan = scanned(raw, columns=["masks", "boxes"])
+    assert (scan.parts, len(scan.fields)) == ((("image", "image"), ("mask", "mask")), 3)
+    with pytest.raises(OptionError, match="--columns normals: no folder of this name: there are depth, label, mask, right"):
+        scanned(raw, columns=["mask", "normals"])
+    scan = scanned(raw, exclude=["depth/*", "labels/*.txt", "right/[ab].jpg"])
+    assert (scan.parts, scan.warnings, scan.left_out) == ((("image", "image"), ("mask", "mask")), (), {"excluded": 4})
+    report = run(Raw(raw, columns=["mask"]), tmp_path / "out", Preprocess(crop=8))
+    assert report.fields == ("image", "mask")
+    assert any(line.split()[:3] == ["fields", "image,", "mask"] for line in build_lines(report))
 
 
 def test_splits_must_have_the_same_folders(tmp_path: Path) -> None:
@@ -315,6 +335,22 @@ def test_a_dtype_of_a_field_keeps_16_bits_as_that_of_the_sample_does(tmp_path: P
     assert "--dtype uint16" not in str(found.value)
 
 
+def test_arrays_are_pictures_beside_others_and_in_a_list_and_a_plain_folder_says_so(tmp_path: Path) -> None:
+    values = [np.random.default_rng(i).normal(0, 9, (12, 10)).astype(np.float32) for i in range(2)]
+    for i, value in enumerate(values):
+        write(tmp_path / "raw", {f"masks/{i}.png": mask(i)})
+        file = io.BytesIO()
+        np.save(file, value)
+        write(tmp_path / "raw", {f"images/{i}.npy": file.getvalue()})
+    write(tmp_path, {"list.csv": b"file_name\nraw/images/0.npy\nraw/images/1.npy\n"})
+    asked = Preprocess(crop=8, mode="gray", dtype="float32")
+    for number, raw in enumerate((tmp_path / "raw", tmp_path / "list.csv")):
+        run(Raw(raw), tmp_path / f"out{number}", asked)
+        assert np.array_equal(rows_of(tmp_path / f"out{number}")["image"][:, 0], [value[2:10, 1:9] for value in values])
+    with pytest.raises(SourceError, match=r"left out were 2 extension .npy; as pictures .npy files come in a list .* alone they are arrays"):
+        scanned(tmp_path / "raw" / "images", source="folder")
+
+
 # -------------------------------------------------------------------- boxes
 
 YAML = {
@@ -337,7 +373,7 @@ def yolo(root: Path) -> Path:
 def test_boxes_of_text_files_and_names_of_their_classes(tmp_path: Path, text: str) -> None:
     yolo(tmp_path / "raw")
     write(tmp_path / "raw", {"data.yaml": text.encode()})
-    run(Raw(tmp_path / "raw"), tmp_path / "out", Preprocess(resize=(20, 20)))
+    assert run(Raw(tmp_path / "raw"), tmp_path / "out", Preprocess(resize=(20, 20))).left_out == {}
     rows, index = rows_of(tmp_path / "out"), Reader(tmp_path / "out").index
     assert list(rows) == ["image", "boxes", "labels", "boxes_count"]
     assert rows["boxes_count"].tolist() == [2, 1, 0]

@@ -404,4 +404,6 @@ def _describe(left_out: dict[str, int], folders: int) -> str:
     largest = sorted(left_out, key=lambda reason: (-left_out[reason], reason))
     text = ", ".join(f"{left_out[reason]:,} {reason}" for reason in largest[:5])
     hint = next((f"; --source {kind} reads archives that lie beside other things" for kind in ("tar", "zip") if f"extension .{kind}" in left_out), "")
+    if "extension .npy" in left_out:
+        hint = hint or "; as pictures .npy files come in a list (--source manifest) or in a folder beside others, alone they are arrays"
     return f"left out were {text}" + (", …" if len(largest) > 5 else "") + hint

@@ -102,6 +102,8 @@ class Raw(SourceOptions):
     Lists of images, and samples in archives: `images`, the folder of the images.  `image_column`, `label_column`: names.  `columns`: those that
     become fields, () for none.
 
+    Folders side by side: `columns`: those beside the pictures that are taken.
+
     Tables: `columns`, `label_column`; `group_by`, `order_by`: names; `split_by`, as "ts=2023-01-01,2024-01-01".
 
     Datasets: `where`, a condition on rows.  `rows`: numbers of rows, or a file of them.  `columns`: the fields beside the images that are kept.
@@ -314,7 +316,7 @@ def _paired(raw: Sequence[str], options: SourceOptions) -> Source:
     if len(raw) > 1:
         raise OptionError(f"expected one folder that holds those that lie side by side, not {len(raw)}")
     layout = Layout(parse_splits(raw, options.split))
-    return PairedSource(raw[0], options.include, options.exclude, options.takes_hidden, options.extensions, layout, options.fields)
+    return PairedSource(raw[0], options.include, options.exclude, options.takes_hidden, options.extensions, layout, options.fields, options.columns)
 
 
 def _are_volumes(raw: Sequence[str]) -> bool:
@@ -340,7 +342,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("dataset", _is_dataset, _dataset, (_FILES - {"hidden"}) | {"where", "rows", "columns"}),
     Kind("manifest", _is_manifest, _manifest, _FILES - {"hidden"} | _COLUMNS),
     Kind("coco", _is_coco, _coco, frozenset({"include", "exclude", "compat", "images", "fields"})),
-    Kind("pairs", _is_paired, _paired, _FILES - {"classes_from"}),
+    Kind("pairs", _is_paired, _paired, _FILES - {"classes_from"} | {"columns"}),
     Kind("volumes", _are_volumes, _volumes, _FILES - {"compat"}),
     *(Kind(form, _is_arrays(form), _arrays(form), frozenset({"as_"})) for form in ("npy", "npz", "idx")),
     Kind("npy-folder", _is_arrays("npy-folder"), _arrays("npy-folder"), frozenset({"as_", "split"})),

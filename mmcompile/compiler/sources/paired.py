@@ -6,8 +6,10 @@ the extension; folders below one are no classes.  A file without a partner, and 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -22,7 +24,7 @@ from mmcompile.compiler.sources.folder import FolderSource
 from mmcompile.compiler.sources.keys import Keys
 from mmcompile.compiler.sources.names import Choice, Patterns, show
 from mmcompile.compiler.sources.pairedfiles import TEXT, Pairing, Tree, endings, stem_of
-from mmcompile.compiler.sources.pairedlayout import CERTAIN, IMAGES, PairSet, children, find_sets, kind_of, last_word, word_of
+from mmcompile.compiler.sources.pairedlayout import CERTAIN, IMAGES, PairSet, children, chosen, find_sets, kind_of, last_word, word_of
 from mmcompile.compiler.sources.parts import read_item, stat_item
 from mmcompile.compiler.sources.remote import RemoteSource, folder_source
 from mmcompile.compiler.sources.splits import SPLITS, Layout
@@ -45,6 +47,7 @@ class PairedSource:
     """The pictures in RAW's folder `images` (or one of IMAGES) with what lies beside them in `masks`, `labels`, `depth` and so on.
 
     `include` are patterns on keys of pictures, `exclude` also on those of what lies beside them, and on folders.  `fields`: what was said of fields.
+    `columns`: the folders beside the pictures that are taken, by their names or those of their fields; None for all.
     """
 
     raw: str
@@ -54,6 +57,7 @@ class PairedSource:
     extensions: frozenset[str] | None = None
     layout: Layout = field(default_factory=Layout)
     fields: tuple[tuple[str, FieldOptions], ...] = ()
+    columns: tuple[str, ...] | None = None
     _files: FolderSource | RemoteSource = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -77,6 +81,7 @@ class PairedSource:
             "exclude": [name_to_json(glob) for glob in sorted(self.exclude)],
             "hidden": self.hidden,
             "extensions": None if self.extensions is None else sorted(self.extensions),
+            **({} if self.columns is None else {"columns": sorted(self.columns)}),
             **self.layout.identity(),
         }
 
@@ -102,7 +107,7 @@ class PairedSource:
         exclude, include = Patterns(self.exclude), Patterns(self.include)
         asked = dict(self.fields)
         tree = Tree(Series(self._files).tree(choice, progress), exclude)
-        sets, warnings = find_sets(tree.above, lambda text: text in tree.folders, self.layout, asked, self.root)
+        sets, warnings = find_sets(chosen(tree.above, self.columns), lambda text: text in tree.folders, self.layout, asked, self.root)
         if not sets:
             raise SourceError(
                 f"{show(self.root)}: no folders side by side: expected one called {', '.join(IMAGES[:-1])} or {IMAGES[-1]}, and one beside it, "
@@ -126,28 +131,37 @@ class PairedSource:
         made = Scan(keys, (), np.zeros(len(keys), row_dtype(())), stat, splits=splits, parts=parts)
         if pairing.text:
             folders = [one.main.rpartition("/")[0] for one in sets] + [b.folder for one in sets for b in one.beside if b.field == pairing.text]
-            made = self._with_boxes(made, [name for pairs in found for name in pairs.texts], folders)
+            made = self._with_boxes(made, [name for pairs in found for name in pairs.texts], folders, tree.left_out)
         for option, patterns in (("--include", include), ("--exclude", exclude)):
             warnings += [f"{option} {show(pattern)} matches nothing" for pattern in patterns.unmatched]
         left_out = {reason: count for reason, count in sorted((tree.left_out + pairing.left_out).items()) if count}
         return replace(made, left_out=left_out, warnings=tuple(warnings))
 
-    def _with_boxes(self, scan: Scan, names: Sequence[str | None], folders: Sequence[str]) -> Scan:
-        """The scan with the boxes of these files, one for each sample; names of classes stand in one of `folders`, or in RAW."""
+    def _with_boxes(self, scan: Scan, names: Sequence[str | None], folders: Sequence[str], left_out: Counter[str]) -> Scan:
+        """The scan with the boxes of these files, one for each sample; names of classes stand in one of `folders`, or in RAW.
+
+        The file of these names is taken out of those that are left out.
+        """
         options = dict(self.fields).get(labels.FIELD, FieldOptions())
         options.check("boxes")
         form = labels.form_of(options)
-        classes = labels.class_names(self._read_if_there, list(dict.fromkeys(["", *folders])))
+        read: list[str] = []
+        classes = labels.class_names(functools.partial(self._read_if_there, read), list(dict.fromkeys(["", *folders])))
+        if classes is not None and left_out[reason := f"extension {os.path.splitext(read[-1])[1]}"]:
+            left_out[reason] -= 1
         files = self._read_labels(names, form, classes)
         fields, values, counts = labels.values_of(files, [name or "" for name in names], options, classes)
         faults = {at: file.fault for at, file in enumerate(files) if file is not None and file.fault}
         return replace(scan, fields=fields, values=values, counts=counts, forms=((labels.FIELD, form),), faults=faults)
 
-    def _read_if_there(self, name: str) -> bytes | None:
+    def _read_if_there(self, read: list[str], name: str) -> bytes | None:
+        """The bytes of a file, whose name is added to those that were `read`; None where it is not there."""
         try:
-            return self._files.read(os.fsencode(name))
+            data = self._files.read(os.fsencode(name))
         except OSError:
             return None
+        read.append(name)
+        return data
 
     def _read_labels(self, names: Sequence[str | None], form: Form, classes: tuple[str, ...] | None) -> list[labels.LabelFile | None]:
         """The boxes of each of these files.  Raises SourceError where one cannot be read."""

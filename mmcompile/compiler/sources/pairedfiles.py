@@ -21,7 +21,7 @@ from mmcompile.compiler.sources import pairedlabels as labels
 from mmcompile.compiler.sources.arrange import Folder
 from mmcompile.compiler.sources.keys import Keys
 from mmcompile.compiler.sources.names import Patterns, show
-from mmcompile.compiler.sources.pairedlayout import ANNOTATIONS, Beside, PairSet, kind_of, last_word, word_of
+from mmcompile.compiler.sources.pairedlayout import ANNOTATIONS, IMAGES, Beside, PairSet, kind_of, last_word, word_of
 from mmcompile.compiler.sources.parts import joined_stat
 from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.canonical import as_text
@@ -51,6 +51,9 @@ class Tree:
                 self.left_out["in an excluded folder"] += len(folder.keys)
                 continue
             self.left_out.update(folder.left_out)
+            if exclude and not any(word_of(part) in IMAGES for part in folder.text.split("/")) and all(map(exclude.match, map(as_text, folder.keys))):
+                self.left_out["excluded"] += len(folder.keys)
+                continue
             if len(folder.keys):
                 self.folders[folder.text] = folder
                 self.above.update(paths)

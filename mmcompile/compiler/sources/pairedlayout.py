@@ -14,10 +14,24 @@ from dataclasses import dataclass, replace
 from mmcompile.compiler.fieldoptions import FieldOptions
 from mmcompile.compiler.sources.names import show
 from mmcompile.compiler.sources.splits import SPLITS, Layout, rank
-from mmcompile.errors import SourceError
+from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.fields import field_name
 
-__all__ = ["ANNOTATIONS", "CERTAIN", "IMAGES", "KNOWN", "MASKS", "Beside", "PairSet", "children", "find_sets", "kind_of", "last_word", "word_of"]
+__all__ = [
+    "ANNOTATIONS",
+    "CERTAIN",
+    "IMAGES",
+    "KNOWN",
+    "MASKS",
+    "Beside",
+    "PairSet",
+    "children",
+    "chosen",
+    "find_sets",
+    "kind_of",
+    "last_word",
+    "word_of",
+]
 
 #: Folders of the pictures that all else belongs to, whatever their case; the first that is there is taken.
 IMAGES = ("images", "image", "imgs", "img", "jpegimages", "rgb", "left")
@@ -94,6 +108,21 @@ def children(folders: Collection[str], above: str) -> list[str]:
     """The names of the folders directly in one (""), in order; `folders` are whole paths."""
     start = f"{above}/" if above else ""
     return sorted({text[len(start) :].partition("/")[0] for text in folders if text.startswith(start) and len(text) > len(start)})
+
+
+def chosen(folders: Collection[str], columns: Collection[str] | None) -> set[str]:
+    """These folders without those beside pictures that `columns` does not name, as they are called or as their field is; None takes all.
+
+    Raises OptionError for a name of none.
+    """
+    if columns is None:
+        return set(folders)
+    names = {part: {part, field_of(part), *(["boxes"] if word_of(part) in ANNOTATIONS else [])} for text in folders for part in text.split("/")}
+    if strange := sorted(set(columns) - {called for all_called in names.values() for called in all_called}):
+        there = ", ".join(sorted({field_of(part) for part in names if word_of(part) in KNOWN} - {"image"}))
+        raise OptionError(f"--columns {show(strange[0])}: no folder of this name: there are {there or 'none'}", options=["columns"])
+    left = {part for part, called in names.items() if word_of(part) in KNOWN - set(IMAGES) and not called & set(columns)}
+    return {text for text in folders if left.isdisjoint(text.split("/"))}
 
 
 def find_sets(
