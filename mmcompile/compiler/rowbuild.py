@@ -65,13 +65,16 @@ from mmcompile.errors import FormatError, OptionError, RemoteError, SourceError
 from mmcompile.format.canonical import canonical, name_to_json
 from mmcompile.format.catalog import load_table
 from mmcompile.format.commit import write_atomic
-from mmcompile.format.index import Index, load_index
+from mmcompile.format.index import Index, load_index, read_generation
 from mmcompile.format.lock import Lock
 from mmcompile.format.npy import file_bytes, hash_bytes
 from mmcompile.format.rowrepeats import QUICK_BYTES, repeated_rows
 from mmcompile.format.storelock import StoreLock
 
 __all__ = ["RowBuild"]
+
+#: Rows of so many bytes stay here while they are sent to a URL, so that those that hold the same are found: no more than one shard has.
+_WHOLE_BYTES = 256 << 20
 
 
 class RowBuild:
@@ -230,6 +233,10 @@ class RowBuild:
         held = self.held
         if self.todo or held.seals or held.index is None or plan_exists(self.out) or held.mark != [held.generation, self._mark()]:
             return False
+        try:
+            read_generation(self.out, held.generation)
+        except (FormatError, FileNotFoundError):
+            return False
         return singles_stand(self.out, held.index)
 
     def _run(self, scratch: Path) -> None:
@@ -248,7 +255,9 @@ class RowBuild:
         if isinstance(self.source, ShuffledRows):
             self.source.prepare(scratch, lambda n: self.progress(Progress("order", n, self.scan.rows)))
         job = RowJob(self.source, self.fields, scratch, self.out / "shards", self.out / ".build" / "seals", blocks_of(self.source))
-        job = replace(job, timeout_s=self.options.decode_timeout_s, store=None if self.staging is None else self.staging.store)
+        job = replace(
+            job, timeout_s=self.options.decode_timeout_s, store=None if self.staging is None else self.staging.store, whole=need <= _WHOLE_BYTES
+        )
         if self.engine is None:
             self._run_here(job)
         else:
@@ -308,7 +317,8 @@ class RowBuild:
         if self.staging is not None:
             self.staging.refresh()
         seals = [self.whole.get(t.number) or self.made[t.number] for t in self.tasks]
-        refuse_undefined(self.out, self.source, self.fields, self.scan.ranges, seals)
+        brought = None if self.staging is None else self.staging.brought
+        refuse_undefined(self.out, self.source, self.fields, self.scan.ranges, seals, brought)
         refuse_removed(self.out, lock.still_held)
         done = publish_shards(self.out, scratch, self._contents([_part(seal) for seal in seals]))
         gone = clean_up(self.out, self.held.seals.values(), self.made.values())

@@ -154,7 +154,8 @@ def test_other_json_and_other_options_are_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="expected one file of annotations, not 2"):
         open_source([str(path), str(path)], SourceOptions())
     path.write_text("[1]")
-    assert not isinstance(open_source([str(path)], SourceOptions()), CocoSource)
+    with pytest.raises(SourceError, match="is no folder, list, table"):
+        open_source([str(path)], SourceOptions())
 
 
 def test_a_file_without_annotations_is_said(tmp_path: Path) -> None:

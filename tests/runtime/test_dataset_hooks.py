@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from mmcompile.format.streams import _mix, stream_key
 from mmcompile.runtime.dataset import MMapShardDataset
-from mmcompile.runtime.seeding import _mix, stream_key
 from tests.support import make_dataset
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (6, 3, 5, 4), dtype=np.uint8)
