@@ -65,6 +65,7 @@ from mmcompile.errors import FormatError, OptionError, RemoteError, SourceError
 from mmcompile.format.canonical import canonical, name_to_json
 from mmcompile.format.catalog import load_table
 from mmcompile.format.commit import write_atomic
+from mmcompile.format.fields import MOST_AXES
 from mmcompile.format.index import Index, load_index, read_generation
 from mmcompile.format.lock import Lock
 from mmcompile.format.npy import file_bytes, hash_bytes
@@ -75,6 +76,8 @@ __all__ = ["RowBuild"]
 
 #: Rows of so many bytes stay here while they are sent to a URL, so that those that hold the same are found: no more than one shard has.
 _WHOLE_BYTES = 256 << 20
+#: A text of more characters than this is no name.
+_LONG = 1 << 16
 
 
 class RowBuild:
@@ -350,12 +353,22 @@ class RowBuild:
 
     def _check_index(self) -> None:
         """Would an index say this?  Raises OptionError before a row is read."""
+        where = self.source.root or "the dataset"
+        if deep := next((f for f in self.indexed if len(f.shape) > MOST_AXES), None):
+            raise OptionError(f"{where}: a row of {deep.name} has {len(deep.shape)} axes, at most {MOST_AXES} are held: reshape it")
         contents, none = self._contents([]), "0" * 32
         statistics: dict[str, dict[str, Any]] = {name: {} for name in ("all", *(s.name for s in contents.splits))}
         index = draft_index(contents, self.scan.rows, len(self.tasks), statistics, dict.fromkeys(lists_of(contents), none))
         try:
             Index.from_bytes(index.to_bytes(), self.out / "index.json")
         except FormatError as error:
+            texts = [(f.name, text) for f in self.indexed for names in (f.columns, f.categories) if names is not None for text in names.listed]
+            name, longest = max(texts, key=lambda found: len(found[1]), default=("", ""))
+            if len(longest) > _LONG:
+                raise OptionError(
+                    f"{where}: {name} holds a text of {len(longest):,} characters ({longest[:40]!r}…), and the names of a dataset have to fit its "
+                    "index: shorten it, or leave that column out with --columns"
+                ) from error
             raise OptionError(f"{error}: the source says what no dataset can hold") from error
 
     def _groups(self) -> tuple[tuple[str, int], ...]:

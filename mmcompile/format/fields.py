@@ -11,7 +11,20 @@ import numpy as np
 
 from mmcompile.format.canonical import name_to_json
 
-__all__ = ["CHANNEL_LIMIT", "DTYPES", "INDEX_LIMIT", "LIST_LIMIT", "RESERVED", "UNITS", "Field", "Names", "Split", "field_name", "row_dtype"]
+__all__ = [
+    "CHANNEL_LIMIT",
+    "DTYPES",
+    "INDEX_LIMIT",
+    "LIST_LIMIT",
+    "MOST_AXES",
+    "RESERVED",
+    "UNITS",
+    "Field",
+    "Names",
+    "Split",
+    "field_name",
+    "row_dtype",
+]
 
 #: A list longer than this lies in a file of its own.
 LIST_LIMIT = 256
@@ -26,6 +39,8 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 #: More than any camera has; keeps the record of a sample (two sums a channel) small.
 CHANNEL_LIMIT = 4096
+#: Axes of a row.
+MOST_AXES = 16
 #: What no field may be called, as files of shards are.
 RESERVED = frozenset({"table", "samples", "keys", "hashes", "rejects", "classes", "rows"})
 #: Units of times, as numpy's datetime64 has them; they count from 1970-01-01T00:00 UTC, or from midnight where the source has only a time of day.

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from mmcompile.errors import CorruptShardError, FormatError, GenerationError, NotADatasetError, VersionError
 from mmcompile.format.canonical import HASH, Check, canonical, name_to_json, parse, read_limited
 from mmcompile.format.commit import write_atomic
-from mmcompile.format.fields import CHANNEL_LIMIT, DTYPES, INDEX_LIMIT, LIST_LIMIT, RESERVED, UNITS, Field, Names, Split, row_dtype
+from mmcompile.format.fields import CHANNEL_LIMIT, DTYPES, INDEX_LIMIT, LIST_LIMIT, MOST_AXES, RESERVED, UNITS, Field, Names, Split, row_dtype
 from mmcompile.format.npy import file_name, hash_bytes
 from mmcompile.format.permutation import is_order
 from mmcompile.format.remains import not_a_dataset, put_back
@@ -192,7 +192,7 @@ class _IndexCheck(Check):
             self.fail(f"{where}.name", "lower-case letters, digits and _ (at most 64), and no reserved word", name)
         if not isinstance(entry["dtype"], str) or entry["dtype"] not in DTYPES:
             self.fail(f"{where}.dtype", f"one of {sorted(DTYPES)}", entry["dtype"])
-        shape = tuple(self.count(n, f"{where}.shape", least=1, most=1 << 40) for n in self.sequence(entry["shape"], f"{where}.shape", most=16))
+        shape = tuple(self.count(n, f"{where}.shape", least=1, most=1 << 40) for n in self.sequence(entry["shape"], f"{where}.shape", most=MOST_AXES))
         if math.prod(shape) >= 1 << 46:
             self.fail(f"{where}.shape", "fewer than 2^46 values", list(shape))
         meaning, layout = entry["meaning"], entry["layout"]

@@ -70,9 +70,12 @@ class Times:
 
     def __init__(self) -> None:
         self._unit, self._aware = 0, set[bool]()
+        self._first: bool | None = None
 
     def extend(self, cells: Sequence[str]) -> None:
         """More cells, all of them times."""
+        if self._first is None and cells:
+            self._first = _is_aware(cells[0])
         for cell in _shapes(cells):
             if len(cell) == 10:
                 self._aware.add(False)
@@ -80,6 +83,10 @@ class Times:
             fraction, offset = _ENDS.search(cell[16:]).groups()  # type: ignore[union-attr]
             self._aware.add(bool(offset))
             self._unit = max(self._unit, 1 + -(-len(fraction or "") // 3))
+
+    def unlike(self, cell: str) -> bool:
+        """Does a time say how far from UTC it is, unlike the first, or the other way round?"""
+        return _is_aware(cell) is not self._first
 
     @property
     def unit(self) -> str:
@@ -93,6 +100,10 @@ class Times:
     def fault(self) -> str:
         """Why they cannot be held together, or ""."""
         return "some times say how far from UTC they are (Z, +02:00), others do not" if len(self._aware) > 1 else ""
+
+
+def _is_aware(cell: str) -> bool:
+    return len(cell) > 10 and bool(_ENDS.search(cell[16:]).groups()[1])  # type: ignore[union-attr]
 
 
 def as_values(cells: Sequence[str], dtype: str) -> Array:

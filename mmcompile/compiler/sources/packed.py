@@ -43,7 +43,8 @@ def list_packed(root: str, tables: Sequence[ParquetTable], progress: Callable[[i
 
     A key is the path that stands beside the image, where there is one that no other row has; else FILE#ROW, counted from 0.  Of a row without bytes
     the path may name a file, relative to the folder of the table: then that is its key and its image, and its place IN_A_FILE.  Any other image that
-    is not there has no bytes.  Reads every image once, for its length alone.
+    is not there has no bytes; so has one of no bytes (which is not none), whatever path stands beside it.  Reads every image once, for its length
+    alone.
     """
     keys: list[Keys] = []
     places, stats, empty, n = [], [], 0, 0

@@ -161,7 +161,12 @@ class TextPart:
         try:
             return as_values(cells, reading.dtype) if reading.unit is None else as_times(cells, reading.unit)
         except (ValueError, OverflowError) as error:
-            raise self._table.wrong(f"rows {row + 1:,} to {row + len(cells):,}, column {show(reading.column)}: {str(error)[:100]}") from error
+            if len(cells) > 1:
+                for i, cell in enumerate(cells):  # which of them is it?
+                    self._values((cell,), reading, row + i)
+            raise self._table.wrong(
+                f"row {row + 1:,}, column {show(reading.column)}: {cells[0]!r:.60}: {str(error)[:100]}", row=row, column=reading.column
+            ) from error
 
     def _codes(self, reading: Reading) -> dict[str, int]:
         """The number of each category; those of one column are kept."""
