@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from mmcompile.compiler.outcome import BuildReport, Progress
@@ -274,11 +274,14 @@ def info_lines(report: Mapping[str, Any]) -> list[str]:
     if report["groups"] is not None:
         groups = report["groups"]
         rows.append(("groups", f"{groups['count']:,}, of {groups['shortest']:,} to {number(groups['longest'], 'row')}"))
-    rows += _classes(report["classes"], report["unknown_labels"])
+    rows += _classes(report["classes"], report["unknown_labels"], labels=any(entry["meaning"] == "class" for entry in report["fields"]))
     rows += _labelled("settings", _settings(report["settings"]))
-    versions = [f"{escape(k)} {escape(v)}" for k, v in sorted(report["versions"].items())]
+    source = report["settings"].get("source")
+    own = source.get("versions") if isinstance(source, Mapping) else None  # of a dataset in Python that holds pictures
+    made = {**(own if isinstance(own, Mapping) else {}), **report["versions"]}
+    versions = [f"{escape(k)} {escape(v)}" for k, v in sorted(made.items())]
     rows += _labelled("made with", wrapped([f"pixel revision {report['pixel_revision']}", *versions]))
-    rows += _labelled("statistics", _statistics(report["statistics"]))
+    rows += _labelled("statistics", _statistics(report["statistics"], {f["name"] for f in report["fields"] if f.get("unit") or f.get("categories")}))
     rejects = report["rejects"]
     rows += _counted("rejects", rejects["reasons"], rejects["count"])
     if rejects["file"] is not None:
@@ -317,9 +320,9 @@ def _field(entry: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _classes(classes: Sequence[Mapping[str, Any]] | None, unknown: int) -> list[Pair]:
+def _classes(classes: Sequence[Mapping[str, Any]] | None, unknown: int, *, labels: bool) -> list[Pair]:
     if classes is None:
-        return [("classes", "none: samples without labels")]
+        return [("classes", "numbers without names" if labels else "none: samples without labels")]
     shown = [name(c["name"]) + ("" if c["count"] is None else f" {c['count']:,}") for c in classes[:MOST_CLASSES]]
     if len(classes) > MOST_CLASSES:
         shown.append(f"and {len(classes) - MOST_CLASSES:,} more")
@@ -329,21 +332,21 @@ def _classes(classes: Sequence[Mapping[str, Any]] | None, unknown: int) -> list[
 
 
 def _settings(settings: Mapping[str, Any]) -> list[str]:
-    """Lines of "group: name value, name value"."""
+    """Lines of "group: name value, name value"; versions are told by themselves."""
     lines = wrapped(flat({key: value for key, value in settings.items() if not isinstance(value, Mapping)}))
     for key, value in settings.items():
-        if isinstance(value, Mapping) and (texts := flat(value)):
+        if isinstance(value, Mapping) and (texts := flat({name: inner for name, inner in value.items() if name != "versions"})):
             lines += wrapped([f"{escape(key)}: {texts[0]}", *texts[1:]])
     return lines if len(lines) <= MOST_LINES else [*lines[: MOST_LINES - 1], "…, --json has all of them"]
 
 
-def _statistics(splits: Mapping[str, Any]) -> list[str]:
-    """A line for each split and field that has a mean and a std."""
+def _statistics(splits: Mapping[str, Any], without: Collection[str]) -> list[str]:
+    """A line for each split and field that has a mean and a std that say something: `without` those of times and categories."""
     lines = []
     for split, fields in splits.items():
         for field, found in fields.items() if isinstance(fields, Mapping) else ():
             mean, std = (found.get("mean"), found.get("std")) if isinstance(found, Mapping) else (None, None)
-            if isinstance(mean, list) and isinstance(std, list):
+            if isinstance(mean, list) and isinstance(std, list) and field not in without:
                 lines.append(f"{escape(split)} {escape(field)}: mean {_numbers(mean)}, std {_numbers(std)}")
     return lines[:MOST_LINES]
 

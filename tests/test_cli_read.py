@@ -6,14 +6,18 @@ import csv
 import dataclasses
 import json
 import os
+import re
 import sys
 import types
 from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 import pytest
+from PIL import Image
 
+import mmcompile
 from mmcompile import cli
 from mmcompile.compiler.outcome import Progress
 from mmcompile.format.describe import SAMPLE_COLUMNS
@@ -325,4 +329,19 @@ def test_every_key_of_a_report_is_described(out: Path) -> None:
 def test_a_dataset_without_labels_says_so(tmp_path: Path) -> None:
     make_dataset(tmp_path / "out", pixels(2))
     assert "samples without labels" in run("info", str(tmp_path / "out")).stdout
+    mmcompile.build([([0.0, 1.0], 4), ([2.0, 3.0], 7)], tmp_path / "numbers")
+    assert "classes    numbers without names\n" in run("info", str(tmp_path / "numbers")).stdout
     assert dataclasses.asdict(load_index(tmp_path / "out")[0])["classes"] is None
+
+
+def test_versions_of_pictures_in_python_are_told_as_what_it_was_made_with_and_times_have_no_mean(tmp_path: Path) -> None:
+    picture = Image.new("RGB", (8, 8))
+    mmcompile.build([(picture, 1), (picture, 0)], tmp_path / "out", preprocess=mmcompile.Preprocess(resize=8, crop=8))
+    said = run("info", str(tmp_path / "out")).stdout
+    assert "versions." not in said
+    assert re.search(r"made with +pixel revision 1,.*pillow [0-9]", said, re.DOTALL)
+    times = np.array(["2024-01-01", "2024-01-02", "2024-01-04"], "datetime64[D]")
+    mmcompile.build({"t": times, "v": np.arange(6.0).reshape(3, 2)}, tmp_path / "times")
+    said = run("info", str(tmp_path / "times")).stdout
+    assert "all v: mean 2 3, std" in said
+    assert "all t:" not in said

@@ -278,9 +278,19 @@ def stored_fields(fields: tuple[Field, ...], asked: RowPreprocess) -> tuple[Stor
     if asked.normalize == "imagenet" and not images:
         raise OptionError("--normalize imagenet is for pictures, and this source has none: use auto, or --mean and --std", options=["normalize"])
     if normalize is not None and not counted:
+        shown = ", ".join(f"{f.name} {f.dtype} ({' x '.join(map(str, f.shape))})" if f.shape else f"{f.name} {f.dtype}" for f in fields)
+        hint = next((f": if {f.name} holds pictures, --as {f.name}=image says so" for f in fields if _is_plain(f) and len(f.shape) in (2, 3)), "")
         raise OptionError(
-            f"--normalize: no field of {', '.join(f.name for f in fields)} has numbers that a mean means something for: leave it out",
+            f"--normalize takes a mean of each channel of pictures, or of each number of rows that have at most one axis, and there are none of "
+            f"these ({shown}){hint}; else leave it out",
             options=["normalize"],
+        )
+    if normalize == "auto" and (spec := next((f for f in images if (asked.dtype or f.dtype) in _FLOATS), None)) is not None:
+        raise OptionError(
+            f"--normalize auto: {spec.name} holds pictures that are stored as {asked.dtype or spec.dtype}, into which a normalisation is baked, and "
+            "auto is known only after the build: give --mean and --std (`mmcompile info` shows them of a build without)"
+            + ("" if spec.dtype in _FLOATS else f", or leave --dtype out, and they are stored as {spec.dtype}"),
+            options=["normalize", "dtype"],
         )
     if isinstance(normalize, Normalize):
         for spec in counted:

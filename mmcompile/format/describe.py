@@ -20,7 +20,7 @@ from mmcompile.format.index import VERSION, Field, Index, Names, load_classes, l
 from mmcompile.format.leakage import Repeats, find_repeats
 from mmcompile.format.mirror import Mirror, mirrored
 from mmcompile.format.npy import file_name, open_array, read_into
-from mmcompile.format.origins import told_by_groups
+from mmcompile.format.origins import Groups
 from mmcompile.format.reader import Reader
 from mmcompile.format.rejects import load_rejects
 from mmcompile.format.rowrepeats import QUICK_BYTES, repeated_rows
@@ -183,7 +183,7 @@ def _shard_rows(root: Path, generation: Generation, shard: int, field: Field | N
 
 
 def _keyless_rows(root: Path, generation: Generation, field: Field | None, classes: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    names, starts = load_groups(root, generation.index)
+    groups = Groups(generation.index, *load_groups(root, generation.index))
     splits = iter(generation.index.splits)
     split = next(splits)
     for shard in range(generation.index.shards):
@@ -191,7 +191,7 @@ def _keyless_rows(root: Path, generation: Generation, field: Field | None, class
         for begin in range(first, stop, _LABELS):
             count = min(_LABELS, stop - begin)
             labels = None if field is None else _read_labels(root, generation, shard, field, begin - first, count).tolist()
-            sources = told_by_groups(generation.index, names, starts, np.arange(begin, begin + count))
+            sources = groups.told(np.arange(begin, begin + count))
             for row in range(begin, begin + count):
                 while row >= split.stop:
                     split = next(splits)

@@ -22,7 +22,7 @@ from mmcompile.format.opened import Opened
 from mmcompile.format.permutation import source_rows
 from mmcompile.format.samples import KEY_LIMIT, check_stops, key_hash, keys_of, sample_dtype
 
-__all__ = ["Origins", "told_by_groups"]
+__all__ = ["Groups", "Origins"]
 
 Array = npt.NDArray[Any]
 
@@ -34,6 +34,7 @@ class Origins:
         self._files, self._opened, self._index, self._starts = files, opened, index, starts
         self._classes: tuple[str, ...] | None = None
         self._groups: tuple[tuple[str, ...], npt.NDArray[np.int64]] | None = None
+        self._called: Groups | None = None
         self._hashes: tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]] | None = None
 
     @property
@@ -114,11 +115,12 @@ class Origins:
         return out.tobytes()
 
     def source(self, row: int) -> str:
-        """Where a row comes from, as text: its key, or where rows have none NAME[NUMBER]: its group, and its number in it (in the order of RAW)."""
+        """Where a row comes from, as text: its key, or where rows have none its group, and its number in it (in the order of RAW): see Groups."""
         if self._index.keyed:
             return as_text(self.key(row))
-        names, starts = self.groups
-        return told_by_groups(self._index, names, starts, np.array([row]))[0]
+        if self._called is None:
+            self._called = Groups(self._index, *self.groups)
+        return self._called.told(np.array([row]))[0]
 
     def find(self, key: bytes) -> int:
         """The row of a source key.  The first call reads all keys once; 16 bytes a row stay in memory.
@@ -143,11 +145,38 @@ class Origins:
         raise KeyError(as_text(key))
 
 
-def told_by_groups(index: Index, names: tuple[str, ...], starts: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> list[str]:
-    """NAME[NUMBER] of these rows (M,) without keys, of groups that are called so and start there."""
-    places = source_rows(index.order, index.splits, rows)
-    found = np.searchsorted(starts, places, side="right") - 1
-    return [f"{names[group]}[{number}]" for group, number in zip(found.tolist(), (places - starts[found]).tolist(), strict=True)]
+class Groups:
+    """How rows without keys are called by groups of these names, which start there (G + 1,): NAME[NUMBER], each row in one way only.
+
+    Where splits cut groups, as `--split-by` does, NUMBER counts on from one split to the next; of any other name that stands in several splits
+    SPLIT/NAME[NUMBER] is told, SPLIT[NUMBER] of an empty one.
+    """
+
+    def __init__(self, index: Index, names: tuple[str, ...], starts: npt.NDArray[np.int64]) -> None:
+        self._index, self._starts = index, starts
+        source = index.settings.get("source")
+        cut = isinstance(source, dict) and source.get("split_by") is not None
+        splits = np.searchsorted(np.array([split.stop for split in index.splits]), starts[:-1], side="right").tolist()
+        within: dict[str, set[int]] = {}
+        for name, split in zip(names, splits, strict=True):
+            within.setdefault(name, set()).add(split)
+        seen: dict[str, int] = {}
+        self._names: list[str] = []
+        self._firsts: list[int] = []
+        for name, split, rows in zip(names, splits, np.diff(starts).tolist(), strict=True):
+            told = name
+            if not cut and len(within[name]) > 1:
+                told = "/".join(filter(None, (index.splits[split].name, name)))
+            self._names.append(told)
+            self._firsts.append(seen.get(told, 0))
+            seen[told] = self._firsts[-1] + rows
+
+    def told(self, rows: npt.NDArray[np.int64]) -> list[str]:
+        """What these rows (M,) are called."""
+        places = source_rows(self._index.order, self._index.splits, rows)
+        found = np.searchsorted(self._starts, places, side="right") - 1
+        numbers = (places - self._starts[found]).tolist()
+        return [f"{self._names[group]}[{self._firsts[group] + number}]" for group, number in zip(found.tolist(), numbers, strict=True)]
 
 
 def _names(names: Names, expected: int | None, path: Path) -> tuple[str, ...]:

@@ -88,11 +88,12 @@ def _repeats(rows: _Rows, part: int, parts: int) -> Repeats | None:
     reader = Reader(rows.root, generation=rows.generation.name)
 
     def called(at: int) -> bytes:
-        """As `source` says it; the group without a name that each split is by the split's."""
+        """As `source` says it, with the split."""
         row = int(which[at])
         told = reader.origins.source(row)
         split = next(s.name for s in index.splits if row < s.stop)
-        return os.fsencode(split + told if told.startswith("[") and len(index.splits) > 1 else told)
+        known = len(index.splits) < 2 or told.startswith((f"{split}/", f"{split}["))
+        return os.fsencode(told if known else f"{split}/{told}" if not told.startswith("[") else split + told)
 
     try:
         return find_repeats(np.concatenate(pairs), [Split(*edge) for edge in edges], label, called)

@@ -26,7 +26,7 @@ from mmcompile.format.findings import ROWS_LISTED, Problem, VerifyReport, from_a
 from mmcompile.format.index import BLOB_LIMIT, INDEX_LIMIT, Index, Names, load_classes, load_groups, load_names, mending
 from mmcompile.format.mirror import Mirror, mirrored
 from mmcompile.format.npy import file_bytes, file_name, hash_bytes, hash_file, header, open_array
-from mmcompile.format.origins import told_by_groups
+from mmcompile.format.origins import Groups
 from mmcompile.format.rejects import load_rejects
 from mmcompile.format.remains import not_a_dataset, put_back
 from mmcompile.format.samples import block_rows, pair_hash, sample_dtype
@@ -402,13 +402,13 @@ class _Run:
     def _bad_blocks(self, whole: Problem, where: str, generation: Generation, shard: int) -> list[Problem]:
         """A problem for each run of blocks whose hashes do not fit."""
         try:
-            names, starts = load_groups(self.root, generation.index)
+            groups = Groups(generation.index, *load_groups(self.root, generation.index))
         except FormatError:  # a problem of its own
-            names, starts = ("",), np.zeros(1, np.int64)
+            groups = Groups(generation.index, ("",), np.array([0, generation.index.samples], np.int64))
         found = []
         for block in damaged_blocks(self.root, generation, shard):
             rows = whole.start + block.start, whole.start + block.stop - 1
-            first, last = told_by_groups(generation.index, names, starts, np.array(rows))
+            first, last = groups.told(np.array(rows))
             text = f"{where}, among rows {rows[0]} to {rows[1]} ({first} to {last})"
             found.append(replace(whole, start=rows[0], stop=rows[1] + 1, bad_rows=len(block), message=text))
         return found or [replace(whole, bad_rows=0, message=f"{where}, no row of it: the damage lies before or behind the rows")]

@@ -429,6 +429,9 @@ def test_what_raw_is_decides(tmp_path: Path) -> None:
     (tmp_path / "mixed/README").write_text("x")
     assert source(tmp_path / "mixed").scan().left_out == {"beside archives": 1}
     write(tmp_path / "mixed", {"cat/a.png": picture(0)})
+    with pytest.raises(SourceError, match=r"holds 1 image and 1 archive \(.tar\): say which of them are meant with --source folder or --source tar"):
+        open_source([str(tmp_path / "mixed")], SourceOptions())
+    write(tmp_path / "mixed", {"cat/b.png": picture(1)})
     assert isinstance(open_source([str(tmp_path / "mixed")], SourceOptions()), FolderSource)
     assert len(source(tmp_path / "mixed", source="tar").scan().keys) == 2
     write(tmp_path / "other", {"note/a.txt": b"", "a.zip": b""})

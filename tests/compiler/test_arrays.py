@@ -453,3 +453,11 @@ def test_what_two_arrays_of_one_name_or_order_differ_in_is_said(tmp_path: Path) 
         SourceError, match=r"1\.npy\): float64 \(4, 3\) in Fortran order, .*; expected float64 \(4, 3\) in C order, .*as the first file"
     ):
         source.read(0, source.scan().rows)
+
+
+def test_values_that_may_be_pictures_say_how_they_become_some(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", pics=np.zeros((2, 9, 8, 3), "u1"), maps=np.zeros((2, 9, 8), "u1"), codes=np.zeros((2, 9, 8, 5), "u1"))
+    scan, _ = read("npz", tmp_path / "a.npz")
+    assert scan.warnings == ("pics: uint8 (9 x 8 x 3) is stored as values; if it holds pictures, --as pics=image says so",)
+    for meaning in ("image", "value"):
+        assert array_source("npz", [str(tmp_path / "a.npz")], [f"pics={meaning}"]).scan().warnings == ()

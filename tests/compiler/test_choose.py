@@ -89,6 +89,19 @@ def test_what_is_read_in_python_only_says_so(tmp_path: Path, files: dict[str, by
     assert recipe is None or (Path(__file__).parents[2] / recipe[0]).exists()
 
 
+def test_several_raw_of_different_kinds_are_refused_as_what_they_are(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((2, 2)))
+    np.savez(tmp_path / "x.npz", x=np.zeros((2, 2)))
+    write(tmp_path, {"raw/cat/1.png": picture(1), "a.pt": b"1"})
+    for names, message in (
+        (("x.npy", "x.npz"), "x.npy is read as npy, and .*x.npz as npz: several RAW have to be of one kind"),
+        (("raw", "x.npy"), "raw is read as folder, and .*x.npy as npy"),
+        (("x.npy", "a.pt"), "a.pt is no folder, list, table, array or archive"),
+    ):
+        with pytest.raises(SourceError, match=message):
+            open_source([str(tmp_path / name) for name in names], SourceOptions())
+
+
 def test_a_folder_of_images_is_one_whatever_it_is_called_or_holds_beside(tmp_path: Path) -> None:
     write(tmp_path, {"photos.zarr/cat/1.png": picture(1), "photos.zarr/state.json": b"{}", "photos.zarr/notes.mds": b"1"})
     assert len(open_source([str(tmp_path / "photos.zarr")], SourceOptions()).scan().keys) == 1
@@ -108,6 +121,9 @@ def test_options_of_raw_are_given_in_python_as_on_the_command_line(tmp_path: Pat
     (tmp_path / "rows").write_text("0\n5\n")
     run(Raw(tmp_path / "out", rows=tmp_path / "rows"), tmp_path / "listed")
     assert dataset(tmp_path / "picked") == dataset(tmp_path / "listed")
+    for given, wanted in (("a, b", ("a", "b")), ('"a,b",c', ("a,b", "c")), (",", ()), (["a,b"], ("a,b",)), ("x=a+b,label", ("x=a+b", "label"))):
+        assert Raw("raw", columns=given).columns == wanted
+    assert Raw("raw", shape=(28, 3)).shape == Raw("raw", shape="28x3").shape == "28x3"
 
 
 def test_what_compat_takes_of_raw_is_that_of_the_preprocess(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

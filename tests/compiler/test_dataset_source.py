@@ -218,6 +218,40 @@ def test_datasets_by_name_are_splits() -> None:
     assert found["x"].tolist() == [0, 1, 2, 0]
 
 
+@pytest.mark.parametrize("kind", ["tensors", "dicts", "hdf5"])
+def test_arrays_by_split_are_what_they_are_alone(tmp_path: Path, kind: str) -> None:
+    parts = {"train": (torch.rand(30, 3), torch.arange(30) % 5), "test": (torch.rand(7, 3), torch.arange(7) % 7)}
+    if kind == "hdf5":
+        h5py = pytest.importorskip("h5py")
+        data = h5py.File(tmp_path / "a.h5", "w")
+        for split, (x, y) in parts.items():
+            data[f"{split}/x"], data[f"{split}/y"] = x.numpy(), y.numpy()
+    else:
+        data = {split: TensorDataset(x, y) if kind == "tensors" else {"x": x, "y": y.numpy()} for split, (x, y) in parts.items()}
+    source = wrap(data, None)[0]
+    scan = source.scan()
+    assert source.by_index == (kind != "hdf5")
+    order = ["test", "train"] if kind == "hdf5" else ["train", "test"]
+    assert [(s.name, s.stop - s.start) for s in scan.splits] == [(name, len(parts[name][0])) for name in order]
+    assert (fields(scan), scan.classes) == ([("x", "float32", (3,), "value"), ("y", "int64", (), "class")], tuple("0123456"))
+    whole = {name: torch.cat([parts[split][i] for split in order]).numpy() for i, name in enumerate(("x", "y"))}
+    mixed = np.random.default_rng(1).permutation(37)
+    parts_of = [(source.read(a, b), slice(a, b)) for a, b in ((0, 37), (4, 33), (8, 9), (31, 37))]
+    for found, wanted in [*parts_of, *([(source.take(mixed), mixed)] if source.by_index else [])]:
+        assert all(np.array_equal(found[name], whole[name][wanted]) for name in whole)
+
+
+def test_arrays_by_split_have_to_be_alike() -> None:
+    with pytest.raises(SourceError, match=r"x float64 \(\) in split a and x float32 \(2,\) in split b: expected the same in all splits"):
+        wrap({"a": {"x": np.zeros(3)}, "b": {"x": np.zeros((3, 2), "f4")}}, None)
+    with pytest.raises(SourceError, match="split b: arrays of different lengths: x 3, y 2"):
+        wrap({"a": {"x": np.zeros(3), "y": np.zeros(3)}, "b": {"x": np.zeros(3), "y": np.zeros(2)}}, None)
+    with pytest.raises(OptionError, match="the splits of a dict of arrays: a split is called all"):
+        wrap({"a": {"x": np.zeros(3)}, "all": {"x": np.zeros(3)}}, None)
+    with pytest.raises(SourceError, match="y of split b: row 1 is -1, expected class numbers"):
+        wrap({"a": {"x": np.zeros(2), "y": np.zeros(2, int)}, "b": {"x": np.zeros(2), "y": np.array([0, -1])}}, None)[0].scan()
+
+
 class TensorRows:
     """Whole numbers as a dataset."""
 

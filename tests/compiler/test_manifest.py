@@ -643,7 +643,7 @@ def test_metadata_of_images_that_is_not_understood_is_an_error(tmp_path: Path, t
 @pytest.mark.parametrize("name", ["labels.csv", "train.tsv", "x.jsonl"])
 @pytest.mark.parametrize("folder", ["images", "."])
 def test_a_list_of_images_in_a_folder_that_is_built_without_it_is_said(tmp_path: Path, name: str, folder: str) -> None:
-    write(tmp_path, {f"{folder}/{i}.png": picture(i) for i in range(3)})
+    write(tmp_path, {f"{folder}/{i}.png": picture(i) for i in range(8)})
     os.mkfifo(tmp_path / "pipe.csv")
     write(tmp_path, {"empty.csv": b"", "numbers.csv": b"a,b\n1,2\n", "gone.csv": b"a,b\ngone.png,2\n"})
     found = open_source([str(tmp_path)], SourceOptions())
@@ -653,7 +653,7 @@ def test_a_list_of_images_in_a_folder_that_is_built_without_it_is_said(tmp_path:
     path.write_text({"labels.csv": "what,label\n1.png,a\n", "train.tsv": "1.png\ta\n", "x.jsonl": '{"f": "1.png"}\n'}[name])
     made = found.scan()
     assert made.warnings == (f"{name} names these images, and is not used: to use it, mmcompile build {path} OUT",)
-    assert len(made.keys) == 3
+    assert len(made.keys) == 8
     assert len(scan(path).keys) == 1
 
 
@@ -1050,3 +1050,57 @@ def test_a_changed_label_or_name_decodes_nothing(tmp_path: Path, monkeypatch: py
     report = run(open_source([str(raw)], SourceOptions()), out)
     assert (report.decoded, report.copied, report.kept) == (0, 0, 9)
     assert dataset(out) == before
+
+
+# ---------------------------------------------------------------- values that are written in another way, and times
+
+
+@pytest.mark.parametrize(
+    ("cells", "first", "hint"),
+    [
+        (["0,2698", "1,5", "nan", "2,25"], "row 1: '0,2698'", "numbers are written as 1234.5"),
+        (["5", "1,5", "7,5", "8,5"], "row 2: '1,5'", "numbers are written as 1234.5"),
+        (["31.01.2020", "01.02.2020", "", "03.02.2020"], "row 1: '31.01.2020'", "times are written as 2023-01-31 09:30:00"),
+    ],
+)
+def test_values_that_are_written_in_another_way_are_no_categories(tmp_path: Path, cells: list[str], first: str, hint: str) -> None:
+    path = make(tmp_path, "path;x;y\n" + "".join(f"{i}.png;{cell};{i}\n" for i, cell in enumerate(cells)))
+    with pytest.raises(OptionError, match=f"--columns x: .*list.csv: {first} is no value like others in it: {hint}: mend it, or give a list that"):
+        scan(path, columns=("x",))
+    found = scan(path)
+    assert [f.name for f in found.fields] == ["y"]
+    assert f"column x is left out: {first} is no value like others in it: {hint}: mend it" in found.warnings
+
+
+def test_words_with_numbers_in_them_stay_categories(tmp_path: Path) -> None:
+    path = make(tmp_path, "path;x\n0.png;a,5\n1.png;b\n2.png;1,5\n3.png;c\n")
+    assert values(scan(path, columns=("x",)), "x") == [1, 2, 0, 3]
+
+
+def records(tmp_path: Path, cells: Sequence[Any]) -> Path:
+    return make(tmp_path, "".join(json.dumps({"path": f"{i}.png", "x": cell}) + "\n" for i, cell in enumerate(cells)), "list.jsonl")
+
+
+@pytest.mark.parametrize("rows", [1, 1 << 14])
+def test_times_in_json_lines_are_times(tmp_path: Path, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delimited, "_ROWS", rows)
+    found = scan(records(tmp_path, ["2024-01-01", "2024-01-02 00:00:01", "1970-01-01", "2024-01-01T12:00:00"]))
+    assert [(f.name, f.unit) for f in found.fields] == [("x", "s")]
+    assert values(found, "x") == [1704067200, 1704153601, 0, 1704110400]
+    listed = make(tmp_path, "path,x\n0.png,2024-01-01\n1.png,2024-01-02 00:00:01\n2.png,1970-01-01\n3.png,2024-01-01T12:00:00\n")
+    assert values(scan(listed), "x") == values(found, "x")
+    with pytest.raises(OptionError, match="a time is missing"):
+        scan(records(tmp_path, ["2024-01-01", None, "1970-01-01", "2024-01-01"]), columns=("x",))
+    mixed = scan(records(tmp_path, ["2024-01-01", "soon", "2024-01-01", "2024-01-03"]), columns=("x",))  # texts, as the list says
+    assert (values(mixed, "x"), mixed.fields[0].categories) == ([0, 2, 0, 1], Names(("2024-01-01", "2024-01-03", "soon")))
+    assert values(scan(records(tmp_path, ["NA", "none", "NA", "nan"]), columns=("x",)), "x") == [0, 2, 0, 1]
+    assert values(scan(records(tmp_path, ["1,5", "2,5", "1,5", "3,5"]), columns=("x",)), "x") == [0, 1, 0, 2]
+
+
+def test_the_first_rows_that_are_wrong_are_named_in_their_order_whatever_is_wrong_with_them(tmp_path: Path) -> None:
+    path = make(tmp_path, 'path\n0.png\ngone.png\n0.png\n../out.png\n""\n1.png\nlost.png\n../more.png\n')
+    with pytest.raises(SourceError) as caught:
+        scan(path)
+    lines = str(caught.value).partition(" cannot be built: ")[2].split("; ")
+    assert [line.partition(":")[0] for line in lines[:5]] == ["row 2", "row 3", "row 4", "row 5", "row 7"]
+    assert lines[5].startswith("and 1 more")

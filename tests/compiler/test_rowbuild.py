@@ -24,7 +24,7 @@ from mmcompile.compiler.driver import BuildOptions, BuildReport, build
 from mmcompile.compiler.output import describe_changes, told_changes
 from mmcompile.compiler.plan import row_cuts
 from mmcompile.compiler.preprocess import Normalize, Preprocess
-from mmcompile.compiler.rowstore import RowPreprocess
+from mmcompile.compiler.rowstore import RowPreprocess, stored_fields
 from mmcompile.compiler.sources.rows import RowScan
 from mmcompile.errors import BuildError, FormatError, OptionError, OutputExistsError, SourceError
 from mmcompile.format.index import Field, Names, Split, load_groups
@@ -464,3 +464,25 @@ def test_an_index_that_somebody_changed_is_no_generation_that_lost_its_file(tmp_
     (out / "index.json").write_bytes(replace(index, settings={**index.settings, "shard_bytes": 1}).to_bytes())
     with pytest.raises(FormatError, match=r"changed after it was published .*put it back with `cp "):
         run(rows(), out)
+
+
+@pytest.mark.parametrize(
+    ("spec", "asked", "match"),
+    [
+        (
+            ("float32", (3, 8, 8), "value", None),
+            {},
+            r"rows that have at most one axis, and there are none of these \(x float32 \(3 x 8 x 8\)\): if x holds pic",
+        ),
+        (
+            ("float32", (3, 8, 8), "image", "chw"),
+            {},
+            r"auto: x holds pictures that are stored as float32, .*give --mean and --std .*of a build without\)\n",
+        ),
+        (("uint8", (3, 8, 8), "image", "chw"), {"dtype": "float16"}, r"stored as float16, .*, or leave --dtype out, and they are stored as uint8\n"),
+    ],
+)
+def test_what_auto_cannot_normalise_is_said_with_what_can_be_done(spec: Any, asked: dict[str, str], match: str) -> None:
+    picture = Field("x", *spec)
+    with pytest.raises(OptionError, match=match):
+        stored_fields((picture,), RowPreprocess(normalize="auto", **asked))

@@ -25,6 +25,7 @@ from mmcompile.compiler.sources import tablefast
 from mmcompile.compiler.sources.rows import RowSource
 from mmcompile.compiler.sources.table import TableSource, TableWishes
 from mmcompile.errors import BuildError, OptionError, SourceError
+from mmcompile.format.describe import describe, samples_table
 from mmcompile.format.index import load_index
 from tests.compiler.builds import dataset
 
@@ -830,6 +831,11 @@ def test_the_label_is_what_is_asked_for(tmp_path: Path) -> None:
     assert [f.name for f in source(path, label="none").scan().fields] == ["x"]
     assert [f.name for f in source(path, columns=("v", "label")).scan().fields] == ["v", "label"]
     assert source(path, columns=("v",), label="label").scan().classes == ("0", "1", "2")
+    for columns in (("vw=v+w", "label"), ("v", " label"), ("side=side+v", "w", "label")):  # beside fields of several columns as beside others
+        found = source(path, columns=columns)
+        assert (found.scan().classes, found.scan().fields[-1].name) == (("0", "1", "2"), "label")
+        assert read_all(found)["label"].tolist() == [0, 1, 2]
+    assert [f.meaning for f in source(path, columns=("all=v+label", "w")).scan().fields] == ["value", "value"]  # which is a number among others
     assert [f.name for f in source(path, columns=("v", "w")).scan().fields] == ["v", "w"]
     with pytest.raises(OptionError, match="--label-column w: expected at most 65,536 different whole numbers"):
         source(path, label="w").scan()
@@ -918,3 +924,48 @@ def test_what_the_readme_says_of_tables_runs(tmp_path: Path, monkeypatch: pytest
     columns = re.search(r"`--columns (\S+=\S+)`", readme)
     assert columns is not None
     assert [f.name for f in source(tmp_path / "bars", columns=tuple(columns[1].split(","))).scan().fields] == ["volume", "ts", "ohlc"]
+
+
+# ---------------------------------------------------------------- where rows come from
+
+
+@pytest.mark.parametrize("order", ["source", "shuffled:4"])
+def test_each_row_tells_the_row_of_its_file_whatever_cuts_it(tmp_path: Path, order: str) -> None:
+    for name, first in (("AAPL", 0), ("GOOG", 100)):
+        table(tmp_path / "cut" / f"{name}.csv", "t,v\n" + "".join(f"{i},{first + i}\n" for i in range(9)))
+        for split, more in (("train", 1000), ("val", 2000)):
+            table(tmp_path / "files" / split / f"{name}.csv", "v,w\n" + "".join(f"{first + more + i},0\n" for i in range(5)))
+    options = BuildOptions(order=order)
+    build(source(tmp_path / "cut", split_by="t=3,7"), tmp_path / "out", options=options, workers=1)
+    for split in ("train", "val", "test"):
+        found = MMapShardDataset(tmp_path / "out", split)
+        at = list(found.fields).index("x")
+        rows = [(int(found[i][at][0]), found.source(i)) for i in range(len(found))]
+        assert all(told == f"{'AAPL' if value < 100 else 'GOOG'}[{value % 100}]" for value, told in rows)
+    build(source(tmp_path / "files"), tmp_path / "apart", options=options, workers=1)
+    for split in ("train", "val"):
+        found = MMapShardDataset(tmp_path / "apart", split)
+        values = [int(found[i][0]) for i in range(len(found))]
+        expected = [f"{split}/{'AAPL' if value % 1000 < 100 else 'GOOG'}[{value % 100}]" for value in values]
+        assert [found.source(i) for i in range(len(found))] == expected
+        assert [line["key"] for line in samples_table(tmp_path / "apart") if line["split"] == split] == expected
+
+
+def test_rows_that_leak_are_named_with_their_splits(tmp_path: Path) -> None:
+    table(tmp_path / "A.csv", "t,v,w\n1,5,6\n2,7,8\n3,5,6\n")
+    build(source(tmp_path / "A.csv", columns=("v=v+w",), split_by="t=3"), tmp_path / "out", workers=1)
+    repeats = describe(tmp_path / "out")["repeats"]
+    assert [example["keys"] for example in repeats["examples"]] == [["train[0]", "test[2]"]]
+    table(tmp_path / "two" / "A.csv", "t,v,w\n1,5,6\n2,7,8\n3,5,6\n")
+    table(tmp_path / "two" / "B.csv", "t,v,w\n1,1,6\n2,1,8\n3,1,7\n")
+    build(source(tmp_path / "two", columns=("v=v+w",), split_by="t=3"), tmp_path / "both", workers=1)
+    assert [example["keys"] for example in describe(tmp_path / "both")["repeats"]["examples"]] == [["train/A[0]", "test/A[2]"]]
+
+
+def test_a_column_of_texts_that_may_be_classes_says_how_it_becomes_the_label(tmp_path: Path) -> None:
+    said = "column species is a category, not the label (--label-column species makes classes of it)"
+    path = table(tmp_path / "a.csv", "v,species\n1,cat\n2,dog\n3,cat\n4,cat\n")
+    assert source(path).scan().warnings == (said,)
+    assert source(path, label="species").scan().warnings == source(path, label="none").scan().warnings == ()
+    for text in ("v,species,s\n1,cat,a\n2,cat,a\n", "v,species\n1,cat\n2,dog\n3,ant\n", "t,species\n2020-01-01,cat\n2020-01-02,cat\n"):
+        assert source(table(tmp_path / "b.csv", text)).scan().warnings == ()

@@ -168,7 +168,7 @@ def test_the_table_tells_group_and_number_of_every_row(tmp_path: Path, monkeypat
     monkeypatch.setattr("mmcompile.format.describe._LABELS", 2)
     assert list(samples_table(tmp_path)) == rows
     assert tuple(rows[0]) == SAMPLE_COLUMNS
-    assert [r["key"] for r in rows] == ["A[0]", "A[1]", "A[2]", "A[3]", "A[4]", "B[0]", "A[0]", "A[1]", "A[2]"]
+    assert [r["key"] for r in rows] == ["a/A[0]", "a/A[1]", "a/A[2]", "a/A[3]", "a/A[4]", "B[0]", "b/A[0]", "b/A[1]", "b/A[2]"]
     assert [(r["row"], r["split"], r["label"], r["class"], r["row_hash"]) for r in rows[4:6]] == [(4, "a", 1, "v", None), (5, "b", 7, None, None)]
 
 

@@ -237,7 +237,7 @@ def test_numbers_that_no_int64_holds_are_as_good_as_any_that_is_too_large(made: 
             ds.windows(length, horizon=ahead, target=None if ahead is None else "label")
     for stride in (28, 2**63 - 1, 2**70):
         far = ds.windows(4, stride)
-        assert [far.source(i) for i in range(len(far))] == ["AAPL[0]", "MSFT[0]", "TSLA[0]"]
+        assert [far.source(i) for i in range(len(far))] == ["train/AAPL[0]", "MSFT[0]", "TSLA[0]"]
         assert len(ShardLoader(far, batch_size=2, shuffle=True).state_dict()) > 0
 
 

@@ -11,13 +11,15 @@ import bisect
 import itertools
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from mmcompile.compiler.sources.contents import IDX_NAME, leads
 from mmcompile.compiler.sources.lies import Lies, is_idx, lies_in_idx, lies_in_npy, lies_in_npz, lies_in_raw
 from mmcompile.compiler.sources.names import show
 from mmcompile.compiler.sources.rows import RowScan, RowSource, fresh_stamp
@@ -35,7 +37,6 @@ _MOST_CLASSES = 65_536
 #: Splits by what stands before or behind a field's name, or begins a file's: MNIST calls its test set t10k.
 _SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val", "test": "test", "t10k": "test"}
 _ORDER = ("train", "val", "test")
-_IDX_NAME = re.compile(r"(?P<split>[A-Za-z0-9]+)[-_.](?P<what>images|labels)[-_.]idx[13][-_.]ubyte(\.gz)?\Z")
 #: Bytes of a row from which on rows are read one by one as fast as in a row, or nearly.
 _LARGE_ROW = 1 << 14
 #: Class numbers looked at, at a time.
@@ -95,7 +96,10 @@ def as_stored(values: Array, spec: Field, named: str = "", rows: Rows | None = N
 
 
 class ArraySource:
-    """The arrays of `paths`, which `form` ("npy", "npz", "idx" or "raw") says how to read; of "raw" `dtype` and `shape` (of a row) are told."""
+    """The arrays of `paths`, which `form` ("npy", "npz", "idx" or "raw") says how to read; of "raw" `dtype` and `shape` (of a row) are told.
+
+    `beside`: what else lay in their folder, by extension, for the summary.
+    """
 
     def __init__(
         self,
@@ -105,9 +109,10 @@ class ArraySource:
         *,
         dtype: str | None = None,
         shape: tuple[tuple[int, ...], int | None] | None = None,
+        beside: Mapping[str, int] | None = None,
     ) -> None:
         self._paths, self._form, self._meanings = tuple(os.path.abspath(p) for p in paths), form, dict(meanings or {})
-        self._dtype, self._shape = dtype, shape
+        self._dtype, self._shape, self._beside = dtype, shape, dict(beside or {})
         self._splits: list[tuple[str, int, dict[str, _Column]]] | None = None
 
     @property
@@ -145,6 +150,8 @@ class ArraySource:
             stamps,
             tuple(Split(name, a, b) for (name, _, _), (a, b) in zip(splits, itertools.pairwise(starts), strict=True)) if named else (),
             classes,
+            _may_be_pictures([spec for spec in fields if spec.name not in self._meanings]),
+            counts={f"left out ({extension})": n for extension, n in sorted(self._beside.items())},
         )
 
     def read(self, start: int, stop: int) -> dict[str, Array]:
@@ -236,7 +243,7 @@ class ArraySource:
     def _in_idx(self) -> dict[str, dict[str, Lies]]:
         out: dict[str, dict[str, Lies]] = {}
         for path in self._paths:
-            match = _IDX_NAME.match(os.path.basename(path))
+            match = IDX_NAME.match(os.path.basename(path))
             what = {"images": "image", "labels": "label"}[match["what"]] if match else "x"
             name = match["split"] if match else ""
             split = _SPLITS.get(name.lower(), name)
@@ -342,32 +349,49 @@ def _picture(shape: tuple[int, ...]) -> tuple[tuple[int, ...], str] | None:
     return shape, "chw" if shape[0] in _CHANNELS else "hwc"
 
 
+def _may_be_pictures(fields: Sequence[Field]) -> tuple[str, ...]:
+    """Warnings of values that are shaped as pictures are."""
+    found = [spec for spec in fields if spec.meaning == "value" and spec.dtype == "uint8" and len(spec.shape) == 3 and _picture(spec.shape)]
+    return tuple(
+        f"{spec.name}: uint8 ({' x '.join(map(str, spec.shape))}) is stored as values; if it holds pictures, --as {spec.name}=image says so"
+        for spec in found
+    )
+
+
 def recognised(raw: Sequence[str]) -> str | None:
     """What RAW is, if it is arrays: "npy", "npz", "idx" or "npy-folder"."""
     raw = [on_disk(path) for path in raw]
     if len(raw) == 1 and os.path.isdir(raw[0]):
-        from mmcompile.compiler.sources.npyfolder import holds_arrays
-
-        try:
-            if _idx_files(raw[0]):
-                return "idx"
-            return "npy-folder" if holds_arrays(raw[0]) else None
-        except OSError:
-            return None  # whoever reads it as a folder says what is wrong
+        return next((form for form in ("idx", "npy-folder") if leads(raw[0], form)), None)
     forms = {os.path.splitext(path)[1].lower() if os.path.isfile(path) else "" for path in raw}
     if forms in ({".npy"}, {".npz"}):
         return forms.pop()[1:]
     return "idx" if all(os.path.isfile(path) and is_idx(path) for path in raw) else None
 
 
-def _idx_files(folder: str) -> list[str]:
-    """The files of a folder that are called as those of MNIST."""
-    with os.scandir(folder) as entries:
-        return sorted(entry.path for entry in entries if _IDX_NAME.match(entry.name) and entry.is_file())
+def _idx_files(folder: str, beside: Counter[str]) -> list[str]:
+    """The files of a folder that are called as those of MNIST; `beside` counts its others by extension.  Raises SourceError."""
+    try:
+        with os.scandir(folder) as entries:
+            files = {entry.name: entry.path for entry in entries if entry.is_file() and not entry.name.startswith(".")}
+    except OSError as error:
+        raise SourceError(f"cannot read RAW {show(folder)}: {error.strerror}", path=folder) from error
+    found = sorted(path for name, path in files.items() if IDX_NAME.match(name))
+    if not found:
+        raise SourceError(f"{show(folder)}: no file in it is called as those of MNIST are, as train-images-idx3-ubyte", path=folder)
+    beside.update(os.path.splitext(name)[1].lower() or "no extension" for name in files if not IDX_NAME.match(name))
+    return found
 
 
-def array_source(form: str, raw: Sequence[str], meanings: Sequence[str] = (), shape: str | None = None, dtype: str | None = None) -> RowSource:
-    """The source of arrays of this form.
+def array_source(
+    form: str,
+    raw: Sequence[str],
+    meanings: Sequence[str] = (),
+    shape: str | None = None,
+    dtype: str | None = None,
+    splits: tuple[tuple[str, str], ...] = (),
+) -> RowSource:
+    """The source of arrays of this form; `splits` are those of a folder of samples, as `parse_splits` makes them.
 
     `meanings` are NAME=image, NAME=class or NAME=value.  Files without a header ("raw") need `shape` and `dtype`: "28x28", the shape of a row, or
     "60000,28,28", that of all; a dtype as numpy calls it ("float32", ">i2").  Raises OptionError.
@@ -380,9 +404,10 @@ def array_source(form: str, raw: Sequence[str], meanings: Sequence[str] = (), sh
     if form == "npy-folder":
         from mmcompile.compiler.sources.npyfolder import NpyFolder
 
-        return NpyFolder(_one(form, raw), told)
+        return NpyFolder(_one(form, raw), told, splits)
     if form == "idx":
-        return ArraySource(_idx_files(raw[0]) if len(raw) == 1 and os.path.isdir(raw[0]) else raw, form, told)
+        beside: Counter[str] = Counter()
+        return ArraySource(_idx_files(raw[0], beside) if len(raw) == 1 and os.path.isdir(raw[0]) else raw, form, told, beside=beside)
     if form != "raw":
         return ArraySource([_one(form, raw)], form, told)
     if shape is None or dtype is None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mmcompile.compiler.sources.celltext import GAPS, KINDS, Times, as_times, is_kind, kinds_of
+from mmcompile.compiler.sources.celltext import GAPS, KINDS, Times, as_times, how_written, is_kind, kinds_of, mostly_values
 from mmcompile.compiler.sources.keys import Keys
 from mmcompile.compiler.sources.names import show
 from mmcompile.errors import SourceError
@@ -48,8 +48,8 @@ class Cells:
     def __init__(self, name: str, *, keeps_text: bool) -> None:
         self.name, self.keeps_text = name, keeps_text
         self.kinds = set(KINDS)
-        #: Of text: the first cell that is none of what at least half of those up to it, and some thousand behind it, are; its row and itself.  Where
-        #: the source says what is text, the first that is, behind others that are none.
+        #: Of text: the first cell that is none of what at least half of those up to it, and some thousand behind it, are, in whatever way they are
+        #: written; its row and itself.  Where the source says what is text, the first that is, behind others that are none.
         self.stray: tuple[int, str] | None = None
         self._blob, self._lengths = bytearray(), array("q")
         self._count = 0
@@ -62,13 +62,13 @@ class Cells:
         return not self.kinds
 
     def extend(self, cells: Sequence[str], *, quoted: bool = False, mixed: bool = False) -> None:
-        """More cells, without NUL; `quoted`: the source says that they are text, `mixed`: that some of them are none."""
+        """More cells, without NUL; `quoted`: the source says that they are text, which times are, too; `mixed`: that some of them are none."""
         before, self._count = self.kinds, self._count + len(cells)
         if quoted:
-            self.kinds = set()
+            self.kinds = self.kinds & {"time"} if not mixed and all(is_kind(cell, "time") for cell in cells if cell) else set()
         elif self.kinds:
             self.kinds = kinds_of(cells, self.kinds)
-        if before and not self.kinds:
+        if before and not self.kinds and not (quoted and not mixed and before == {"time"}):  # else they were texts that look like times
             self.stray = (
                 _first_text(cells, before, self._count - len(cells)) if quoted and not mixed else _stray(cells, before, self._count - len(cells))
             )
@@ -96,7 +96,8 @@ class Cells:
 
 def told(stray: tuple[int, str], where: Callable[[int], str]) -> str:
     """What is to be said of a cell that is none of what others in its column are."""
-    return f"{where(stray[0])}: {stray[1]!r:.60} is no value like others in it"
+    hint = how_written(stray[1])
+    return f"{where(stray[0])}: {stray[1]!r:.60} is no value like others in it{f': {hint}' if hint else ''}"
 
 
 def _stray(cells: Sequence[str], kinds: set[str], before: int) -> tuple[int, str] | None:
@@ -105,9 +106,11 @@ def _stray(cells: Sequence[str], kinds: set[str], before: int) -> tuple[int, str
     fits = {kind: [row for row in rows if is_kind(cells[row], kind)] for kind in kinds}
     kind = max(sorted(fits), key=lambda kind: len(fits[kind]))
     known = before if kinds != KINDS else 0  # else they are gaps all
-    if 2 * (known + len(fits[kind])) < known + len(rows):
-        return None
     fit = set(fits[kind])
+    if 2 * (known + len(fit)) < known + len(rows):
+        if known or not mostly_values([cells[row] for row in rows]):
+            return None
+        fit.update(*fits.values())
     row = next((row for row in rows if row not in fit), None)
     return None if row is None else (before + row, cells[row])
 

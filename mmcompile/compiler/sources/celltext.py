@@ -14,7 +14,20 @@ import numpy.typing as npt
 
 from mmcompile.format.fields import UNITS
 
-__all__ = ["GAPS", "KINDS", "Times", "as_times", "as_values", "beyond", "is_kind", "is_number", "kinds_of", "told_beyond"]
+__all__ = [
+    "GAPS",
+    "KINDS",
+    "Times",
+    "as_times",
+    "as_values",
+    "beyond",
+    "how_written",
+    "is_kind",
+    "is_number",
+    "kinds_of",
+    "mostly_values",
+    "told_beyond",
+]
 
 Array = npt.NDArray[np.generic]
 
@@ -39,6 +52,9 @@ _ENDS_IN_OFFSET = re.compile(rf"(?<=[0-9]){_OFFSET}\Z")
 _ENDS = re.compile(r"(?:[.,]([0-9]+))?(Z|[+-][0-9:]+)?\Z")
 _PLACES = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 _NUMBERS = ("int", "float", "time")
+#: Numbers and dates as people of many countries write them: no two of these agree, so none is guessed.
+_NUMBER = re.compile(r"\s*[-+(]?[$€£]?\s?[0-9]+(?:[., '][0-9]{3})*(?:[.,][0-9]+)?\s?[%$€£)]?\s*\Z")
+_DATE = re.compile(r"[0-9]{1,4}([./-])[0-9]{1,2}\1[0-9]{1,4}\b|[0-9]{1,2} [A-Z][a-z]{2,8} [0-9]{4}\b|[A-Z][a-z]{2,8} [0-9]{1,2}, [0-9]{4}\b")
 
 
 def is_kind(cell: str, kind: str) -> bool:
@@ -49,6 +65,16 @@ def is_kind(cell: str, kind: str) -> bool:
 def is_number(cell: str) -> bool:
     """Is this a number, or a time: nothing that a column is called?"""
     return any(is_kind(cell, kind) for kind in _NUMBERS)
+
+
+def how_written(cell: str) -> str:
+    """What to say of a number or a time that is written in some other way; "" of what is none."""
+    return "numbers are written as 1234.5" if _NUMBER.match(cell) else "times are written as 2023-01-31 09:30:00" if _DATE.match(cell) else ""
+
+
+def mostly_values(cells: Sequence[str]) -> bool:
+    """Are at least half of these cells numbers, times, or yes and no, in whatever way they are written?"""
+    return 2 * sum(any(is_kind(cell, kind) for kind in KINDS) or bool(how_written(cell)) for cell in cells) >= len(cells)
 
 
 def kinds_of(cells: Sequence[str], kinds: Iterable[str] = KINDS) -> set[str]:

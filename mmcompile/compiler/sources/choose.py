@@ -6,6 +6,7 @@ all of RAW is taken; an option that it does not take is refused, never ignored.
 
 from __future__ import annotations
 
+import csv
 import functools
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -17,6 +18,7 @@ from mmcompile.compiler.formats import TORCHVISION_EXTENSIONS
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.rowstore import RowPreprocess
 from mmcompile.compiler.sources import Source
+from mmcompile.compiler.sources.contents import why_unclear
 from mmcompile.compiler.sources.names import show
 from mmcompile.compiler.sources.remote import folder_source
 from mmcompile.compiler.sources.rows import RowSource
@@ -83,7 +85,8 @@ class Raw(SourceOptions):
     """RAW for `build`, where more is to be said of it than where it is: `build(Raw("out1/", where="width >= 256"), "out2/")`.
 
     `places`: a path or URL, or several of them.  The other fields are options of `mmcompile build`, and do what these do; the kind of RAW decides
-    which it takes, and the others are an OptionError.  A field of several texts takes a list, or one text.
+    which it takes, and the others are an OptionError.  A field of several texts takes a list, or one text; `columns` one text
+    with commas between the names, as on the command line.
 
     What it is, and which files count: `source`, the name of a kind ("folder", "manifest", "coco", "tar", "zip", "npy", "npz", "npy-folder", "idx",
     "raw", "table", "dataset"), None: that is told from RAW.  `include` and `exclude`: patterns of keys, as "cats/*.png".  `hidden`: also names that
@@ -92,7 +95,7 @@ class Raw(SourceOptions):
     Splits and classes: `split`, each "NAME=FOLDER" (of several `places` one of them).  `classes_from`: a dataset, or a file of names, that says which
     number each class has.
 
-    Arrays: `as_`, each "NAME=image", "NAME=class" or "NAME=value".  `shape` (as "28x28") and `array_dtype`: of a file without a header.
+    Arrays: `as_`, each "NAME=image", "NAME=class" or "NAME=value".  `shape` (as "28x28", or (28, 28)) and `array_dtype`: of a file without a header.
 
     Lists of images, and samples in archives: `images`, the folder of the images.  `image_column`, `label_column`: names.  `columns`: those that
     become fields, () for none.
@@ -121,6 +124,10 @@ def _checked(name: str, value: Any) -> Any:
     if name in _PLACES and isinstance(value, str | Path):
         if os.fspath(value):
             return os.fspath(value)
+    elif name == "columns" and isinstance(value, str):
+        return tuple(column.strip() for column in next(csv.reader([value]), []) if column.strip())
+    elif name == "shape" and isinstance(value, tuple | list) and value and all(isinstance(n, int) for n in value):
+        return "x".join(map(str, value))
     elif name in _SEVERAL:
         texts = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list | tuple) else (None,)
         if all(isinstance(text, str) for text in texts):
@@ -242,7 +249,7 @@ def _arrays(form: str) -> Callable[[Sequence[str], SourceOptions], RowSource]:
     def make(raw: Sequence[str], options: SourceOptions) -> RowSource:
         from mmcompile.compiler.sources.arrays import array_source
 
-        return array_source(form, raw, options.as_, options.shape, options.array_dtype)
+        return array_source(form, raw, options.as_, options.shape, options.array_dtype, parse_splits(raw, options.split))
 
     return make
 
@@ -299,7 +306,8 @@ KINDS: tuple[Kind, ...] = (
     Kind("dataset", _is_dataset, _dataset, (_FILES - {"hidden"}) | {"where", "rows", "columns"}),
     Kind("manifest", _is_manifest, _manifest, frozenset({"include", "exclude", "compat", "split", "classes_from"}) | _COLUMNS),
     Kind("coco", _is_coco, _coco, frozenset({"include", "exclude", "compat", "images"})),
-    *(Kind(form, _is_arrays(form), _arrays(form), frozenset({"as_"})) for form in ("npy", "npz", "idx", "npy-folder")),
+    *(Kind(form, _is_arrays(form), _arrays(form), frozenset({"as_"})) for form in ("npy", "npz", "idx")),
+    Kind("npy-folder", _is_arrays("npy-folder"), _arrays("npy-folder"), frozenset({"as_", "split"})),
     Kind("table", _is_tables, _tables, frozenset({"columns", "group_by", "order_by", "split_by", "label_column"})),
     Kind("raw", lambda raw: False, _arrays("raw"), frozenset({"as_", "shape", "array_dtype"})),
     Kind("tar", functools.partial(_is_archive, "tar"), functools.partial(_archive, "tar"), _FILES | _COLUMNS - {"images"}),
@@ -320,18 +328,34 @@ def open_source(raw: Sequence[str], options: SourceOptions) -> Source | RowSourc
             kind = next(k for k in KINDS if k.name == "manifest")
         if kind.name == "folder":
             _refuse_foreign(raw)
+        if kind.name in ("folder", "tar", "zip"):
+            _refuse_unclear(raw, kind.name)
     if refused := [name for name in options.given() if name not in kind.takes]:
         raise _refusal(kind, refused, options.source is not None)
     return kind.make(raw, options)
 
 
 def _refuse_foreign(raw: Sequence[str]) -> None:
-    """Raises SourceError for what is read in Python only."""
+    """Raises SourceError for what is read in Python only, and for RAW of several kinds."""
     from mmcompile.compiler.sources.foreign import told_of_foreign
 
-    for place in raw:
-        if not is_url(found := on_disk(place)) and (told := told_of_foreign(str(found))) is not None:
+    kinds = [next(kind.name for kind in KINDS if kind.recognises([place])) for place in raw]
+    for place, kind in zip(raw, kinds, strict=True):
+        if kind == "folder" and not is_url(found := on_disk(place)) and (told := told_of_foreign(str(found))) is not None:
             raise SourceError(told, path=str(found))
+    if other := next((at for at, kind in enumerate(kinds) if kind != kinds[0]), 0):
+        raise SourceError(
+            f"{show(raw[0])} is read as {kinds[0]}, and {show(raw[other])} as {kinds[other]}: several RAW have to be of one kind: build each by "
+            "itself, and the datasets into one where they fit",
+            path=str(on_disk(raw[other])),
+        )
+
+
+def _refuse_unclear(raw: Sequence[str], kind: str) -> None:
+    """Raises SourceError for a folder of files of several kinds, where it cannot be told which of them are meant."""
+    for place in raw:
+        if not is_url(found := on_disk(place)) and os.path.isdir(found) and (why := why_unclear(str(found), kind)):
+            raise SourceError(why, path=str(found))
 
 
 def given_source(source: Any, preprocess: Preprocess | RowPreprocess | None) -> tuple[Any, Preprocess | RowPreprocess | None]:

@@ -48,7 +48,12 @@ def wrap(dataset: Any, asked: Preprocess | RowPreprocess | None) -> tuple[Any, R
     try:
         columns = _columns(dataset)
         if columns is not None:
-            return ColumnSource(columns, known_names(dataset)), RowPreprocess.of(asked)
+            return ColumnSource({"": columns}, known_names(dataset)), RowPreprocess.of(asked)
+        parts = _column_splits(dataset)
+        if parts is not None:
+            if why := why_no_splits([*parts]):
+                raise OptionError(f"the splits of a dict of arrays: {why}")
+            return ColumnSource(parts, {}), RowPreprocess.of(asked)
     except MMCompileError:
         raise
     except Exception as error:  # sparse tensors have no slices; an array of a closed file of HDF5 has not even a shape
@@ -110,6 +115,15 @@ def _columns(dataset: Any) -> dict[str, Any] | None:
         if found and all(map(is_array, found.values())):
             return found
     return None
+
+
+def _column_splits(dataset: Any) -> dict[str, dict[str, Any]] | None:
+    """Arrays by split and name, where that is what a dict, or a group of HDF5 or Zarr, holds: dicts or groups of them, or TensorDatasets."""
+    if not _has_keys(dataset) or not hasattr(dataset, "__getitem__"):
+        return None
+    found = texts_of({name: dataset[name] for name in dataset.keys()})  # noqa: SIM118 (as above)
+    columns = {split: None if is_array(part) or isinstance(part, list) else _columns(part) for split, part in found.items()}
+    return {split: part for split, part in columns.items() if part} if columns and all(columns.values()) else None
 
 
 def _splits(dataset: Any) -> dict[str, Any] | None:
@@ -237,24 +251,30 @@ def _versions(declared: Declared | None) -> dict[str, str]:
 
 
 class ColumnSource:
-    """Arrays of one length, each a field: numpy's, tensors, those of HDF5 or Zarr.  Read in slices."""
+    """Arrays of one length, each a field, by split ("": there are none): numpy's, tensors, those of HDF5 or Zarr.  Read in slices."""
 
     root = ""
 
-    def __init__(self, columns: Mapping[str, Any], names: Mapping[str, tuple[str, ...]]) -> None:
-        self._columns = dict(columns)
-        lengths = {name: int(column.shape[0]) for name, column in self._columns.items()}
-        if len(set(lengths.values())) > 1:
-            raise SourceError(f"arrays of different lengths: {', '.join(f'{name} {n:,}' for name, n in lengths.items())}; expected one row of each")
-        self._n = next(iter(lengths.values()))
+    def __init__(self, splits: Mapping[str, Mapping[str, Any]], names: Mapping[str, tuple[str, ...]]) -> None:
+        self._splits = {split: dict(columns) for split, columns in splits.items()}
         self._fields: dict[str, Field] = {}
-        for name, column in self._columns.items():
-            empty = as_array(column[:0], name)
-            picture = np.empty(empty.shape[1:], empty.dtype)
-            spec = field_of(name, picture, str(column.dtype) == "torch.bfloat16", names)
-            if other := next((known for known, f in self._fields.items() if f.name == spec.name), None):
-                raise SourceError(f"{other} and {name}: both are the field {spec.name}; rename one")
-            self._fields[name] = spec
+        rows, first = [], next(iter(self._splits))
+        for split, columns in self._splits.items():
+            where = f"split {split}: " if split else ""
+            lengths = {name: int(column.shape[0]) for name, column in columns.items()}
+            if len(set(lengths.values())) > 1:
+                shown = ", ".join(f"{name} {n:,}" for name, n in lengths.items())
+                raise SourceError(f"{where}arrays of different lengths: {shown}; expected one row of each")
+            rows.append(next(iter(lengths.values())))
+            fields = _column_fields(columns, names)
+            self._fields = self._fields or fields
+            if fields != self._fields:
+                shown = " and ".join(
+                    f"{', '.join(f'{name} {spec.dtype} {spec.shape}' for name, spec in found.items())} in split {which}"
+                    for which, found in ((first, self._fields), (split, fields))
+                )
+                raise SourceError(f"{shown}: expected the same in all splits")
+        self._stops = np.cumsum(rows).astype(np.int64)
         self._classes = class_names(list(self._fields.values()), names)
 
     def identity(self) -> dict[str, object]:
@@ -263,32 +283,69 @@ class ColumnSource:
     def scan(self, progress: Callable[[int], None] | None = None) -> RowScan:
         """What the arrays say of themselves; class numbers without names are looked at."""
         classes = self._classes
+        starts = [0, *self._stops.tolist()]
         for name, spec in self._fields.items():
-            if spec.meaning == "class" and classes is None and self._n:
-                most = count_classes(self._reader(name), self._n, name, "give them another name")
-                classes = tuple(str(i) for i in range(most))
-        return RowScan(self._n, tuple(self._fields.values()), ("",), np.array([self._n], np.int64), ("",), classes=classes)
-
-    def _reader(self, name: str) -> Callable[[int, int], Array]:
-        return lambda start, stop: as_array(self._columns[name][start:stop], name)
+            if spec.meaning == "class" and classes is None and starts[-1]:
+                parts = zip(self._splits.items(), itertools.pairwise(starts), strict=True)
+                most = [
+                    count_classes(_reader(columns[name], name), stop - start, f"{name} of split {split}" if split else name, "give them another name")
+                    for (split, columns), (start, stop) in parts
+                    if stop > start
+                ]
+                classes = tuple(str(i) for i in range(max(most)))
+        splits = tuple(Split(split, *edge) for split, edge in zip(self._splits, itertools.pairwise(starts), strict=True))
+        named = splits if set(self._splits) != {""} else ()
+        empty = ("",) * len(splits)
+        return RowScan(starts[-1], tuple(self._fields.values()), empty, self._stops, empty, named, classes=classes)
 
     def read(self, start: int, stop: int) -> dict[str, Array]:
         """The rows [start, stop), a slice of each array."""
-        return self._stored(slice(start, stop), range(start, stop))
+        found = []
+        for columns, first, last in zip(self._splits.values(), [0, *self._stops.tolist()], self._stops.tolist(), strict=False):
+            a, b = max(start, first), min(stop, last)
+            if a < b:
+                found.append(self._stored(columns, slice(a - first, b - first), range(a, b)))
+        return found[0] if len(found) == 1 else {spec.name: np.concatenate([part[spec.name] for part in found]) for spec in self._fields.values()}
 
     @property
     def by_index(self) -> bool:
         """Do they lie in memory, or in a map of it?"""
-        return all(type(column).__module__.partition(".")[0] in ("numpy", "torch") for column in self._columns.values())
+        arrays = [column for columns in self._splits.values() for column in columns.values()]
+        return all(type(column).__module__.partition(".")[0] in ("numpy", "torch") for column in arrays)
 
     def take(self, rows: npt.NDArray[np.int64]) -> dict[str, Array]:
         """These rows (M,)."""
-        return self._stored(rows, rows)
+        if len(self._splits) == 1:
+            return self._stored(next(iter(self._splits.values())), rows, rows)
+        out = {spec.name: np.empty((len(rows), *spec.shape), spec.stored) for spec in self._fields.values()}
+        which = np.searchsorted(self._stops, rows, side="right")
+        for number, (columns, first) in enumerate(zip(self._splits.values(), [0, *self._stops.tolist()], strict=False)):
+            here = np.flatnonzero(which == number)
+            if len(here):
+                for name, values in self._stored(columns, rows[here] - first, rows[here]).items():
+                    out[name][here] = values
+        return out
 
-    def _stored(self, which: Any, rows: Rows) -> dict[str, Array]:
-        found = {spec.name: as_stored(as_array(self._columns[name][which], name), spec, rows=rows) for name, spec in self._fields.items()}
+    def _stored(self, columns: Mapping[str, Any], which: Any, rows: Rows) -> dict[str, Array]:
+        found = {spec.name: as_stored(as_array(columns[name][which], name), spec, rows=rows) for name, spec in self._fields.items()}
         check_classes(found, self._fields.values(), self._classes, rows)
         return found
+
+
+def _reader(column: Any, name: str) -> Callable[[int, int], Array]:
+    return lambda start, stop: as_array(column[start:stop], name)
+
+
+def _column_fields(columns: Mapping[str, Any], names: Mapping[str, tuple[str, ...]]) -> dict[str, Field]:
+    """The field that each array becomes, by its name.  Raises SourceError."""
+    out: dict[str, Field] = {}
+    for name, column in columns.items():
+        empty = as_array(column[:0], name)
+        spec = field_of(name, np.empty(empty.shape[1:], empty.dtype), str(column.dtype) == "torch.bfloat16", names)
+        if other := next((known for known, f in out.items() if f.name == spec.name), None):
+            raise SourceError(f"{other} and {name}: both are the field {spec.name}; rename one")
+        out[name] = spec
+    return out
 
 
 class SpooledSource:

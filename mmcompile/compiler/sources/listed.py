@@ -9,6 +9,7 @@ import itertools
 import os
 import posixpath
 import re
+from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -34,7 +35,7 @@ _UNUSUAL = re.compile(rb"(?:^|/)\.{0,2}(?:/|$)|\0")
 
 
 class Faults:
-    """What is wrong with rows of a list: counted, and the first of them named, in one error."""
+    """What is wrong with rows of a list: counted, and the first rows of them named, in one error."""
 
     def __init__(self, where: Callable[[int], str], what: str, one: str = "rows") -> None:
         self._where, self._what, self._one = where, what, one
@@ -42,7 +43,7 @@ class Faults:
         self.rows: npt.NDArray[np.int64] | None = None
         #: What helps against some of them.
         self.hint = ""
-        self._lines: list[str] = []
+        self._first: list[tuple[int, str]] = []
         self._count = 0
 
     def where(self, at: int) -> str:
@@ -51,15 +52,16 @@ class Faults:
 
     def add(self, at: int, why: str) -> None:
         self._count += 1
-        if self._count <= _NAMED:
-            self._lines.append(f"{self.where(at)}: {why}")
+        insort(self._first, (at if self.rows is None else int(self.rows[at]), why))
+        del self._first[_NAMED:]
 
     def raise_any(self) -> None:
         """Raises SourceError where there is a fault."""
         if self._count:
             more = f"; and {self._count - _NAMED:,} more" if self._count > _NAMED else ""
             count = f"{counted(self._count, self._one)} of {self._what} cannot be built: "
-            raise SourceError(count + "; ".join(self._lines) + more + self.hint, count=self._count)
+            lines = [f"{self._where(row)}: {why}" for row, why in self._first]
+            raise SourceError(count + "; ".join(lines) + more + self.hint, count=self._count)
 
 
 def image_folder(images: str) -> FolderSource:

@@ -96,17 +96,18 @@ class Base:
     split: str = "all"
 
 
-def find_bases(roots: Mapping[str, str], tops: Mapping[str, Mapping[str, bool]], layout: Layout) -> list[Base]:
+def find_bases(roots: Mapping[str, str], tops: Mapping[str, Mapping[str, bool]], layout: Layout, what: str = "images") -> list[Base]:
     """The folders that hold classes, or images, of all roots in order.
 
     `roots`: what each root is called in keys ("" where there is one) -> its path or URL.  `tops`: for each root the folders directly in it that hold
-    images, at any depth, and whether they do so in folders of their own.  Raises SourceError where it cannot be told which are splits.
+    images, at any depth, and whether they do so in folders of their own; `what` they hold.  Raises SourceError where it cannot be told
+    which are splits.
     """
     if layout.splits:
         numbers = {root: number for number, root in enumerate(roots)}
         bases = [Base(folder, name) for name, folder in layout.splits]
         return sorted(bases, key=lambda base: (numbers.get(base.folder.partition("/")[0], 0), base.folder))
-    found = {root: _splits_in(where, tops[root]) for root, where in roots.items()}
+    found = {root: _splits_in(where, tops[root], what) for root, where in roots.items()}
     if any(found.values()) and not all(found.values()):
         has, lacks = next(root for root in roots if found[root]), next(root for root in roots if not found[root])
         raise SourceError(
@@ -128,7 +129,7 @@ def within(folder: str, bases: Mapping[str, _T]) -> tuple[str, _T] | None:
     return (base, bases[base]) if base in bases else None
 
 
-def _splits_in(where: str, tops: Mapping[str, bool]) -> list[str]:
+def _splits_in(where: str, tops: Mapping[str, bool], what: str) -> list[str]:
     """The folders directly in a root that are its splits; none where one is class folders, or flat.
 
     They are where all are named so.  Where two or more are, and one of these has class folders, beside folders that are not, nobody knows.
@@ -141,9 +142,10 @@ def _splits_in(where: str, tops: Mapping[str, bool]) -> list[str]:
     others = sorted(set(tops) - set(named))
     shown = ", ".join(map(show, others[:3])) + (", …" if len(others) > 3 else "")
     splits = " ".join(f"--split {show(name)}={show(name)}" for name in named[:3])
+    exclude = f"leave the others out, as in --exclude {show(others[0])}, " if what == "images" else ""
     raise SourceError(
-        f"{show(where)} holds splits ({', '.join(map(show, named))}) beside other folders with images ({shown}): say which are "
-        f"splits, as in {splits}, leave the others out, as in --exclude {show(others[0])}, or say --split all=. where all of them are classes",
+        f"{show(where)} holds splits ({', '.join(map(show, named))}) beside other folders with {what} ({shown}): say which are "
+        f"splits, as in {splits}, {exclude}or say --split all=. where all of them are classes",
         path=where,
         splits=named,
     )

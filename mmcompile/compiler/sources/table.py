@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mmcompile.compiler.sources.contents import PARQUETS
 from mmcompile.compiler.sources.names import show
 from mmcompile.compiler.sources.rows import RowScan
 from mmcompile.compiler.sources.tablearrow import ArrowPart
-from mmcompile.compiler.sources.tablefiles import PARQUETS, by_key, list_tables
+from mmcompile.compiler.sources.tablefiles import by_key, list_tables
 from mmcompile.compiler.sources.tablelabel import as_classes
 from mmcompile.compiler.sources.tableorder import in_parts
 from mmcompile.compiler.sources.tablescan import TablePart, TableScan, TableWishes

@@ -9,19 +9,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import unquote
 
-from mmcompile.compiler.formats import EXTENSIONS
+from mmcompile.compiler.sources.contents import PACKED, PARQUETS, SUFFIXES, is_table, leads
 from mmcompile.compiler.sources.names import show
 from mmcompile.compiler.sources.splits import SPLITS, rank
 from mmcompile.compiler.sources.walk import expect_file
 from mmcompile.errors import SourceError
 
-__all__ = ["PARQUETS", "SUFFIXES", "TableFile", "by_key", "is_tables", "list_tables"]
+__all__ = ["TableFile", "by_key", "extension_of", "holds_itself", "is_tables", "list_tables"]
 
-TEXTS, PARQUETS = (".csv", ".tsv"), (".parquet", ".pq")
-SUFFIXES = (*TEXTS, *PARQUETS)
-_PACKED = tuple(f"{suffix}{packed}" for suffix in TEXTS for packed in (".gz", ".bz2", ".xz", ".zst", ".zip"))
-#: Entries of a folder that are looked at to see whether it holds tables.
-_LOOKED_AT = 4096
 _KEYED = re.compile(r"([^=]+)=(.*)\Z")
 
 
@@ -43,11 +38,12 @@ class TableFile:
         return rank(self.split), self.group, self.path
 
 
-def _is_table(name: str) -> bool:
-    return name.lower().endswith(SUFFIXES) and not name.startswith((".", "_"))
+def extension_of(name: str) -> str:
+    """What a file that is left out is counted as."""
+    return os.path.splitext(name)[1].lower() or "no extension"
 
 
-def _holds_itself(here: str, top: str) -> bool:
+def holds_itself(here: str, top: str) -> bool:
     """Is a folder below `top` one of those that it lies in, by a link?"""
     above, real = here, os.path.realpath(here)
     while above != top:
@@ -65,35 +61,21 @@ def _walk(folder: str, left_out: Counter[str]) -> Iterator[str]:
 
     for here, below, names in os.walk(folder, followlinks=True, onerror=fail):
         below[:] = sorted(name for name in below if not name.startswith((".", "_")))
-        if _holds_itself(here, folder):
+        if holds_itself(here, folder):
             raise SourceError(f"{show(here)}: a folder that contains itself", path=here)
         for name in sorted(names):
             path = os.path.join(here, name)
-            if name.lower().endswith(_PACKED):
+            if name.lower().endswith(PACKED):
                 raise SourceError(f"{show(path)}: packed, and rows have to be found in it: unpack it first", path=path)
-            if _is_table(name):
+            if is_table(name):
                 yield os.path.relpath(path, folder)
             elif not name.startswith((".", "_")):
-                left_out[os.path.splitext(name)[1].lower() or "no extension"] += 1
+                left_out[extension_of(name)] += 1
 
 
 def is_tables(raw: Sequence[str]) -> bool:
-    """Is each of these a table, or a folder that holds tables and no images?  Looks at the names of some files."""
-    return all(_holds_tables(place) if os.path.isdir(place) else place.lower().endswith((*SUFFIXES, *_PACKED)) for place in raw)
-
-
-def _holds_tables(folder: str) -> bool:
-    found, seen = False, 0
-    for _, below, names in os.walk(folder):
-        below[:] = sorted(name for name in below if not name.startswith((".", "_")))
-        for name in names:
-            if os.path.splitext(name)[1].lower() in EXTENSIONS:
-                return False
-            found |= _is_table(name) or name.lower().endswith(_PACKED)
-        seen += len(names) + len(below)
-        if seen > _LOOKED_AT:
-            break
-    return found
+    """Is each of these a table, or a folder of tables?  Looks at the names of some files."""
+    return all(leads(place, "table") if os.path.isdir(place) else place.lower().endswith((*SUFFIXES, *PACKED)) for place in raw)
 
 
 def list_tables(raw: Sequence[str]) -> tuple[list[TableFile], Counter[str]]:
@@ -108,7 +90,7 @@ def list_tables(raw: Sequence[str]) -> tuple[list[TableFile], Counter[str]]:
         if os.path.isdir(place):
             found += [(os.path.join(place, name), name) for name in _walk(place, left_out)]
         elif os.path.exists(place):
-            if place.lower().endswith(_PACKED):
+            if place.lower().endswith(PACKED):
                 raise SourceError(f"{show(place)}: packed, and rows have to be found in it: unpack it first", path=place)
             found.append((place, os.path.basename(place)))
         else:

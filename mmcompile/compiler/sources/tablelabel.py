@@ -28,11 +28,14 @@ class Label:
     said: str
 
 
-def find_label(kinds: Mapping[str, ColumnKind], taken: Iterable[str]) -> str | None:
-    """The column, of those that are `taken`, that is called like a label and holds texts, whole numbers or yes and no; beside it there is another."""
+def find_label(kinds: Mapping[str, ColumnKind], taken: Iterable[str], others: int = 0) -> str | None:
+    """The column, of those that are `taken`, that is called like a label and holds texts, whole numbers or yes and no.
+
+    Beside it there is another one, or fields of several columns, of which there are `others`.
+    """
     names = [name for name in taken if kinds[name].dtype]
     name = named_alike(names, LABEL_NAMES)
-    if name is None or len(names) < 2:
+    if name is None or len(names) + others < 2:
         return None
     kind = kinds[name]
     return name if kind.is_text or (kind.is_number and not kind.dtype.startswith("float")) else None

@@ -165,7 +165,7 @@ class TableScan:
         wanted, label = wishes.columns, self._take_label(alone, without)
         if label is not None:
             without.append(label)
-            wanted = wanted if wanted is None else tuple(name for name in wanted if self._alias(name) != label)
+            wanted = wanted if wanted is None else tuple(name for name in wanted if self._alias(name.strip()) != label)
         layout = lay_out(self.kinds, wanted, alone, without, self._where, self._called, label)
         self._said += layout.said
         used = {reading.column for readings in layout.columns for reading in readings}
@@ -184,6 +184,11 @@ class TableScan:
             else:
                 fields.append(spec)
                 columns.append(readings)
+        words = [readings[0] for readings in columns if readings[0].categories is not None]
+        if label is None and wishes.label is None and not self._times and len(words) == 1 < len(fields):
+            column, different = words[0].column, len(words[0].categories or ())
+            if 2 * different <= self.rows:
+                self._said.append(f"column {show(column)} is a category, not the label (--label-column {column} makes classes of it)")
         if self._label is not None:
             fields.append(LABEL)
             columns.append((self._label.reading,))
@@ -197,8 +202,9 @@ class TableScan:
         if asked is not None:
             column: str | None = self._find(asked, "label-column")
         else:
-            given = self.kinds if listed is None else dict.fromkeys(map(self._alias, listed))
-            column = find_label(self.kinds, [name for name in given if name in self.kinds and name not in (*alone, *without)])
+            given = list(self.kinds if listed is None else dict.fromkeys(self._alias(name.strip()) for name in listed))
+            single = [name for name in given if name in self.kinds]
+            column = find_label(self.kinds, [name for name in single if name not in (*alone, *without)], len(given) - len(single))
         if column is None:
             return None
         kind = self.kinds[column]

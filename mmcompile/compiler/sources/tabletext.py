@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mmcompile.compiler.sources.celltext import GAPS, as_times, as_values, beyond, is_number, told_beyond
+from mmcompile.compiler.sources.celltext import GAPS, as_times, as_values, beyond, how_written, is_number, mostly_values, told_beyond
 from mmcompile.compiler.sources.delimited import TextTable
 from mmcompile.compiler.sources.names import show
 from mmcompile.compiler.sources.tablecells import CellKinds
@@ -34,9 +34,6 @@ _PLAIN_BYTES = 1 << 20
 _SORTED_GAPS = sorted(GAPS)
 #: A column is of numbers if at least this share of its first cells are: then a cell that is none is a mistake, not a category.
 _SHARE = 0.5
-#: Numbers and dates as people of many countries write them: no two of these agree, so none is guessed.
-_NUMBER = re.compile(r"\s*[-+(]?[$€£]?\s?[0-9]+(?:[., '][0-9]{3})*(?:[.,][0-9]+)?\s?[%$€£)]?\s*\Z")
-_DATE = re.compile(r"[0-9]{1,4}([./-])[0-9]{1,2}\1[0-9]{1,4}\b|[0-9]{1,2} [A-Z][a-z]{2,8} [0-9]{4}\b|[A-Z][a-z]{2,8} [0-9]{1,2}, [0-9]{4}\b")
 #: What some tools write between columns, and this does not take for that.
 _PARTS = re.compile(r"[\s:~^/&!]+")
 
@@ -106,7 +103,7 @@ class TextPart:
             if stray is None:
                 return
             # Only of the first block is it looked at what comes behind: how long the others are depends on how they are read.
-            if seen or any(cell not in GAPS for cell in column[:stray]) or (not row and _looks_numeric(column)):
+            if seen or any(cell not in GAPS for cell in column[:stray]) or (not row and mostly_values(column)):
                 raise self._no_number(name, row + stray, column[stray])
             return
         import pyarrow.compute as pc
@@ -118,7 +115,7 @@ class TextPart:
         cells.add_numbers(len(column), column.null_count, first_gap(column), low, high)
 
     def _no_number(self, name: str, row: int, cell: str) -> SourceError:
-        hint = "numbers are written as 1234.5, " if _NUMBER.match(cell) else "times are written as 2023-01-31 09:30:00, " if _DATE.match(cell) else ""
+        hint = f"{said}, " if (said := how_written(cell)) else ""
         return self._table.wrong(
             f"row {row + 1:,}, column {show(name)}: {cell!r:.60} is no value like others in it: {hint}mend it, or leave it out with --columns",
             row=row,
@@ -259,16 +256,6 @@ def _has_parts(cell: str) -> bool:
     """Do blanks, colons or the like stand between parts of a cell, one of which is a number?"""
     parts = [part for part in _PARTS.split(cell) if part]
     return len(parts) > 1 and any(is_number(part) for part in parts)
-
-
-def _looks_numeric(cells: Sequence[str]) -> bool:
-    """Are half of these cells numbers or times, however they are written?"""
-    count = 0
-    for cell in cells:
-        kinds = CellKinds()
-        kinds.extend([cell])
-        count += (bool(kinds.kinds) and kinds.seen) or bool(_NUMBER.match(cell) or _DATE.match(cell))
-    return count >= _SHARE * len(cells)
 
 
 class _Lines:
