@@ -18,9 +18,10 @@ MOST_LINES = 12
 MOST_CLASSES = 40
 
 #: What is counted, and called by one word in reports, as a person reads it.
-_PLAIN = {
-    "more-frames": "images of several frames, of which the first was taken (--frames all takes all of a TIFF as a volume)",
-    "mask-turned": "masks turned as their images are by EXIF, which leaves their size (--field NAME:orientation=own for masks that stand already)",
+_PLAIN = {"more-frames": "images of several frames, of which the first was taken (--frames all takes all of a TIFF as a volume)"}
+#: ... of which one should be sure.
+_DOUBTFUL = {
+    "mask-turned": "masks turned as their images are by EXIF, which leaves their size: --field NAME:orientation=own if they stand already",
 }
 
 Pair = tuple[str, str]
@@ -67,9 +68,11 @@ def build_lines(report: BuildReport) -> list[str]:
     if report.rejects and report.rejects_file:
         rows.append(("", f"each with its reason in {escape(report.rejects_file)}"))
     rows += _counted("left out", report.left_out, sum(report.left_out.values()))
-    rows += _counted("counted", {_PLAIN.get(word, word): count for word, count in report.counts.items()}, len(report.counts))
+    counts = {_PLAIN.get(word, word): count for word, count in report.counts.items() if word not in _DOUBTFUL}
+    rows += _counted("counted", counts, len(counts))
     rows += [] if report.dry_run else _repeats(None if report.repeats is None else report.repeats.to_json(), report.out)
     rows += [("warning", escape(line)) for line in report.warnings]
+    rows += [("warning", counted(count, _DOUBTFUL[word])) for word, count in report.counts.items() if word in _DOUBTFUL]
     rows += _dry(report) if report.dry_run else [("took", _took(report))]
     return [head, *table(rows), *([] if report.dry_run else _next(report))]
 

@@ -17,6 +17,7 @@ from mmcompile.compiler.sources.choose import Raw, SourceOptions, open_source
 from mmcompile.errors import DecodeError, OptionError, SourceError
 from mmcompile.format.reader import Reader
 from mmcompile.format.verify import verify
+from mmcompile.summary import build_lines
 from tests.compiler.builds import dataset, inline, keys, picture, run, write
 
 KIND = {"image": {"kind": "volume"}}
@@ -158,6 +159,9 @@ def test_pages_of_a_tiff_are_a_volume_where_all_frames_are_taken(tmp_path: Path)
     run(Raw(raw), tmp_path / "out", Preprocess(dtype="uint16", frames="all"))
     assert np.array_equal(rows_of(tmp_path / "out")["image"], planes)
     assert field_of(tmp_path / "out").meaning == "volume"
+    report = run(Raw(raw), tmp_path / "first", Preprocess(dtype="uint16", mode="gray"))
+    assert report.counts["more-frames"] == 2
+    assert any("2 images of several frames, of which the first was taken (--frames all" in line for line in build_lines(report))
 
 
 def test_labels_of_volumes_are_cut_as_these_and_keep_their_ids(tmp_path: Path) -> None:
