@@ -29,7 +29,7 @@ from mmcompile.compiler.sources.known import check_classes, class_names, known_d
 from mmcompile.compiler.sources.rows import RowScan
 from mmcompile.compiler.sources.samplenames import named_parts
 from mmcompile.compiler.sources.samples import Declared
-from mmcompile.compiler.sources.samplevalues import as_array, is_array, is_picture, texts_of
+from mmcompile.compiler.sources.samplevalues import PICTURES, as_array, is_array, is_picture, texts_of
 from mmcompile.compiler.sources.splits import why_no_splits
 from mmcompile.errors import BuildError, MMCompileError, OptionError, SourceError
 from mmcompile.format.fields import Field, Split
@@ -91,7 +91,10 @@ def wrap(dataset: Any, asked: Preprocess | RowPreprocess | None) -> tuple[Any, R
             + ("; it has items but no length: give it __len__, or __iter__" if hasattr(dataset, "__getitem__") and not _has_keys(dataset) else "")
         )
     if made.declared is None or made.declared.pictures is None:
-        return made, RowPreprocess.of(replace(asked, fields=()) if isinstance(asked, Preprocess) else asked)
+        try:
+            return made, RowPreprocess.of(replace(asked, fields=()) if isinstance(asked, Preprocess) else asked)
+        except OptionError as error:
+            raise OptionError(f"{error}, or give {PICTURES}", **error.details) from None
     return made, asked if isinstance(asked, RowPreprocess) else RowPreprocess.of_pictures(made.declared.pictures)
 
 
@@ -170,6 +173,8 @@ class DatasetSource:
                     preprocess = self._sized(sample, preprocess, main, names)
                 self.declared = declare(sample, names, preprocess, Hints(known, known_dtypes(list(self._datasets.values())[first])))
             except SourceError as error:
+                if "row" in error.details:  # of another sample that was looked at
+                    raise
                 raise SourceError(f"row {row:,}: {error}", row=row) from error
             self._classes = class_names(self.declared.fields, known)
 

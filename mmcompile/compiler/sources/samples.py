@@ -91,6 +91,11 @@ class Declared:
                 if isinstance(part, ListPart):
                     named.parts.setdefault(part.name, ())
         if set(named.parts) != expected:
+            if lost := next((name for name in expected if name in named.empty), None):
+                raise SourceError(
+                    f"{lost}: an empty list, where others have values; of lists that differ in length say how many rows are kept: "
+                    f"fields={{{lost!r}: {{'max': N}}}}"
+                )
             raise SourceError(f"has {', '.join(named.parts) or 'nothing'}; expected {', '.join(part.name for part in self.parts)}")
         return named.parts
 
@@ -102,15 +107,16 @@ class Declared:
             if self.main is not None and self.pictures is not None and is_picture(values[self.main]):
                 width, height, orientation = decode.picture_facts(values[self.main], self.pictures)
                 facts = Facts((width, height), orientation)
-            lengths: dict[str, int] = {}
+            lengths: dict[str, tuple[ListPart, int]] = {}
             for part in self.parts:
                 out[part.field.name][at] = part.make(values[part.name], facts)
                 if isinstance(part, ListPart) and part.field.count is not None:
-                    n = min(len(part.rows(values[part.name], facts)), part.field.shape[0])
-                    if lengths.setdefault(part.field.count, n) != n:
-                        raise SourceError(f"{part.name}: {n} rows, and {lengths[part.field.count]} of what goes with them")
-            for count, n in lengths.items():
-                out[count][at] = n
+                    n = len(part.rows(values[part.name], facts))
+                    first, before = lengths.setdefault(part.field.count, (part, n))
+                    if before != n:
+                        raise SourceError(f"{part.name}: {n} beside {before} {first.name}")
+            for count, (first, n) in lengths.items():
+                out[count][at] = min(n, first.field.shape[0])
             self._move(out, at, facts)
 
     def _move(self, out: dict[str, Array], at: int, facts: Facts) -> None:
