@@ -13,7 +13,9 @@ import torch
 from PIL import Image
 from torch.utils.data import IterableDataset
 
+from mmcompile import MMapShardDataset
 from mmcompile.compiler import driver, rowbuild
+from mmcompile.compiler.options import BuildOptions
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.rowrun import Here
 from mmcompile.errors import OptionError, SourceError
@@ -314,6 +316,35 @@ def test_rows_that_are_not_filled_are_of_no_class(tmp_path: Path, dtype: str) ->
     assert rows["area"].tolist() == [[1] * i + [0] * (4 - i) for i in range(5)]
     found = fields(tmp_path / "out")
     assert (found["labels"].dtype, found["labels"].empty, found["area"].empty) == ("int64", -1, 0)
+
+
+def test_what_a_crop_takes_away_when_read_is_of_no_class(tmp_path: Path) -> None:
+    data = Drawn(lambda image, ids, box, i: {"image": image, "boxes": [(6, 2, 8, 4), box], "labels": [0, 1], "area": [5, 6]})
+    built(data, tmp_path / "out")
+    cut = MMapShardDataset(tmp_path / "out", crop=2, output="dict")[4]
+    assert (cut["boxes_count"], cut["labels"].tolist(), cut["area"].tolist()) == (1, [1, -1], [6, 0])
+
+
+@pytest.mark.parametrize("workers", [1, 2], ids=["one", "two_processes"])
+@pytest.mark.parametrize("order", ["source", "shuffled"])
+def test_boxes_that_are_gone_are_told(tmp_path: Path, workers: int, order: str) -> None:
+    # Each of 5 samples has a box outside of its picture, and the last three one of no area.
+    def sample(image: Any, ids: Any, box: Any, i: int) -> Any:
+        n = 2 + (i > 1)
+        return {"image": image, "boxes": [box, (30, 30, 40, 40), (7, 7, 7, 9)][:n], "labels": [1, 2, 3][:n]}
+
+    data = Drawn(sample)
+    told = {"boxes of which nothing is left (of no area, outside of the picture, cut away), not stored": 8}
+    asked: dict[str, Any] = {"preprocess": Preprocess(crop=(16, 24)), "workers": workers, "options": BuildOptions(order=order)}
+    report, rows = built(data, tmp_path / "out", **asked)
+    assert rows["boxes_count"].tolist() == [1] * 5
+    assert rows["labels"].tolist() == [[1, -1, -1]] * 5
+    assert report.counts == told
+    again, _ = built(data, tmp_path / "out", **asked)
+    assert again.counts == told
+    if order == "source":
+        many = Preprocess(crop=(16, 24), fields={"boxes": {"max": 3}})
+        assert built(Stream(data), tmp_path / "stream", many)[0].counts == told
 
 
 def test_arrays_are_no_pictures_and_what_is_asked_of_them_says_so(tmp_path: Path) -> None:

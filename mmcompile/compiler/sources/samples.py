@@ -99,8 +99,11 @@ class Declared:
             raise SourceError(f"has {', '.join(named.parts) or 'nothing'}; expected {', '.join(part.name for part in self.parts)}")
         return named.parts
 
-    def store(self, sample: Any, row: int, out: dict[str, Array], at: int) -> None:
-        """Put a sample, row `row` of all, at row `at` of an array for each field.  Raises SourceError for one that is not as declared."""
+    def store(self, sample: Any, row: int, out: dict[str, Array], at: int, lost: dict[str, int]) -> None:
+        """Put a sample, row `row` of all, at row `at` of an array for each field; boxes of which nothing is left go to `lost`, by their field.
+
+        Raises SourceError for one that is not as declared.
+        """
         with _told(row):
             values = self._values(sample)
             facts = Facts((0, 0))
@@ -118,6 +121,10 @@ class Declared:
             for count, (first, n) in lengths.items():
                 out[count][at] = min(n, first.field.shape[0])
             self._move(out, at, facts)
+            for f in self.fields:
+                if f.meaning == "boxes" and f.count is not None and f.count in lengths:
+                    first, n = lengths[f.count]
+                    lost[f.name] = lost.get(f.name, 0) + min(n, first.field.shape[0]) - int(out[f.count][at])
 
     def _move(self, out: dict[str, Array], at: int, facts: Facts) -> None:
         """Bring boxes and keypoints of a row to where the main picture is brought, and leave out instances that are gone."""
