@@ -56,6 +56,7 @@ from mmcompile.compiler.sources.rows import is_row_source
 from mmcompile.compiler.sources.splits import check_splits
 from mmcompile.compiler.staging import Staging
 from mmcompile.compiler.statcache import StatCache
+from mmcompile.compiler.tally import gone_of
 from mmcompile.compiler.task import Job, warm_up
 from mmcompile.compiler.trace import Trace
 from mmcompile.compiler.verdict import failed_call, listed_rejects, too_many, unsettled
@@ -456,7 +457,7 @@ class Build:
             bytes=done.bytes,
             generation=done.generation,
             kept=self.planned.kept,
-            counts={**self.scan.counts, **done.flags},
+            counts={**self.scan.counts, **gone_of(self.out, done.generation, self.scan.fields, self.scan.values, rejects), **done.flags},
             reject_reasons=dict(Counter(line["code"] for line in rejects.values())),
             rejects_file=done.rejects_file,
             seconds=time.monotonic() - self.began,

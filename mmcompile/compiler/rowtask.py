@@ -155,9 +155,11 @@ def run_rows(job: RowJob, piece: RowPiece) -> RowResult:
     """
     source = load_source(job.source) if isinstance(job.source, Path) else job.source
     n, block = piece.stop - piece.start, job.block
+    lost = getattr(source, "lost", dict)
+    lost()  # of a piece that failed
     found, number = source.read(piece.start, piece.stop), functools.partial(row_number, source, piece.start)
     hashes = [xxhash.xxh3_64() for _ in range(0, n, block)]
-    result = RowResult(np.empty(len(hashes), np.uint64), {}, Counter())
+    result = RowResult(np.empty(len(hashes), np.uint64), {}, Counter(lost()))
     for spec in job.fields:
         values = _checked(found.pop(spec.source.name, None), spec, piece)
         sums = spec.sums(values)

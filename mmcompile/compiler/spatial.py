@@ -224,4 +224,4 @@ def _drop(row: Any, fields: Sequence[Field], stay: npt.NDArray[np.bool_]) -> Non
     n = int(stay.sum())
     for spec in fields:
         row[spec.name][:n] = row[spec.name][: len(stay)][stay]
-        row[spec.name][n : len(stay)] = -1 if spec.categories is not None else 0
+        row[spec.name][n : len(stay)] = spec.empty

@@ -13,6 +13,7 @@ from mmcompile.format.canonical import name_to_json
 
 __all__ = [
     "CHANNEL_LIMIT",
+    "CLASS_LISTS",
     "DTYPES",
     "INDEX_LIMIT",
     "LIST_LIMIT",
@@ -51,6 +52,8 @@ MEANINGS = ("image", "class", "value", "mask", "boxes", "keypoints", "text", "vo
 #: Made of a file's pixels; and all that moves when the image is cropped or turned.
 PIXELS = frozenset({"image", "mask", "volume"})
 SPATIAL = PIXELS | {"boxes", "keypoints"}
+#: Signed integers of a `count` that are called so are numbers of classes, with names (categories) or without.
+CLASS_LISTS = frozenset({"label", "labels", "class_labels", "category", "categories", "category_id", "category_ids"})
 #: What no field may be called, as files of shards are.
 RESERVED = frozenset({"table", "samples", "keys", "hashes", "rejects", "classes", "rows"})
 #: Units of times, as numpy's datetime64 has them; they count from 1970-01-01T00:00 UTC, or from midnight where the source has only a time of day.
@@ -79,7 +82,7 @@ class Field:
     likewise and 0 where a point is not to be seen; "text" (L,), UTF-8 bytes with 0 behind them; "volume" (D, H, W) or (C, D, H, W).  Of a value,
     `columns` names the numbers along its only axis (of keypoints: the P points), `categories` what the numbers from 0 on stand for (-1: missing; of a
     mask: its ids), and `unit` (one of UNITS) says that they are times.  `count` is the field that says how many of the K rows are filled; the others
-    are 0, categories -1.  With `views` the first axis of `shape` are so many variants of the sample, of which a reader hands out one.
+    are `empty`.  With `views` the first axis of `shape` are so many variants of the sample, of which a reader hands out one.
     """
 
     name: str
@@ -99,6 +102,12 @@ class Field:
     def stored(self) -> np.dtype[Any]:
         """The numpy dtype of the file."""
         return DTYPES[self.dtype]
+
+    @property
+    def empty(self) -> int:
+        """What stands in rows that are not filled, where there is a `count`: -1 of numbers of classes, which 0 would be one of."""
+        numbered = self.meaning == "value" and self.stored.kind == "i" and self.name in CLASS_LISTS
+        return -1 if self.categories is not None or (self.count is not None and numbered) else 0
 
     @property
     def row_bytes(self) -> int:

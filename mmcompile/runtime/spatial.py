@@ -165,8 +165,8 @@ def _share(index: Index, name: str) -> float:
 def _empty(spec: Field, column: Column) -> Tensor:
     """A list (1, K, …) of rows that are not filled, as its values are read."""
     raw = torch.zeros((1, *spec.sample_shape), dtype=column.stored, device="cpu")
-    if spec.categories is not None:
-        signed(raw).fill_(-1)
+    if spec.empty:
+        signed(raw).fill_(spec.empty)
     return column.numbers(raw)
 
 

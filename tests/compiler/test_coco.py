@@ -111,6 +111,22 @@ def test_it_builds_and_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     np.testing.assert_array_equal(Reader(tmp_path / "out").gather("labels", np.arange(5)), scan(path).values["labels"])
 
 
+def test_boxes_of_nothing_are_told_by_each_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inline(monkeypatch)
+    made = document()
+    listed, where = len(made["annotations"]), [100, 100, 99]
+    bad = sum(one["image_id"] == 99 for one in made["annotations"])
+    for image, box in zip(where, ([50, 50, 5, 5], [2, 2, 0, 4], [-9, 0, 5, 5]), strict=True):
+        made["annotations"].append({**made["annotations"][0], "id": listed + len(where), "image_id": image, "bbox": box})
+    path = save(tmp_path / "raw", made)
+    (path.parents[1] / "val/1.png").write_bytes(b"no picture")  # image 99: its boxes are not those of a sample
+    told = {"boxes of which nothing is left (of no area, outside of the picture, cut away), not stored": 2}
+    for i in range(3):
+        report = run(open_source([str(path)], SourceOptions()), tmp_path / "out", rows=1 + i // 2, max_rejects=1)
+        assert told.items() <= report.counts.items()
+    assert Reader(tmp_path / "out").gather("boxes_count", np.arange(4)).sum() == listed - bad
+
+
 @pytest.mark.parametrize(
     ("name", "images"), [("annotations/a.json", "val"), ("a.json", "."), ("a.json", "images"), ("train/_annotations.coco.json", "train")]
 )

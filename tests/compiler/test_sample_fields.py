@@ -13,7 +13,9 @@ import torch
 from PIL import Image
 from torch.utils.data import IterableDataset
 
+from mmcompile import MMapShardDataset
 from mmcompile.compiler import driver, rowbuild
+from mmcompile.compiler.options import BuildOptions
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.rowrun import Here
 from mmcompile.errors import OptionError, SourceError
@@ -146,7 +148,7 @@ def test_objects_as_coco_lists_them(tmp_path: Path) -> None:
     assert any("segmentation: outlines" in line for line in report.warnings)
     assert rows["boxes_count"].tolist() == [0, 1, 2, 0, 1]
     assert rows["boxes"][1].tolist() == [[*map(float, drawn(1)[2])], [0] * 4]
-    assert rows["labels"].tolist() == [[0, 0], [4, 0], [4, 4], [0, 0], [4, 0]]
+    assert rows["labels"].tolist() == [[-1, -1], [4, -1], [4, 4], [-1, -1], [4, -1]]
     assert rows["area"].dtype == np.float64
 
 
@@ -161,7 +163,7 @@ def test_lists_beside_each_other_have_the_rows_that_were_asked_for(tmp_path: Pat
     report, rows = built(data("boxes"), tmp_path / "out", Preprocess(crop=12, fields={"boxes": {"max": 2, "overflow": "drop"}}))
     assert report.counts["rows of boxes beyond its max cut"] == 3
     assert rows["boxes_count"].tolist() == [0, 1, 2, 2, 2]
-    assert rows["labels"].tolist() == [[0, 0], [1, 0], [1, 1], [1, 1], [1, 1]]
+    assert rows["labels"].tolist() == [[-1, -1], [1, -1], [1, 1], [1, 1], [1, 1]]
     _, rows = built(data("bbox"), tmp_path / "all", Preprocess(crop=12, fields={"bbox": {"format": "xyxy"}}))
     assert rows["bbox"].shape == (5, 4, 4)
 
@@ -239,11 +241,13 @@ def sample_of(**more: Any) -> Any:
     [
         (sample_of(mask=np.zeros((15, 24), int)), {}, "row 3: a mask of 24x15 .* for a picture of 24x16"),
         (sample_of(mask=np.full((16, 24), 300)), {}, "row 3: a pixel of the mask is 300, and dtype=uint8"),
-        (sample_of(mask=np.zeros((16, 24))), {}, "row 3: mask: a mask of float64"),
+        (sample_of(mask=np.full((16, 24), 0.5)), {}, r"row 3: mask: 0.5 in a mask of float64: .* fields=\{'mask': \{'kind': 'value'\}\}"),
         (sample_of(mask=Image.fromarray(np.arange(16 * 24 * 3).astype(np.uint8).reshape(16, 24, 3))), {}, "row 3: a mask of mode RGB: colours"),
         (sample_of(boxes=np.zeros((1, 5))), {}, r"row 3: boxes: expected rows of \(4,\), found \(1, 5\)"),
-        (sample_of(boxes=np.array([[0, 0, 1, np.nan]])), {}, "row 3: boxes: a coordinate that is no finite number"),
-        (sample_of(labels=np.array([1, 2])), {"max": 2}, "row 3: labels: 2 rows, and 1 of what goes with them"),
+        (sample_of(boxes=np.array([[12, 12, 4, 6]])), {}, r"row 3: boxes: \[12.0, 12.0, 4.0, 6.0\]: its second corner before its first"),
+        (sample_of(boxes=np.array([[12, 12, 4, -1]])), {"format": "cxcywh"}, r"row 3: boxes: .*: a negative size \(format=cxcywh\)"),
+        (sample_of(boxes=np.array([[0, 0, 1, np.nan]])), {}, "row 3: boxes: .*a number that is none, or beyond float32"),
+        (sample_of(labels=np.array([1, 2])), {"max": 2}, "row 3: labels: 2 beside 1 boxes"),
         (sample_of(labels=np.array([1.5])), {}, "row 3: labels: 1.5, which int64 cannot hold"),
     ],
 )
@@ -258,6 +262,16 @@ def test_what_does_not_fit_is_an_error_with_its_row(tmp_path: Path, data: Any, o
         ([{"x": 1}], {"y": {"kind": "text"}}, r"fields: y: samples have no such part \(they have x\)"),
         ([{"x": 1}], {"x": {"kind": "boxes"}}, "x: boxes without a picture"),
         ([{"x": 1}], {"x": {"kind": "mask"}}, "x: a mask without a picture"),
+        (
+            sample_of(boxes=[[0, 0, 1, 1]], labels=[1, 2])[3:],
+            {},
+            r"row 0: labels: 2 beside 1 boxes; .* fields=\{'labels': \{'kind': 'multilabel'\}\}",
+        ),
+        (sample_of(label=np.zeros((16, 24), int))[3:], {}, r"row 0: label: 16 x 24 as its picture image, .*fields=\{'label': \{'kind': 'mask'\}\}"),
+        (sample_of(depth=np.zeros((16, 24), "f4"))[3:], {}, "row 0: depth: 16 x 24 as its picture image"),
+        (sample_of(image=np.zeros((16, 24, 3), "u1"))[3:], {"image": {"kind": "image"}}, r"row 0: image: ndarray; .* Image.fromarray\(array\)"),
+        ([{"x": 1, "t": "é"}], {}, r"row 0: t: text: keep it by fields=\{'t': \{'kind': 'text'\}\}"),
+        ([{"t": []}, {"t": [1, 2]}], {}, r"row 0: t: an empty list, .* fields=\{'t': \{'max': N\}\}"),
         ([{"x": np.array([300])}], {"x": {"dtype": "uint8"}}, "row 0: x: 300, which uint8 cannot hold"),
         ([{"x": 1}], {"x": {"kind": "text"}}, "row 0: x: expected text, found int"),
         ([{"x": [1, 5]}], {"x": {"kind": "text"}}, "row 0: x: expected text, found list"),
@@ -268,7 +282,75 @@ def test_what_does_not_fit_is_an_error_with_its_row(tmp_path: Path, data: Any, o
 )
 def test_what_cannot_be_a_field_is_said(tmp_path: Path, data: Any, asked: Any, message: str) -> None:
     with pytest.raises((SourceError, OptionError), match=message):
-        built(data, tmp_path / "out", Preprocess(fields=asked))
+        built(data, tmp_path / "out", Preprocess(crop=12 if "image" in data[0] else None, fields=asked))
+
+
+@pytest.mark.parametrize("dtype", ["bool", "float32", "float64"])
+def test_masks_of_floats_are_ids(tmp_path: Path, dtype: str) -> None:
+    data = Drawn(lambda image, ids, box, i: {"image": image, "mask": (ids == 255).astype(dtype)})
+    _, rows = built(data, tmp_path / "out")
+    assert fields(tmp_path / "out")["mask"].meaning == "mask"
+    assert np.array_equal(rows["mask"], [(drawn(i)[1] == 255)[2:14, 6:18] for i in range(5)])
+
+
+def test_what_is_as_large_as_its_picture_is_what_was_said(tmp_path: Path) -> None:
+    data = Drawn(lambda image, ids, box, i: {"image": image, "label": ids, "depth": ids.astype("f4")})
+    _, rows = built(data, tmp_path / "out", Preprocess(crop=12, fields={"label": {"kind": "mask"}, "depth": {"kind": "value"}}))
+    assert np.array_equal(rows["label"][1], drawn(1)[1][2:14, 6:18])
+    assert np.array_equal(rows["depth"][1], drawn(1)[1])
+    _, rows = built(data, tmp_path / "whole", Preprocess(crop=(16, 24)))
+    assert np.array_equal(rows["label"], rows["depth"])
+
+
+def test_lists_of_another_length_beside_boxes_may_be_of_the_whole_sample(tmp_path: Path) -> None:
+    data = Drawn(lambda image, ids, box, i: {"image": image, "boxes": [box], "labels": [0, 2]})
+    _, rows = built(data, tmp_path / "out", Preprocess(crop=12, fields={"labels": {"kind": "multilabel"}}))
+    assert rows["labels"].tolist() == [[1, 0, 1]] * 5
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "int64"])
+def test_rows_that_are_not_filled_are_of_no_class(tmp_path: Path, dtype: str) -> None:
+    data = Drawn(lambda image, ids, box, i: {"image": image, "boxes": [box] * i, "labels": np.zeros(i, dtype), "area": np.ones(i, dtype)})
+    _, rows = built(data, tmp_path / "out")
+    assert rows["labels"].tolist() == [[0] * i + [-1] * (4 - i) for i in range(5)]
+    assert rows["area"].tolist() == [[1] * i + [0] * (4 - i) for i in range(5)]
+    found = fields(tmp_path / "out")
+    assert (found["labels"].dtype, found["labels"].empty, found["area"].empty) == ("int64", -1, 0)
+
+
+def test_what_a_crop_takes_away_when_read_is_of_no_class(tmp_path: Path) -> None:
+    data = Drawn(lambda image, ids, box, i: {"image": image, "boxes": [(6, 2, 8, 4), box], "labels": [0, 1], "area": [5, 6]})
+    built(data, tmp_path / "out")
+    cut = MMapShardDataset(tmp_path / "out", crop=2, output="dict")[4]
+    assert (cut["boxes_count"], cut["labels"].tolist(), cut["area"].tolist()) == (1, [1, -1], [6, 0])
+
+
+@pytest.mark.parametrize("workers", [1, 2], ids=["one", "two_processes"])
+@pytest.mark.parametrize("order", ["source", "shuffled"])
+def test_boxes_that_are_gone_are_told(tmp_path: Path, workers: int, order: str) -> None:
+    # Each of 5 samples has a box outside of its picture, and the last three one of no area.
+    def sample(image: Any, ids: Any, box: Any, i: int) -> Any:
+        n = 2 + (i > 1)
+        return {"image": image, "boxes": [box, (30, 30, 40, 40), (7, 7, 7, 9)][:n], "labels": [1, 2, 3][:n]}
+
+    data = Drawn(sample)
+    told = {"boxes of which nothing is left (of no area, outside of the picture, cut away), not stored": 8}
+    asked: dict[str, Any] = {"preprocess": Preprocess(crop=(16, 24)), "workers": workers, "options": BuildOptions(order=order)}
+    report, rows = built(data, tmp_path / "out", **asked)
+    assert rows["boxes_count"].tolist() == [1] * 5
+    assert rows["labels"].tolist() == [[1, -1, -1]] * 5
+    assert report.counts == told
+    again, _ = built(data, tmp_path / "out", **asked)
+    assert again.counts == told
+    if order == "source":
+        many = Preprocess(crop=(16, 24), fields={"boxes": {"max": 3}})
+        assert built(Stream(data), tmp_path / "stream", many)[0].counts == told
+
+
+def test_arrays_are_no_pictures_and_what_is_asked_of_them_says_so(tmp_path: Path) -> None:
+    data = [{"image": np.zeros((16, 24, 3), np.uint8), "boxes": [[0, 0, 1, 1]]}]
+    with pytest.raises(OptionError, match=r"--crop: for pictures, .*Image.fromarray\(array\), or a tv_tensors.Image"):
+        built(data, tmp_path / "out")
 
 
 def test_views_are_of_files(tmp_path: Path) -> None:

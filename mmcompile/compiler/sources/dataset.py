@@ -23,18 +23,19 @@ from mmcompile.compiler.marks import versions_of
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.rowstore import RowPreprocess
 from mmcompile.compiler.sealing import write_all
-from mmcompile.compiler.sources.arrays import Rows, as_stored, count_classes
-from mmcompile.compiler.sources.declaring import Hints, declare, field_of, is_vague, with_pictures
+from mmcompile.compiler.sources.columnsource import ColumnSource
+from mmcompile.compiler.sources.declaring import Hints, declare, is_vague, with_pictures
 from mmcompile.compiler.sources.known import check_classes, class_names, known_dtypes, known_names, stamp_of
 from mmcompile.compiler.sources.rows import RowScan
 from mmcompile.compiler.sources.samplenames import named_parts
 from mmcompile.compiler.sources.samples import Declared
-from mmcompile.compiler.sources.samplevalues import as_array, is_array, is_picture, texts_of
+from mmcompile.compiler.sources.samplevalues import PICTURES, as_array, is_array, is_picture, texts_of
 from mmcompile.compiler.sources.splits import why_no_splits
+from mmcompile.compiler.tally import gone
 from mmcompile.errors import BuildError, MMCompileError, OptionError, SourceError
-from mmcompile.format.fields import Field, Split
+from mmcompile.format.fields import Split
 
-__all__ = ["ColumnSource", "DatasetSource", "SpooledSource", "wrap"]
+__all__ = ["DatasetSource", "SpooledSource", "wrap"]
 
 Array = npt.NDArray[Any]
 
@@ -91,7 +92,10 @@ def wrap(dataset: Any, asked: Preprocess | RowPreprocess | None) -> tuple[Any, R
             + ("; it has items but no length: give it __len__, or __iter__" if hasattr(dataset, "__getitem__") and not _has_keys(dataset) else "")
         )
     if made.declared is None or made.declared.pictures is None:
-        return made, RowPreprocess.of(replace(asked, fields=()) if isinstance(asked, Preprocess) else asked)
+        try:
+            return made, RowPreprocess.of(replace(asked, fields=()) if isinstance(asked, Preprocess) else asked)
+        except OptionError as error:
+            raise OptionError(f"{error}, or give {PICTURES}", **error.details) from None
     return made, asked if isinstance(asked, RowPreprocess) else RowPreprocess.of_pictures(made.declared.pictures)
 
 
@@ -157,7 +161,7 @@ class DatasetSource:
             raise SourceError(f"{sum(lengths):,} rows, as the lengths of the datasets say; expected fewer than 2^63")
         self._stops = np.cumsum(lengths).astype(np.int64)
         self._asked = preprocess.settings()
-        self._why = ""
+        self._why, self._lost = "", dict[str, int]()
         self.declared: Declared | None = None
         self._classes: tuple[str, ...] | None = None
         first = next((i for i, d in enumerate(self._datasets.values()) if len(d)), None)
@@ -170,6 +174,8 @@ class DatasetSource:
                     preprocess = self._sized(sample, preprocess, main, names)
                 self.declared = declare(sample, names, preprocess, Hints(known, known_dtypes(list(self._datasets.values())[first])))
             except SourceError as error:
+                if "row" in error.details:  # of another sample that was looked at
+                    raise
                 raise SourceError(f"row {row:,}: {error}", row=row) from error
             self._classes = class_names(self.declared.fields, known)
 
@@ -229,9 +235,14 @@ class DatasetSource:
         assert self.declared is not None
         out = {f.name: np.empty((len(rows), *f.shape), f.stored) for f in self.declared.fields}
         for at, row in enumerate(rows.tolist()):
-            self.declared.store(self._sample(row), row, out, at)
+            self.declared.store(self._sample(row), row, out, at, self._lost)
         check_classes(out, self.declared.fields, self._classes, rows)
         return out
+
+    def lost(self) -> dict[str, int]:
+        """Boxes that the rows which were read since it was last asked have lost, by words for the summary."""
+        lost, self._lost = self._lost, {}
+        return gone(lost)
 
     def _sample(self, row: int) -> Any:
         at = int(np.searchsorted(self._stops, row, side="right"))
@@ -295,104 +306,6 @@ def _versions(declared: Declared | None) -> dict[str, str]:
     return {} if declared is None or declared.pictures is None else versions_of(declared.pictures)
 
 
-class ColumnSource:
-    """Arrays of one length, each a field, by split ("": there are none): numpy's, tensors, those of HDF5 or Zarr.  Read in slices."""
-
-    root = ""
-
-    def __init__(self, splits: Mapping[str, Mapping[str, Any]], names: Mapping[str, tuple[str, ...]]) -> None:
-        self._splits = {split: dict(columns) for split, columns in splits.items()}
-        self._fields: dict[str, Field] = {}
-        rows, first = [], next(iter(self._splits))
-        for split, columns in self._splits.items():
-            where = f"split {split}: " if split else ""
-            lengths = {name: int(column.shape[0]) for name, column in columns.items()}
-            if len(set(lengths.values())) > 1:
-                shown = ", ".join(f"{name} {n:,}" for name, n in lengths.items())
-                raise SourceError(f"{where}arrays of different lengths: {shown}; expected one row of each")
-            rows.append(next(iter(lengths.values())))
-            fields = _column_fields(columns, names)
-            self._fields = self._fields or fields
-            if fields != self._fields:
-                shown = " and ".join(
-                    f"{', '.join(f'{name} {spec.dtype} {spec.shape}' for name, spec in found.items())} in split {which}"
-                    for which, found in ((first, self._fields), (split, fields))
-                )
-                raise SourceError(f"{shown}: expected the same in all splits")
-        self._stops = np.cumsum(rows).astype(np.int64)
-        self._classes = class_names(list(self._fields.values()), names)
-
-    def identity(self) -> dict[str, object]:
-        return {"kind": "dataset"}
-
-    def scan(self, progress: Callable[[int], None] | None = None) -> RowScan:
-        """What the arrays say of themselves; class numbers without names are looked at."""
-        classes = self._classes
-        starts = [0, *self._stops.tolist()]
-        for name, spec in self._fields.items():
-            if spec.meaning == "class" and classes is None and starts[-1]:
-                parts = zip(self._splits.items(), itertools.pairwise(starts), strict=True)
-                most = [
-                    count_classes(_reader(columns[name], name), stop - start, f"{name} of split {split}" if split else name, "give them another name")
-                    for (split, columns), (start, stop) in parts
-                    if stop > start
-                ]
-                classes = tuple(str(i) for i in range(max(most)))
-        splits = tuple(Split(split, *edge) for split, edge in zip(self._splits, itertools.pairwise(starts), strict=True))
-        named = splits if set(self._splits) != {""} else ()
-        empty = ("",) * len(splits)
-        return RowScan(starts[-1], tuple(self._fields.values()), empty, self._stops, empty, named, classes=classes)
-
-    def read(self, start: int, stop: int) -> dict[str, Array]:
-        """The rows [start, stop), a slice of each array."""
-        found = []
-        for columns, first, last in zip(self._splits.values(), [0, *self._stops.tolist()], self._stops.tolist(), strict=False):
-            a, b = max(start, first), min(stop, last)
-            if a < b:
-                found.append(self._stored(columns, slice(a - first, b - first), range(a, b)))
-        return found[0] if len(found) == 1 else {spec.name: np.concatenate([part[spec.name] for part in found]) for spec in self._fields.values()}
-
-    @property
-    def by_index(self) -> bool:
-        """Do they lie in memory, or in a map of it?"""
-        arrays = [column for columns in self._splits.values() for column in columns.values()]
-        return all(type(column).__module__.partition(".")[0] in ("numpy", "torch") for column in arrays)
-
-    def take(self, rows: npt.NDArray[np.int64]) -> dict[str, Array]:
-        """These rows (M,)."""
-        if len(self._splits) == 1:
-            return self._stored(next(iter(self._splits.values())), rows, rows)
-        out = {spec.name: np.empty((len(rows), *spec.shape), spec.stored) for spec in self._fields.values()}
-        which = np.searchsorted(self._stops, rows, side="right")
-        for number, (columns, first) in enumerate(zip(self._splits.values(), [0, *self._stops.tolist()], strict=False)):
-            here = np.flatnonzero(which == number)
-            if len(here):
-                for name, values in self._stored(columns, rows[here] - first, rows[here]).items():
-                    out[name][here] = values
-        return out
-
-    def _stored(self, columns: Mapping[str, Any], which: Any, rows: Rows) -> dict[str, Array]:
-        found = {spec.name: as_stored(as_array(columns[name][which], name), spec, rows=rows) for name, spec in self._fields.items()}
-        check_classes(found, self._fields.values(), self._classes, rows)
-        return found
-
-
-def _reader(column: Any, name: str) -> Callable[[int, int], Array]:
-    return lambda start, stop: as_array(column[start:stop], name)
-
-
-def _column_fields(columns: Mapping[str, Any], names: Mapping[str, tuple[str, ...]]) -> dict[str, Field]:
-    """The field that each array becomes, by its name.  Raises SourceError."""
-    out: dict[str, Field] = {}
-    for name, column in columns.items():
-        empty = as_array(column[:0], name)
-        spec = field_of(name, np.empty(empty.shape[1:], empty.dtype), str(column.dtype) == "torch.bfloat16", names)
-        if other := next((known for known, f in out.items() if f.name == spec.name), None):
-            raise SourceError(f"{other} and {name}: both are the field {spec.name}; rename one")
-        out[name] = spec
-    return out
-
-
 class SpooledSource:
     """An iterable of samples, read once, in this process, into files in a temporary folder (TMPDIR), which then are read as rows."""
 
@@ -403,7 +316,7 @@ class SpooledSource:
     def __init__(self, samples: Iterable[Any], preprocess: Preprocess, names: Sequence[str] | None = None) -> None:
         self.declared: Declared | None = None
         self._left: Iterator[Any] | None = _guarded(samples)
-        self._n, self._why, self._lost = 0, "", dict[str, int]()
+        self._n, self._why, self._lost, self._gone_boxes = 0, "", dict[str, int](), dict[str, int]()
         self._folder = Path(tempfile.mkdtemp(prefix="mmcompile-spool-"))
         self._gone = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._first: list[Any] = []
@@ -439,7 +352,7 @@ class SpooledSource:
             self._spool(self.declared, progress or (lambda _: None))
         said = (*((self._why,) if self._why else ()), *_left_out(self.declared))
         stops = np.array([self._n], np.int64)
-        return RowScan(self._n, self.declared.fields, ("",), stops, ("",), (), self._classes, said, _cut(self._lost))
+        return RowScan(self._n, self.declared.fields, ("",), stops, ("",), (), self._classes, said, _cut(self._lost) | gone(self._gone_boxes))
 
     def _spool(self, declared: Declared, progress: Callable[[int], None]) -> None:
         row_bytes = sum(f.row_bytes for f in declared.fields)
@@ -465,7 +378,7 @@ class SpooledSource:
         try:
             for sample in itertools.chain(self._first, self._left):
                 declared.measure(sample, self._n, {}, self._lost)
-                declared.store(sample, self._n, out, at)
+                declared.store(sample, self._n, out, at, self._gone_boxes)
                 self._n, at = self._n + 1, at + 1
                 if at == size:
                     flush()

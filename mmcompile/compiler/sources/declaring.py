@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mmcompile.compiler import decode
 from mmcompile.compiler.fieldoptions import FieldOptions
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.sources.arrays import CLASSES, as_field
@@ -27,10 +28,10 @@ from mmcompile.compiler.sources.sampleparts import (
     with_visibility,
 )
 from mmcompile.compiler.sources.samples import Declared
-from mmcompile.compiler.sources.samplevalues import as_array, is_bfloat16, is_picture, numbers, tv_kind
+from mmcompile.compiler.sources.samplevalues import PICTURES, as_array, is_bfloat16, is_picture, numbers, tv_kind
 from mmcompile.compiler.spatial import Form
 from mmcompile.errors import OptionError, SourceError
-from mmcompile.format.fields import Field, Names, field_name
+from mmcompile.format.fields import CLASS_LISTS, Field, Names, field_name
 
 __all__ = ["Hints", "declare", "field_of", "is_vague", "with_pictures"]
 
@@ -48,6 +49,8 @@ _OF_OBJECTS = frozenset(
 )
 #: Words in the names of masks.
 _MASKS = frozenset(["mask", "masks", "segmentation", "seg", "annotation", "annotations", "semantic"])
+#: Those that floats may be called so and be rows of numbers.
+_ROWS = frozenset(["annotation", "annotations"])
 
 
 @dataclass(frozen=True)
@@ -99,8 +102,9 @@ def _kind(name: str, value: Any, pictured: bool) -> str:
         return "boxes"
     if name.lower() == "keypoints" and len(shape) >= 2:
         return "keypoints"
-    whole = not str(getattr(value, "dtype", "float")).rpartition(".")[2].startswith(("float", "bfloat", "complex"))
-    return "mask" if words & _MASKS and whole and len(shape) in (2, 3) else "value"
+    number = str(getattr(value, "dtype", "object")).rpartition(".")[2]
+    alike = number.startswith(("bool", "int", "uint")) or (number.startswith("float") and not words & _ROWS)
+    return "mask" if words & _MASKS and alike and len(shape) in (2, 3) else "value"
 
 
 def declare(sample: Any, names: Sequence[str] | None, preprocess: Preprocess, hints: Hints) -> Declared:
@@ -170,6 +174,10 @@ class _Declaring:
 
     def _numbers(self, name: str, value: Any, own: FieldOptions, kind: str) -> Part:
         given = self._hints.dtypes.get(name)
+        if isinstance(value, str):
+            raise SourceError(f"{name}: text: keep it by fields={{{field_name(name)!r}: {{'kind': 'text'}}}}, map it to numbers, or leave it out")
+        if own.kind is None:
+            self._look(name, value)
         if own.max is not None or self._count_of(name, value) is not None:
             return self._list(name, value, own, given)
         array = numbers(value, name, given)
@@ -178,6 +186,26 @@ class _Declaring:
         spec = field_of(name, array, is_bfloat16(value), {**self._hints.classes, **({name: ()} if kind == "class" else {})})
         cast = own.dtype is not None and own.dtype != spec.dtype
         return NumberPart(name, replace(spec, dtype=own.dtype) if own.dtype is not None else spec, array.dtype, array.shape, given, cast)
+
+    def _look(self, name: str, value: Any) -> None:
+        """Raises SourceError for numbers that are as good as certainly of a kind that nobody said."""
+        shape, field = np.shape(value) if isinstance(value, list | tuple) else tuple(getattr(value, "shape", ())), field_name(name)
+        if self._boxes is not None and self._named.within[name] == self._named.within[self._boxes] and field in CLASS_LISTS and len(shape) == 1:
+            boxes = len(self._named.parts[self._boxes])
+            if shape[0] != boxes:
+                raise SourceError(
+                    f"{name}: {shape[0]} beside {boxes} {self._boxes}; if they are not theirs, say what they are: "
+                    f"fields={{{field!r}: {{'kind': 'multilabel'}}}}, or value"
+                )
+        if self._main is None or len(shape) not in (2, 3):
+            return
+        width, height, orientation = decode.picture_facts(self._named.parts[self._main], self._preprocess)
+        size = (width, height) if orientation >= 5 else (height, width)
+        if shape[-2:] == size and shape[:-2] in ((), (1,)) and self._preprocess.output_hw() != size:
+            raise SourceError(
+                f"{name}: {size[0]} x {size[1]} as its picture {self._main}, which is made another size: fields={{{field!r}: {{'kind': 'mask'}}}} "
+                "moves it with its picture as ids, value stores it as it is, and a picture of Pillow's is resized as pictures are"
+            )
 
     def _count_of(self, name: str, value: Any) -> str | None:
         """The field that says how many rows of a part there are; None for one that has no rows of its own number."""
@@ -198,7 +226,8 @@ class _Declaring:
         shared = own if self._boxes is None or own.max is not None else replace(own, max=self._group.max, overflow=self._group.overflow)
         field = field_name(name)
         classes = self._hints.classes.get(self._named.called.get(name, name), self._hints.classes.get("", ()) if field in CLASSES else ())
-        dtype = own.dtype or ("int64" if classes else array.dtype.newbyteorder("<").name)
+        numbered = bool(classes) or (field in CLASS_LISTS and array.dtype.kind in "iu" and array.ndim == 1)
+        dtype = own.dtype or ("int64" if numbered else array.dtype.newbyteorder("<").name)
         spec = as_field(name, np.dtype(dtype if dtype != "bfloat16" else "uint16"), (1, *array.shape[1:]), name, {field: "value"})
         spec = replace(spec, dtype=dtype, count=count, categories=Names(tuple(classes)) if classes else None)
         return self._sized(ListPart(name, spec, shared), shared)
@@ -256,7 +285,7 @@ class _Declaring:
 
     def _picture(self, name: str, value: Any) -> Part:
         if not is_picture(value):
-            return self._numbers(name, value, FieldOptions(), "value")
+            raise SourceError(f"{name}: {type(value).__name__}; expected {PICTURES}")
         options = self._preprocess if name == self._main else self._preprocess.of(field_name(name))
         made = pixels(value, options)
         c, h, w = options.sample_shape()

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from mmcompile.compiler.cast import bfloat16
 from mmcompile.compiler.fieldoptions import FieldOptions
+from mmcompile.compiler.sources.boxes import box_faults
 from mmcompile.compiler.sources.keys import Keys
 from mmcompile.compiler.sources.numbers import Misfit, NamesOf, Numbers, flat, parsed, shown
 from mmcompile.compiler.sources.ragged import Ragged, padded
@@ -80,19 +81,11 @@ def read_boxes(name: str, cells: Iterable[Any], options: FieldOptions, format: s
 
 def _sound_boxes(made: Ragged, out: Read, rows: _Rows) -> Ragged:
     """The same as float32, without the rows of which a box is none."""
-    format = out.forms[0][1].format
-    values = made.values
-    with np.errstate(over="ignore"):
-        stored = values.astype(np.float32)
-    low, high = (values[:, :2], values[:, 2:]) if format == "xyxy" else (np.zeros_like(values[:, 2:]), values[:, 2:])
-    checks = {
-        "a number that is none, or beyond float32": ~np.isfinite(stored).all(1),
-        f"its second corner before its first (format={format})" if format == "xyxy" else f"a negative size (format={format})": (high < low).any(1),
-    }
     of = np.repeat(np.arange(len(made.lengths)), made.lengths)
-    for why, wrong in checks.items():
-        for at in np.flatnonzero(wrong).tolist():
-            rows.fault(int(of[at]), f"{shown(values[at].tolist())}: {why}")
+    for at, why in box_faults(made.values, out.forms[0][1].format).items():
+        rows.fault(int(of[at]), why)
+    with np.errstate(over="ignore"):
+        stored = made.values.astype(np.float32)
     return Ragged(made.spec, stored, made.lengths, made.options).without(list(out.faults))
 
 

@@ -79,5 +79,5 @@ def laid_out(group: Sequence[Ragged], where: Callable[[int], str], counts: dict[
     made: list[tuple[Field, Array]] = []
     for each in group:
         spec = replace(each.spec, shape=(most, *each.spec.shape), count=count)
-        made.append((spec, padded(each.values, lengths, most, -1 if spec.categories is not None else 0)))
+        made.append((spec, padded(each.values, lengths, most, spec.empty)))
     return [*made, (Field(count, "int64", (), "value"), lengths.clip(max=most))]

@@ -89,7 +89,7 @@ class RowSource(Protocol):
     once it was scanned has a method `take(rows)`, which is `read` for the rows (M,) in any order, at a cost that is about that of as many in a row.
     One with an attribute `here_only` that is not empty says in it why no other machine can read its rows, and one with `versions` which
     libraries they depend on.  One with a method `where` says of a row, in words, where a person
-    finds it.
+    finds it; one with a method `lost` says, by words for the summary, how much the rows that were read since it was last asked have lost.
     """
 
     @property

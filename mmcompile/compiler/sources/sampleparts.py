@@ -16,6 +16,7 @@ from mmcompile.compiler import decode
 from mmcompile.compiler.fieldoptions import FieldOptions
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.sources.arrays import as_stored
+from mmcompile.compiler.sources.boxes import box_faults
 from mmcompile.compiler.sources.samplevalues import as_array, is_picture, numbers
 from mmcompile.compiler.spatial import Form
 from mmcompile.compiler.transform import transformed
@@ -124,6 +125,8 @@ class MaskPart(Part):
         ids = as_array(value, self.name)
         if ids.dtype.kind == "b":
             ids = ids.astype(np.uint8)
+        if ids.dtype.kind == "f":
+            ids = _whole(ids, self.name)
         if ids.dtype.kind not in "iu":
             raise SourceError(f"{self.name}: a mask of {ids.dtype}: ids of classes are whole numbers")
         if self.stack and ids.ndim == 3:
@@ -136,6 +139,17 @@ class MaskPart(Part):
         if ids.ndim != 2:
             raise SourceError(f"{self.name}: a mask of shape {ids.shape}; expected (H, W)")
         return decode.settled(ids, self.options, facts.size, facts.orientation)
+
+
+def _whole(ids: Array, name: str) -> Array:
+    """The ids of a mask of floats.  Raises SourceError for one that is none."""
+    wrong = ids[~(np.isfinite(ids) & (ids == np.floor(ids)) & (np.abs(ids) < 2**53))]
+    if wrong.size:
+        raise SourceError(
+            f"{name}: {wrong.flat[0]} in a mask of {ids.dtype}: ids of classes are whole numbers; fields={{{name!r}: {{'kind': 'value'}}}} stores it "
+            "as it is, not moved with its picture"
+        )
+    return ids.astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -162,10 +176,14 @@ class ListPart(Part):
             canvas = getattr(value, "canvas_size", None)
             if canvas is not None and tuple(canvas) != facts.size[::-1]:
                 raise SourceError(f"{self.name}: of a canvas of {tuple(canvas)}, and the picture is {facts.size[::-1]} (height, width)")
-            if not np.isfinite(array).all():
+            if self.field.meaning == "keypoints" and not np.isfinite(array).all():
                 raise SourceError(f"{self.name}: a coordinate that is no finite number")
         if array.ndim == 0 or array.shape[1:] != inner:
             raise SourceError(f"{self.name}: expected rows of {inner}, found {array.shape}")
+        if self.form is not None and self.field.meaning == "boxes" and (wrong := box_faults(array, self.form.format)):
+            raise SourceError(
+                f"{self.name}: {next(iter(wrong.values()))}; of another one say it: fields={{{self.field.name!r}: {{'format': 'xywh'}}}}"
+            )
         return array.astype(np.float32) if self.form is not None else exact(array, self.field, self.name)
 
     def measure(self, value: Any) -> int:
@@ -183,7 +201,7 @@ class ListPart(Part):
             )
         if self.field.categories is not None and len(rows) and not -1 <= int(rows.min()) <= int(rows.max()) < len(self.field.categories.listed):
             raise SourceError(f"{self.name}: {rows.tolist()!r:.60}, and there are names of {len(self.field.categories.listed)} classes")
-        out = np.full(self.field.shape, 0 if self.field.categories is None else -1, self.field.stored)
+        out = np.full(self.field.shape, self.field.empty, self.field.stored)
         out[: len(rows)] = rows[:most]
         return out
 

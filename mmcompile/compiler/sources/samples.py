@@ -91,27 +91,40 @@ class Declared:
                 if isinstance(part, ListPart):
                     named.parts.setdefault(part.name, ())
         if set(named.parts) != expected:
+            if lost := next((name for name in expected if name in named.empty), None):
+                raise SourceError(
+                    f"{lost}: an empty list, where others have values; of lists that differ in length say how many rows are kept: "
+                    f"fields={{{lost!r}: {{'max': N}}}}"
+                )
             raise SourceError(f"has {', '.join(named.parts) or 'nothing'}; expected {', '.join(part.name for part in self.parts)}")
         return named.parts
 
-    def store(self, sample: Any, row: int, out: dict[str, Array], at: int) -> None:
-        """Put a sample, row `row` of all, at row `at` of an array for each field.  Raises SourceError for one that is not as declared."""
+    def store(self, sample: Any, row: int, out: dict[str, Array], at: int, lost: dict[str, int]) -> None:
+        """Put a sample, row `row` of all, at row `at` of an array for each field; boxes of which nothing is left go to `lost`, by their field.
+
+        Raises SourceError for one that is not as declared.
+        """
         with _told(row):
             values = self._values(sample)
             facts = Facts((0, 0))
             if self.main is not None and self.pictures is not None and is_picture(values[self.main]):
                 width, height, orientation = decode.picture_facts(values[self.main], self.pictures)
                 facts = Facts((width, height), orientation)
-            lengths: dict[str, int] = {}
+            lengths: dict[str, tuple[ListPart, int]] = {}
             for part in self.parts:
                 out[part.field.name][at] = part.make(values[part.name], facts)
                 if isinstance(part, ListPart) and part.field.count is not None:
-                    n = min(len(part.rows(values[part.name], facts)), part.field.shape[0])
-                    if lengths.setdefault(part.field.count, n) != n:
-                        raise SourceError(f"{part.name}: {n} rows, and {lengths[part.field.count]} of what goes with them")
-            for count, n in lengths.items():
-                out[count][at] = n
+                    n = len(part.rows(values[part.name], facts))
+                    first, before = lengths.setdefault(part.field.count, (part, n))
+                    if before != n:
+                        raise SourceError(f"{part.name}: {n} beside {before} {first.name}")
+            for count, (first, n) in lengths.items():
+                out[count][at] = min(n, first.field.shape[0])
             self._move(out, at, facts)
+            for f in self.fields:
+                if f.meaning == "boxes" and f.count is not None and f.count in lengths:
+                    first, n = lengths[f.count]
+                    lost[f.name] = lost.get(f.name, 0) + min(n, first.field.shape[0]) - int(out[f.count][at])
 
     def _move(self, out: dict[str, Array], at: int, facts: Facts) -> None:
         """Bring boxes and keypoints of a row to where the main picture is brought, and leave out instances that are gone."""

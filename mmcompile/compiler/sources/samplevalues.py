@@ -11,9 +11,12 @@ import numpy.typing as npt
 
 from mmcompile.errors import SourceError
 
-__all__ = ["as_array", "is_array", "is_bfloat16", "is_picture", "numbers", "texts_of", "tv_kind"]
+__all__ = ["PICTURES", "as_array", "is_array", "is_bfloat16", "is_picture", "numbers", "texts_of", "tv_kind"]
 
 Array = npt.NDArray[Any]
+
+#: What a picture in a sample is, as an error says it.
+PICTURES = "a picture of Pillow's, as Image.fromarray(array), or a tv_tensors.Image of uint8"
 
 
 def is_picture(value: Any) -> bool:

@@ -99,6 +99,11 @@ class ShuffledRows:
         found: dict[str, Array] = cast(Any, self._source).take(rows)
         return found
 
+    def lost(self) -> dict[str, int]:
+        """What the rows that were read since it was last asked have lost, by words."""
+        lost: dict[str, int] = getattr(self._source, "lost", dict)()
+        return lost
+
     @property
     def _by_index(self) -> bool:
         return bool(getattr(self._source, "by_index", False))
