@@ -57,16 +57,17 @@ class Faults:
 
     def add(self, at: int, why: str) -> None:
         self._count += 1
-        insort(self._first, (at if self.rows is None else int(self.rows[at]), why))
-        del self._first[_NAMED:]
+        row = at if self.rows is None else int(self.rows[at % max(1, len(self.rows))])
+        if len(self._first) < _NAMED or row < self._first[-1][0]:
+            insort(self._first, (row, f"{self.where(at)}: {why}"))
+            del self._first[_NAMED:]
 
     def raise_any(self) -> None:
         """Raises SourceError where there is a fault."""
         if self._count:
             more = f"; and {self._count - _NAMED:,} more" if self._count > _NAMED else ""
             count = f"{counted(self._count, self._one)} of {self._what} cannot be built: "
-            lines = [f"{self._where(row)}: {why}" for row, why in self._first]
-            raise SourceError(count + "; ".join(lines) + more + self.hint, count=self._count)
+            raise SourceError(count + "; ".join(line for _, line in self._first) + more + self.hint, count=self._count)
 
 
 def image_folder(images: str) -> FolderSource:
