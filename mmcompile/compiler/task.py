@@ -377,6 +377,7 @@ def _decode_part(
     size = int(record["width"]), int(record["height"])
     try:
         if spec.meaning == "mask":
+            record["flags"] |= _BITS["lossy-mask"] * decode.is_lossy(data)
             row[...] = decode.mask(data, name_of(name), options, size, int(record["orientation"]), shown)
             return
         decoded = volumetask.decoded(data, name, options, shown=shown)

@@ -75,7 +75,7 @@ def load_table(root: Path, index: Index, name: str) -> Generation:
     try:
         table = read_hashed(path, index.table_dtype(), (index.shards,), index.table)
     except FileNotFoundError:
-        raise CorruptShardError(f"{path}: missing; run `mmcompile verify {root} --repair RAW`", path=str(path)) from None
+        raise CorruptShardError(f"{path}: missing; run `mmcompile verify {root}`, which says how to mend it", path=str(path)) from None
     return Generation(name, index, table, shard_starts(table, index, path))
 
 

@@ -30,7 +30,7 @@ def records(root: Path, generation: Generation, shard: int) -> Iterator[tuple[in
     try:
         fd, offset = open_array(path, dtype, (rows,))
     except FileNotFoundError:
-        raise CorruptShardError(f"{path}: missing; run `mmcompile verify {root} --repair RAW`", path=str(path)) from None
+        raise CorruptShardError(f"{path}: missing; run `mmcompile verify {root}`, which says how to mend it", path=str(path)) from None
     try:
         step = max(1, _CHUNK // dtype.itemsize)
         for start in range(0, rows, step):

@@ -413,7 +413,7 @@ def mending(root: Path, data: bytes) -> str:
     """What to do about an index.json with these bytes that no generation has."""
     with contextlib.suppress(FormatError):
         if Index.from_bytes(data, root / "index.json").to_bytes() == data:  # perhaps it is the file in generations/ that is lost
-            return f"run `mmcompile verify {root} --repair RAW`"
+            return f"run `mmcompile verify {root}`, which says how to mend it"
     return put_back(root)
 
 
@@ -422,7 +422,7 @@ def read_generation(root: Path, name: str) -> Index:
     path = root / "generations" / f"{name}.json"
     data = read_limited(path, INDEX_LIMIT)
     if hash_bytes(data) != name:
-        raise FormatError(f"{path}: its content does not match its name; run `mmcompile verify {root} --repair RAW`", path=str(path))
+        raise FormatError(f"{path}: its content does not match its name; run `mmcompile verify {root}`, which says how to mend it", path=str(path))
     return Index.from_bytes(data, path)
 
 
@@ -432,9 +432,11 @@ def read_blob(root: Path, kind: str, digest: str, suffix: str) -> tuple[Path, by
     try:
         data = read_limited(path, BLOB_LIMIT)
     except (FileNotFoundError, NotADirectoryError):
-        raise CorruptShardError(f"{path}: missing; run `mmcompile verify {root} --repair RAW`", path=str(path)) from None
+        raise CorruptShardError(f"{path}: missing; run `mmcompile verify {root}`, which says how to mend it", path=str(path)) from None
     if hash_bytes(data) != digest:
-        raise CorruptShardError(f"{path}: its content does not match its name; run `mmcompile verify {root} --repair RAW`", path=str(path))
+        raise CorruptShardError(
+            f"{path}: its content does not match its name; run `mmcompile verify {root}`, which says how to mend it", path=str(path)
+        )
     return path, data
 
 

@@ -11,7 +11,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import re
 import secrets
 import shutil
 import stat
@@ -33,8 +32,6 @@ __all__ = ["Home", "Mirror", "host_folder", "in_threads", "make_stub", "mirrored
 _E = TypeVar("_E", bound=MMCompileError)
 _T = TypeVar("_T")
 
-#: How messages tell to mend a dataset, which is done on a disk.
-_REPAIR = re.compile(r"run `mmcompile verify[^`]*`, then `--repair RAW`|run `mmcompile verify [^`]*--repair RAW`")
 #: Downloads at a time: small files, whose time is the way to the store and back.
 _THREADS = 16
 #: Where a dataset has files, in the order in which they are listed.
@@ -105,9 +102,8 @@ class Mirror:
         return type(error)(self.text(str(error)), **details)
 
     def text(self, text: str) -> str:
-        """A message, with the URL in place of the folder, and a remedy that works for a URL."""
-        there = text.replace(str(self.folder), self.store.url)
-        return _REPAIR.sub("copy the dataset to a disk and run `mmcompile verify FOLDER --repair RAW` there", there)
+        """A message, with the URL in place of the folder."""
+        return text.replace(str(self.folder), self.store.url)
 
     def _list(self, folders: Iterable[str]) -> None:
         for folder in folders:

@@ -201,9 +201,7 @@ class Opened:
             raise GenerationError(
                 f"{where}: gone, as generation {self._generation} was pruned or removed; open the dataset anew", path=where, expected=self._generation
             )
-        remedy = f"run `mmcompile verify {root}`"
-        remedy = f"{remedy}; to repair it, copy the dataset to a disk" if isinstance(root, str) else f"{remedy[:-1]} --repair RAW`"
-        raise CorruptShardError(f"{where}: missing; {remedy}", path=where)
+        raise CorruptShardError(f"{where}: missing; run `mmcompile verify {root}`, which says how to mend it", path=where)
 
 
 def keep(held: dict[Any, _T], key: Any, value: _T, limit: int) -> _T:

@@ -145,7 +145,7 @@ def _generation(root: Path, name: str) -> bytes:
     if hash_bytes(data) != name:
         raise CorruptShardError(
             f"{path}: its content does not match its name, so what it names is unknown and nothing was deleted; "
-            f"run `mmcompile verify {root} --repair RAW`, or remove this file",
+            f"run `mmcompile verify {root}`, which says how to mend it, or remove this file",
             path=str(path),
         )
     return data

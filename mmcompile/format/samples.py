@@ -48,6 +48,7 @@ FLAGS = {
     8: "wrong-extension",
     16: "truncated-accepted",
     32: "pillow-warning",
+    64: "lossy-mask",
 }
 
 #: The longest key, in bytes: sixteen times what a path may have in one system call.

@@ -171,9 +171,7 @@ class Staged:
         return data
 
     def _remedy(self) -> str:
-        if isinstance(self.root, str):
-            return "copy the dataset to a disk and run `mmcompile verify FOLDER --repair RAW` there"
-        return f"run `mmcompile verify {self.root} --repair RAW`"
+        return f"run `mmcompile verify {self.root}`, which says how to mend it"
 
     @contextmanager
     def _held(self, name: str, nbytes: int | None) -> Iterator[Path]:

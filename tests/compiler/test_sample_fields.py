@@ -302,3 +302,9 @@ def test_bytes_are_the_same_from_one_process_and_from_two_processes(tmp_path: Pa
     built(data, tmp_path / "one", workers=1)
     built(data, tmp_path / "two", workers=2)
     assert dataset(tmp_path / "one") == dataset(tmp_path / "two")
+
+
+@pytest.mark.parametrize("empty", [[], iter(())])
+def test_a_dataset_without_samples_is_said_whatever_was_asked_of_pictures(tmp_path: Path, empty: Any) -> None:
+    with pytest.raises(SourceError, match=r"^the dataset: there are no rows$"):
+        built(empty, tmp_path / "out")

@@ -11,7 +11,6 @@ import pytest
 from mmcompile.errors import CorruptShardError, NotADatasetError, OptionError, RemoteError
 from mmcompile.format.describe import describe
 from mmcompile.format.index import Index
-from mmcompile.format.mirror import Mirror
 from mmcompile.format.npy import file_name
 from mmcompile.format.prune import prune
 from mmcompile.format.sampletable import samples_table
@@ -113,11 +112,8 @@ def test_the_remedy_for_a_url_is_one_that_works(root: Path, url: str, s3_bucket:
     table = file_name("table", index.table)
     s3_bucket.delete(f"out/shards/{table}")
     for use in (describe, lambda url: prune(url, delete=True)):
-        with pytest.raises(CorruptShardError, match=rf"^{url}/shards/{table}: missing; {REMEDY}$"):
+        with pytest.raises(CorruptShardError, match=rf"^{url}/shards/{table}: missing; run `mmcompile verify {url}`, which says how to mend it$"):
             use(url)
-    with Mirror(url) as mirror:
-        for remedy in (f"run `mmcompile verify {mirror.folder} --repair RAW`", "run `mmcompile verify`, then `--repair RAW`"):
-            assert mirror.text(f"{mirror.folder}/a: bad; {remedy}") == f"{url}/a: bad; {REMEDY}"
 
 
 def test_a_full_disk_here_names_the_folder_that_is_full(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

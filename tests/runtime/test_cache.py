@@ -153,7 +153,7 @@ def test_a_pickle_opens_its_generation_without_a_request(local: Path, url: str, 
         _ = again[15]
     with pytest.raises(GenerationError, match="is gone"):
         MMapShardDataset(url, "val", generation=old.generation, cache=Cache(tmp_path / "third"))
-    remedy = rf"run `mmcompile verify {url}`; to repair it, copy the dataset to a disk"
+    remedy = rf"run `mmcompile verify {url}`, which says how to mend it"
     with pytest.raises(CorruptShardError, match=rf"{url}/shards/image-[0-9a-f]*.npy: missing; {remedy}"):
         _ = new[15]
 
@@ -191,7 +191,7 @@ def test_what_is_no_dataset_is_said_in_a_line(url: str, s3_bucket: Bucket, tmp_p
         MMapShardDataset(url, generation="../../index", cache=cache)
     with pytest.raises(RemoteError, match="nosuch"):
         MMapShardDataset("nosuch://bucket/out", cache=cache)
-    remedy = "copy the dataset to a disk and run `mmcompile verify FOLDER --repair RAW` there$"
+    remedy = f"run `mmcompile verify {url}`, which says how to mend it$"
     for bad, said in (
         (b"{}", "changed after it was published"),
         (b"", "changed after it was published"),
@@ -278,7 +278,7 @@ def test_a_copy_that_is_cut_short_while_it_is_read_is_brought_anew(local: Path, 
     os.truncate(path, 4200)
     name = path.name
     (local / "shards" / name).unlink()
-    with pytest.raises(CorruptShardError, match=rf"{local}/shards/{name}: missing; run `mmcompile verify {local} --repair RAW`"):
+    with pytest.raises(CorruptShardError, match=rf"{local}/shards/{name}: missing; run `mmcompile verify {local}`, which says how to mend it"):
         _ = ds[0]
 
 
@@ -300,7 +300,7 @@ def test_what_is_published_and_pruned_while_it_is_opened_is_opened(local: Path, 
     assert (ds[7][0].numpy() == 255 - IMAGES[7]).all()
     (local / "generations" / f"{ds.generation}.json").unlink()
     (local / "generations" / f"{'0' * 32}.json").touch()
-    with pytest.raises(FormatError, match=rf"{local}/index.json: changed after .*; run `mmcompile verify {local} --repair RAW`$"):
+    with pytest.raises(FormatError, match=rf"{local}/index.json: changed after .*; run `mmcompile verify {local}`, which says how to mend it$"):
         MMapShardDataset(local, "all", cache=Cache(tmp_path / "other"))
 
     def refuse(path: Any) -> list[str]:

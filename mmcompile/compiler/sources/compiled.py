@@ -268,7 +268,7 @@ class CompiledSource:
             return f"row {row:,} of {show(root)}: {error}"
         if right:
             return f"row {row:,} of {show(root)} holds what --dtype {self._settings.dtype if self._settings else 'wanted'} cannot"
-        return f"row {row:,} of {show(root)} is damaged: mend it with `mmcompile verify {show(root)} --repair RAW`"
+        return f"row {row:,} of {show(root)} is damaged: run `mmcompile verify {show(root)}`, which says how to mend it"
 
 
 class _Taken:

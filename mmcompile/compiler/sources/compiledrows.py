@@ -239,8 +239,8 @@ class CompiledRows:
                 found = self._blocks(number, shard, first, last)
             except FileNotFoundError as error:
                 raise SourceError(
-                    f"{error.filename or error}: missing; if it was pruned run the same command again, else mend it with "
-                    f"`mmcompile verify {dataset.name} --repair RAW`"
+                    f"{error.filename or error}: missing; if it was pruned run the same command again, else run "
+                    f"`mmcompile verify {dataset.name}`, which says how to mend it"
                 ) from None
             except FormatError as error:
                 raise SourceError(str(error)) from error
@@ -271,7 +271,7 @@ class CompiledRows:
             start = int(generation.starts[shard]) + first + int(wrong[0]) * block
             stop = min(start + block, int(generation.starts[shard + 1]))
             raise SourceError(
-                f"rows {start:,} to {stop - 1:,} of {dataset.name} hold damage: mend it with `mmcompile verify {dataset.name} --repair RAW`",
+                f"rows {start:,} to {stop - 1:,} of {dataset.name} hold damage: run `mmcompile verify {dataset.name}`, which says how to mend it",
                 path=dataset.root,
                 row=start,
             )

@@ -247,7 +247,7 @@ class ShardRows:
         except FileNotFoundError as error:
             root = Path(self._shard.folder).parent
             raise CorruptShardError(
-                f"{error.filename or error}: missing; run `mmcompile verify {root} --repair RAW`, or where it was pruned build again",
+                f"{error.filename or error}: missing; run `mmcompile verify {root}`, which says how to mend it, or where it was pruned build again",
                 path=self._shard.folder,
             ) from None
 
