@@ -62,7 +62,7 @@ def build_lines(report: BuildReport) -> list[str]:
         rows.append(("", f"each with its reason in {escape(report.rejects_file)}"))
     rows += _counted("left out", report.left_out, sum(report.left_out.values()))
     rows += _counted("counted", report.counts, len(report.counts))
-    rows += _repeats(None if report.repeats is None else report.repeats.to_json())
+    rows += [] if report.dry_run else _repeats(None if report.repeats is None else report.repeats.to_json(), report.out)
     rows += [("warning", escape(line)) for line in report.warnings]
     rows += _dry(report) if report.dry_run else [("took", _took(report))]
     return [head, *table(rows), *([] if report.dry_run else _next(report))]
@@ -137,8 +137,10 @@ def _splits(sizes: Iterable[tuple[str, int]]) -> str:
     return ", ".join(f"{escape(split)} {count:,}" for split, count in sizes)
 
 
-def _repeats(found: Mapping[str, Any] | None) -> list[Pair]:
-    """Samples made from the same bytes, worst first, each kind with an example."""
+def _repeats(found: Mapping[str, Any] | None, root: Any) -> list[Pair]:
+    """Samples made from the same bytes, worst first, each kind with an example; that they were not looked for, as the dataset lies at a URL."""
+    if found is None and is_url(root):
+        return [("duplicates", "not looked for: what lies at a URL would have to be fetched")]
     if found is None or not found["duplicates"]:
         return []
     rows = []
@@ -284,7 +286,7 @@ def info_lines(report: Mapping[str, Any]) -> list[str]:
     rows += _counted("rejects", rejects["reasons"], rejects["count"])
     if rejects["file"] is not None:
         rows.append(("", f"each with its reason in {escape(rejects['file'])}"))
-    rows += _repeats(report["repeats"])
+    rows += _repeats(report["repeats"], report["root"])
     generations = [f"{g['name']}, {moment(g['modified'])}{', current' if g['current'] else ''}" for g in report["generations"]]
     if len(generations) > MOST_LINES:
         generations = [*generations[:MOST_LINES], f"and {len(generations) - MOST_LINES:,} more: --json has all of them"]

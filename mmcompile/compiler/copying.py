@@ -99,6 +99,8 @@ class Copier:
             right[i] = state.intdigest() == wants[i]
             if right[i] and made is not None:
                 right[i] = self._convert(made, raw.arrays[0][i], out.arrays[0][i])
+                for its, mine in zip(raw.arrays[1:], out.arrays[1:], strict=True):
+                    mine[i] = its[i]
                 fresh = next(out[i : i + 1].states())
             if fresh is not None:
                 fresh.update(after[i])

@@ -35,8 +35,18 @@ def looked_at(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
 
 
 def choose(job: Job, executor: Executor, keys: Sequence[bytes], hashes: npt.NDArray[np.uint64]) -> tuple[Preprocess, str]:
-    """The preprocess with its size (and with mode "keep" its mode) fixed as if typed, and a sentence that says what was chosen and why."""
-    return decide(job.preprocess, [f for f in _probe_all(job, executor, [keys[i] for i in looked_at(hashes).tolist()]) if f is not None])
+    """The preprocess with its size (and with mode "keep" its mode) fixed as if typed, and a sentence that says what was chosen and why.
+
+    Raises EngineError where no header could be looked at in time: what is chosen must not depend on how busy a machine is.
+    """
+    looked, late = _probe_all(job, executor, [keys[i] for i in looked_at(hashes).tolist()])
+    found = [f for f in looked if f is not None]
+    if late and not found:
+        raise EngineError(
+            f"{job.source.root}: of {late:,} images not even the headers could be read within {job.timeout_s:g} s each: run the same command again "
+            "on a machine that is less busy, or say the size: --resize 256 --crop 256"
+        )
+    return decide(job.preprocess, found)
 
 
 def decide(preprocess: Preprocess, found: Sequence[tuple[Any, ...]]) -> tuple[Preprocess, str]:
@@ -113,21 +123,29 @@ def refuse_other(out: Path, before: Mapping[str, Any] | None, asked: Preprocess,
         )
 
 
-def _probe_all(job: Job, executor: Executor, keys: list[bytes]) -> list[tuple[Any, ...] | None]:
+def _probe_all(job: Job, executor: Executor, keys: list[bytes]) -> tuple[list[tuple[Any, ...] | None], int]:
+    """(what each header says, how many were not read in time)."""
     chunks = [keys[i : i + _CHUNK] for i in range(0, len(keys), _CHUNK)]
     futures = [executor.submit(probe, job, chunk) for chunk in chunks]
     out: list[tuple[Any, ...] | None] = []
+    late = 0
     for chunk, future in zip(chunks, futures, strict=True):
         try:
             out += result_within(executor, future, job.timeout_s)
         except (EngineError, MemoryError):  # a header that kills its worker, or takes for ever: look at the others one by one
             for key in chunk:
-                out.append(_probe_alone(job, executor, key))
-    return out
+                try:
+                    out.append(_probe_alone(job, executor, key))
+                except TimeoutError:
+                    out.append(None)
+                    late += 1
+    return out, late
 
 
 def _probe_alone(job: Job, executor: Executor, key: bytes) -> tuple[Any, ...] | None:
-    """None for a header that crashes its worker, or does not let it live in several tries: one death may be the machine's doing."""
+    """None for a header that crashes its worker.  Raises TimeoutError where it does not let it live in several tries: one death may be the machine's
+    doing.
+    """
     for _ in range(_TRIES):
         try:
             (found,) = result_within(executor, executor.submit(probe, job, [key]), job.timeout_s)
@@ -137,4 +155,4 @@ def _probe_alone(job: Job, executor: Executor, key: bytes) -> tuple[Any, ...] | 
                 return None
         except MemoryError:
             continue
-    return None
+    raise TimeoutError

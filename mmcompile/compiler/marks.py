@@ -118,11 +118,14 @@ def of_kinds(samples: npt.NDArray[Any], kinds: frozenset[str]) -> npt.NDArray[np
 
 def stored_as(old: Preprocess, new: Preprocess) -> str | None:
     """How rows stored as `old` says become those that `new` wants, bit for bit: "same", "moved" (to the other layout), "cast" again from the
-    pixels, which uint8 rows are; None where they cannot.
+    pixels, which uint8 rows are; None where they cannot.  Of a sample of several pictures the first alone may be stored anew.
     """
-    if old.parts or new.parts or old.views or new.views or "volume" in (old.kind, new.kind):  # which would have to be told apart
-        return "same" if old.store_settings() == new.store_settings() else None
+    of_parts = [{name: p.of(name).store_settings() for name in p.parts} for p in (old, new)]
+    if of_parts[0] != of_parts[1]:
+        return None
     old, new = replace(old, fields=()), replace(new, fields=())  # what moves with a picture is moved anew
+    if old.views or new.views or "volume" in (old.kind, new.kind):
+        return "same" if old.store_settings() == new.store_settings() else None
     if old.dtype == "uint8" and new.dtype != "uint8":
         return "cast"
     mine, wanted = ({**p.store_settings(), "layout": None} for p in (old, new))

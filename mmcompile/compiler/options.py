@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, fields
 from fractions import Fraction
+from numbers import Integral, Real
 from typing import Any, ParamSpec, TypeVar
 
 from mmcompile.compiler.plan import SHARD_BYTES
@@ -25,6 +26,16 @@ R = TypeVar("R")
 
 #: Engines by name; any other is given as an Executor.
 ENGINES = ("local", "dask", "ray")
+#: What each option is, and in words.
+_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "workers": ((Integral, type(None)), "a number, at least 1"),
+    "address": ((str, type(None)), "a text"),
+    "part": ((str, type(None)), "a text as in '3/16'"),
+    "shard_bytes": ((Integral,), "a whole number of bytes"),
+    "decode_timeout_s": ((Real,), "a number of seconds"),
+    "order": ((str,), "source, shuffled or shuffled:SEED"),
+    **dict.fromkeys(("plan_only", "lock", "checksum", "redecode"), ((bool,), "True or False")),
+}
 _ORDER = re.compile(r"source|shuffled(:[0-9]{1,18})?")
 _KEYS = re.compile(r"plain|hash(:.+)?")
 
@@ -59,7 +70,13 @@ class BuildOptions:
     keys: str = "plain"
 
     def __post_init__(self) -> None:
-        if self.workers is not None and (not isinstance(self.workers, int) or self.workers < 1):
+        for name, (kinds, words) in _TYPES.items():
+            value = getattr(self, name)
+            if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+                raise OptionError(f"{name} must be {words}, not {value!r:.80}", options=[name])
+            if isinstance(value, Integral) and bool not in kinds:
+                object.__setattr__(self, name, int(value))
+        if self.workers is not None and self.workers < 1:
             raise OptionError(f"workers must be a number, at least 1, not {self.workers!r}")
         if not isinstance(self.engine, Executor) and self.engine not in ENGINES:
             raise OptionError(f"engine must be {', '.join(map(repr, ENGINES))} or an Executor, not {self.engine!r}")

@@ -16,11 +16,12 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from mmcompile.compiler.sealing import stands
 from mmcompile.compiler.sources.splits import train_of
 from mmcompile.compiler.trace import PLAIN, Trace
 from mmcompile.errors import BuildError, FormatError, MMCompileError, OutputExistsError, ResumeError
 from mmcompile.format.canonical import canonical, name_to_json, parse
-from mmcompile.format.catalog import kept_files, list_folder, load_table, named_files, single_files
+from mmcompile.format.catalog import digest_of, kept_files, list_folder, load_table, named_files, single_files
 from mmcompile.format.commit import sync_folder
 from mmcompile.format.index import LIST_LIMIT, Field, Index, Split, load_index, publish
 from mmcompile.format.npy import file_bytes, file_name, save_array, save_blob
@@ -189,7 +190,7 @@ def check_output(out: Path, roots: Iterable[str], url: str | None = None) -> Non
             ours = not foreign and bool(names & {"generations"})
         if not ours:
             raise OutputExistsError(f"{out}: holds an index.json that is not ours; choose another OUT", path=str(out))
-        load_index(out)
+        load_index(out, alone=True)
         return
     for folder in ("shards", "generations", ".build"):
         if folder not in names:
@@ -430,8 +431,8 @@ def describe_published(out: Path, index: Index, generation: str, parts: list[Par
 
 
 def singles_stand(out: Path, index: Index) -> bool:
-    """Are the files there that a generation has once?"""
-    return all((out / "shards" / file).exists() for _, file in single_files(index))
+    """Are the files there, whole, that a generation has once?"""
+    return all(stands(out / "shards" / file, str(digest_of(file))) for _, file in single_files(index))
 
 
 def clean_up(out: Path, before: Iterable[Sealed], now: Iterable[Sealed]) -> set[str] | None:

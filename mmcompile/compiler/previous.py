@@ -108,7 +108,7 @@ class Previous:
         """Look at the generations that are kept and at the seals.  Raises FormatError when the current generation cannot be read."""
         kept = kept_files(self.root)[0]
         if (self.root / "index.json").exists():
-            self.index, current = load_index(self.root)
+            self.index, current = load_index(self.root, alone=True)
             self.generation = current
             self.settings = {**self.index.settings, "versions": self.index.versions}
             self._add_generation(self.index)

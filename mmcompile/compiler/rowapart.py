@@ -33,19 +33,21 @@ class RowPartBuild(RowBuild):
 
     def build(self) -> BuildReport:
         """Plan for parts, or build and seal the shards of one."""
+        part = None if self.options.part is None else PartNumber.parse(self.options.part)
         self._check_output()
         self._plan()
         self._refuse_unknown()
-        return self._plan_parts() if self.options.part is None else self._part(PartNumber.parse(self.options.part))
+        return self._plan_parts() if part is None else self._part(part)
 
     def dry(self) -> BuildReport:
         """Say what would be built; write nothing."""
         if self.options.part is None:
             return super().dry()
+        part = PartNumber.parse(self.options.part)
         self._check_output()
         self._plan()
         self._refuse_unknown()
-        self._take(PartNumber.parse(self.options.part))
+        self._take(part)
         return replace(self._foreseen(), part=self.options.part, splits={})
 
     def _refuse_unknown(self) -> None:

@@ -65,13 +65,19 @@ from mmcompile.errors import FormatError, OptionError, RemoteError, SourceError
 from mmcompile.format.canonical import canonical, name_to_json
 from mmcompile.format.catalog import load_table
 from mmcompile.format.commit import write_atomic
-from mmcompile.format.index import Index, load_index
+from mmcompile.format.fields import MOST_AXES
+from mmcompile.format.index import Index, load_index, read_generation
 from mmcompile.format.lock import Lock
 from mmcompile.format.npy import file_bytes, hash_bytes
 from mmcompile.format.rowrepeats import QUICK_BYTES, repeated_rows
 from mmcompile.format.storelock import StoreLock
 
 __all__ = ["RowBuild"]
+
+#: Rows of so many bytes stay here while they are sent to a URL, so that those that hold the same are found: no more than one shard has.
+_WHOLE_BYTES = 256 << 20
+#: A text of more characters than this is no name.
+_LONG = 1 << 16
 
 
 class RowBuild:
@@ -230,6 +236,10 @@ class RowBuild:
         held = self.held
         if self.todo or held.seals or held.index is None or plan_exists(self.out) or held.mark != [held.generation, self._mark()]:
             return False
+        try:
+            read_generation(self.out, held.generation)
+        except (FormatError, FileNotFoundError):
+            return False
         return singles_stand(self.out, held.index)
 
     def _run(self, scratch: Path) -> None:
@@ -248,7 +258,9 @@ class RowBuild:
         if isinstance(self.source, ShuffledRows):
             self.source.prepare(scratch, lambda n: self.progress(Progress("order", n, self.scan.rows)))
         job = RowJob(self.source, self.fields, scratch, self.out / "shards", self.out / ".build" / "seals", blocks_of(self.source))
-        job = replace(job, timeout_s=self.options.decode_timeout_s, store=None if self.staging is None else self.staging.store)
+        job = replace(
+            job, timeout_s=self.options.decode_timeout_s, store=None if self.staging is None else self.staging.store, whole=need <= _WHOLE_BYTES
+        )
         if self.engine is None:
             self._run_here(job)
         else:
@@ -308,7 +320,8 @@ class RowBuild:
         if self.staging is not None:
             self.staging.refresh()
         seals = [self.whole.get(t.number) or self.made[t.number] for t in self.tasks]
-        refuse_undefined(self.out, self.source, self.fields, self.scan.ranges, seals)
+        brought = None if self.staging is None else self.staging.brought
+        refuse_undefined(self.out, self.source, self.fields, self.scan.ranges, seals, brought)
         refuse_removed(self.out, lock.still_held)
         done = publish_shards(self.out, scratch, self._contents([_part(seal) for seal in seals]))
         gone = clean_up(self.out, self.held.seals.values(), self.made.values())
@@ -340,12 +353,22 @@ class RowBuild:
 
     def _check_index(self) -> None:
         """Would an index say this?  Raises OptionError before a row is read."""
+        where = self.source.root or "the dataset"
+        if deep := next((f for f in self.indexed if len(f.shape) > MOST_AXES), None):
+            raise OptionError(f"{where}: a row of {deep.name} has {len(deep.shape)} axes, at most {MOST_AXES} are held: reshape it")
         contents, none = self._contents([]), "0" * 32
         statistics: dict[str, dict[str, Any]] = {name: {} for name in ("all", *(s.name for s in contents.splits))}
         index = draft_index(contents, self.scan.rows, len(self.tasks), statistics, dict.fromkeys(lists_of(contents), none))
         try:
             Index.from_bytes(index.to_bytes(), self.out / "index.json")
         except FormatError as error:
+            texts = [(f.name, text) for f in self.indexed for names in (f.columns, f.categories) if names is not None for text in names.listed]
+            name, longest = max(texts, key=lambda found: len(found[1]), default=("", ""))
+            if len(longest) > _LONG:
+                raise OptionError(
+                    f"{where}: {name} holds a text of {len(longest):,} characters ({longest[:40]!r}…), and the names of a dataset have to fit its "
+                    "index: shorten it, or leave that column out with --columns"
+                ) from error
             raise OptionError(f"{error}: the source says what no dataset can hold") from error
 
     def _groups(self) -> tuple[tuple[str, int], ...]:

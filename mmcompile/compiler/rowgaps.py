@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -25,10 +26,17 @@ __all__ = ["refuse_undefined"]
 _CHUNK = 8 << 20
 
 
-def refuse_undefined(out: Path, source: RowSource, fields: Sequence[StoredField], splits: Sequence[Split], seals: Sequence[RowSeal]) -> None:
+def refuse_undefined(
+    out: Path,
+    source: RowSource,
+    fields: Sequence[StoredField],
+    splits: Sequence[Split],
+    seals: Sequence[RowSeal],
+    brought: Callable[[Path], AbstractContextManager[None]] | None = None,
+) -> None:
     """Raises BuildError for a field that is to be normalised by its own statistics, where these do not serve; `seals` are all shards in order.
 
-    Only a shard that holds a number which is none is looked at, piece by piece.
+    Only a shard that holds a number which is none is looked at, piece by piece; `brought` has its file at hand where that lies at a URL.
     """
     for spec in fields:
         if not spec.auto or spec.source.meaning == "image":
@@ -49,16 +57,17 @@ def refuse_undefined(out: Path, source: RowSource, fields: Sequence[StoredField]
         if found is None:
             for seal, start in within:
                 remedy = f"fill it in, leave such rows out, {others}or give --mean and --std"
-                _refuse_in(out / "shards", spec, seal, start, source, where, remedy)
+                if all(total is not None for entry in seal.sums[name] for total in entry["sum"]):
+                    continue
+                path = out / "shards" / file_name(name, seal.files[name])
+                with nullcontext() if brought is None else brought(path):
+                    _refuse_in(path, spec, seal, start, source, where, remedy)
             raise BuildError(f"{where}the squares of {name} add up to more than a float holds: scale it down, or give --mean and --std", field=name)
 
 
-def _refuse_in(shards: Path, spec: StoredField, seal: RowSeal, start: int, source: RowSource, where: str, remedy: str) -> None:
-    """Raises BuildError for the first number of a shard that is none; `start` is its first row."""
+def _refuse_in(path: Path, spec: StoredField, seal: RowSeal, start: int, source: RowSource, where: str, remedy: str) -> None:
+    """Raises BuildError for the first number of a shard's file that is none; `start` is its first row."""
     stored, name = spec.stored, spec.stored.name
-    if all(total is not None for entry in seal.sums[name] for total in entry["sum"]):
-        return
-    path = shards / file_name(name, seal.files[name])
     fd, offset = open_array(path, stored.stored, (seal.rows, *stored.shape))
     try:
         step = max(1, _CHUNK // stored.row_bytes)

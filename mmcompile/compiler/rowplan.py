@@ -78,7 +78,7 @@ class Held:
         self.index: Index | None = None
         self.generation = ""
         if (out / "index.json").exists():
-            self.index, self.generation = load_index(out)
+            self.index, self.generation = load_index(out, alone=True)
         self._published, self.mark = _remembered(build / "rows")
         names = [e.name for e in list_folder(build / "seals") if e.name.endswith(".json")]
         self.seals = {seal.task: seal for name in names if (seal := read_row_seal(build / "seals" / name)) is not None}

@@ -63,6 +63,8 @@ class RowJob:
     versions: dict[str, str] = field(default_factory=dict)
     #: Where finished shards are sent, with a URL for OUT.
     store: Store | None = None
+    #: Those that were sent stay whole here, too.
+    whole: bool = False
 
     @property
     def row_bytes(self) -> int:
@@ -215,5 +217,5 @@ def seal_rows(job: RowJob, name: str, seal: RowSeal, hashes: npt.NDArray[np.uint
     path = job.seals / f"{seal.task}.json"
     write_sealed(path, done.to_json())
     if job.store is not None:
-        send_shard(job.store, job.shards.parent, done.names(), path, large=len(done.files))
+        send_shard(job.store, job.shards.parent, done.names(), path, large=0 if job.whole else len(done.files))
     return done

@@ -2,7 +2,7 @@
 
 An object is there whole or not at all; a shard's seal follows its files, the index follows everything that it names, and only then is deleted what
 nothing names any more.  So a kill at any moment leaves the published dataset as it was, and a build that can go on.  Locally there are never more
-image shards than are being made or copied from.
+image shards than are being made or copied from (of rows without keys up to 256 MiB).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from pathlib import Path
 
 from mmcompile.compiler.outcome import BuildReport, Progress
 from mmcompile.errors import BuildError, CorruptShardError, RemoteError
-from mmcompile.format.catalog import digest_file, digest_of
+from mmcompile.format.catalog import digest_file, digest_of, single_files
+from mmcompile.format.index import load_index
 from mmcompile.format.mirror import Mirror, in_threads, make_stub
 from mmcompile.format.store import Store
 from mmcompile.format.storelock import StoreLock
@@ -80,7 +81,9 @@ class Staging(Mirror):
         shards = [f"shards/{name}" for name in sorted(os.listdir(self.folder / "shards"))]
         in_threads(lambda name: send(self.store, self.folder, name), [name for name in shards if name not in self.there])
         generations = [f"generations/{name}" for name in sorted(os.listdir(self.folder / "generations"))]
-        for name in [name for name in generations if name not in self.there]:
+        index, current = load_index(self.folder)
+        once = {f"shards/{file}" for _, file in single_files(index)} & set(self.there)  # perhaps damaged there: they are small
+        for name in [*sorted(once), *(name for name in generations if name not in self.there or name == f"generations/{current}.json")]:
             self.store.put(self.folder / name, name)
         if not still_held():
             raise BuildError(

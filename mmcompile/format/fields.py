@@ -17,6 +17,7 @@ __all__ = [
     "INDEX_LIMIT",
     "LIST_LIMIT",
     "MEANINGS",
+    "MOST_AXES",
     "PIXELS",
     "RESERVED",
     "SPATIAL",
@@ -43,6 +44,8 @@ DTYPES: dict[str, np.dtype[Any]] = {
 }
 #: More than any camera has; keeps the record of a sample (two sums a channel) small.
 CHANNEL_LIMIT = 4096
+#: Axes of a row.
+MOST_AXES = 16
 #: What the numbers of a field are.
 MEANINGS = ("image", "class", "value", "mask", "boxes", "keypoints", "text", "volume")
 #: Made of a file's pixels; and all that moves when the image is cropped or turned.

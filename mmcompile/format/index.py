@@ -6,10 +6,10 @@ files of strangers.  Everything behind it may rely on the types and bounds here.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import re
+import shlex
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from mmcompile.format.fields import (
     INDEX_LIMIT,
     LIST_LIMIT,
     MEANINGS,
+    MOST_AXES,
     RESERVED,
     SPATIAL,
     UNITS,
@@ -226,7 +227,7 @@ class _IndexCheck(Check):
             self.fail(f"{where}.name", "lower-case letters, digits and _ (at most 64), and no reserved word", name)
         if not isinstance(entry["dtype"], str) or entry["dtype"] not in DTYPES:
             self.fail(f"{where}.dtype", f"one of {sorted(DTYPES)}", entry["dtype"])
-        shape = tuple(self.count(n, f"{where}.shape", least=1, most=1 << 40) for n in self.sequence(entry["shape"], f"{where}.shape", most=16))
+        shape = tuple(self.count(n, f"{where}.shape", least=1, most=1 << 40) for n in self.sequence(entry["shape"], f"{where}.shape", most=MOST_AXES))
         if math.prod(shape) >= 1 << 46:
             self.fail(f"{where}.shape", "fewer than 2^46 values", list(shape))
         meaning, layout = entry["meaning"], entry["layout"]
@@ -378,8 +379,10 @@ class _IndexCheck(Check):
         return tuple(names), stops[1:]
 
 
-def load_index(root: Path, generation: str | None = None) -> tuple[Index, str]:
+def load_index(root: Path, generation: str | None = None, *, alone: bool = False) -> tuple[Index, str]:
     """The index of a dataset and its generation's name; of the current generation, or of the one asked for.
+
+    `alone`: that index.json is whole, and has merely lost its copy in generations/, is no error: a build writes that anew.
 
     Raises NotADatasetError, GenerationError, VersionError or FormatError.
     """
@@ -393,7 +396,8 @@ def load_index(root: Path, generation: str | None = None) -> tuple[Index, str]:
             raise FormatError(f"{root / folder}: a link; the folders of a dataset lie inside it", path=str(root / folder))
     found = hash_bytes(data)
     if generation is None or generation == found:
-        if os.path.isdir(root / "generations") and not os.path.exists(root / "generations" / f"{found}.json"):
+        lost = os.path.isdir(root / "generations") and not os.path.exists(root / "generations" / f"{found}.json")
+        if lost and not (alone and _stands_alone(root, data)):
             raise FormatError(f"{path}: changed after it was published (no generations/{found}.json); {mending(root, data)}", path=str(path))
         return Index.from_bytes(data, path), found
     if not HASH.match(generation):
@@ -411,10 +415,20 @@ def load_index(root: Path, generation: str | None = None) -> tuple[Index, str]:
 
 def mending(root: Path, data: bytes) -> str:
     """What to do about an index.json with these bytes that no generation has."""
-    with contextlib.suppress(FormatError):
-        if Index.from_bytes(data, root / "index.json").to_bytes() == data:  # perhaps it is the file in generations/ that is lost
-            return f"run `mmcompile verify {root}`, which says how to mend it"
-    return put_back(root)
+    if not _stands_alone(root, data):
+        return put_back(root)
+    copied = shlex.join(["cp", str(root / "index.json"), str(root / "generations" / f"{hash_bytes(data)}.json")])
+    return f"put its copy back with `{copied}`, or run the same build again, which does that"
+
+
+def _stands_alone(root: Path, data: bytes) -> bool:
+    """Is this a generation that lost its file, rather than a changed copy of one that is kept?  It has a shard table of its own then."""
+    try:
+        index = Index.from_bytes(data, root / "index.json")
+        kept = [name.removesuffix(".json") for name in os.listdir(root / "generations") if HASH.match(name.removesuffix(".json"))]
+        return index.to_bytes() == data and all(read_generation(root, name).table != index.table for name in kept)
+    except (FormatError, OSError):
+        return False
 
 
 def read_generation(root: Path, name: str) -> Index:

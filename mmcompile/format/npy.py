@@ -149,7 +149,7 @@ def open_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tupl
         if status.st_size != size:
             raise CorruptShardError(
                 f"{path}: {status.st_size:,} bytes, expected {size:,} for {dtype.str if dtype.names is None else 'records'} {shape}; "
-                "run `mmcompile verify`, which says how to mend it",
+                f"run `mmcompile verify {path.parent.parent}`, which says how to mend it",
                 path=str(path),
                 expected=size,
                 found=status.st_size,
@@ -159,7 +159,7 @@ def open_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tupl
             start = 10 if found[:10] == expected[:10] else 0
             shown, wanted = found[start:150].rstrip(b" \n\0"), expected[start:].rstrip()
             raise CorruptShardError(
-                f"{path}: its header is {shown!r}, expected {wanted!r}; run `mmcompile verify`, which says how to mend it",
+                f"{path}: its header is {shown!r}, expected {wanted!r}; run `mmcompile verify {path.parent.parent}`, which says how to mend it",
                 path=str(path),
             )
     except OSError as error:

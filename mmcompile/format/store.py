@@ -96,8 +96,10 @@ def is_url(place: object) -> bool:
 def on_disk(place: _P) -> _P | str:
     """A `file://` URL as the path that it is; any other place as it came.
 
-    Raises OptionError for what was meant to be a URL and is none: `s3:/bucket`, `s3://`, `file://folder`.
+    Raises OptionError for what was meant to be a URL and is none (`s3:/bucket`, `s3://`, `file://folder`), and for what no path can be.
     """
+    if isinstance(place, str | Path):
+        _refuse_no_path(str(place))
     if not isinstance(place, str):
         return place
     scheme, _, rest = place.partition("://")
@@ -111,6 +113,15 @@ def on_disk(place: _P) -> _P | str:
     if is_url(place) and scheme != "memory" and not rest.strip("/"):
         raise OptionError(f"{place}: names no bucket", path=place)
     return place
+
+
+def _refuse_no_path(text: str) -> None:
+    try:
+        if text and b"\0" not in os.fsencode(text):
+            return
+    except UnicodeEncodeError:
+        pass
+    raise OptionError(f"{text!a:.80}: no path: {'it is empty' if not text else 'no name on a disk holds a NUL, or half a surrogate pair'}", path=text)
 
 
 class Store:

@@ -162,7 +162,7 @@ def test_a_row_that_is_damaged_stops_the_build_and_is_named(tmp_path: Path) -> N
     data[4096 + 3] ^= 1
     path.write_bytes(data)
     row, key = int(reader.starts[1]), reader.keys(1)[0].decode()
-    with pytest.raises(SourceError, match=rf"1 file .*'1/{key}': row {row} of {out_b} is damaged.*`mmcompile verify {out_b}`, which says") as e:
+    with pytest.raises(SourceError, match=rf"1 file .*'1/{key}': row {row} of {out_b} is damaged.*mmcompile verify {out_b}`") as e:
         merge(tmp_path / "merged", out_a, out_b)
     assert e.value.details["keys"] == [f"1/{key}"]
     assert not (tmp_path / "merged" / "index.json").exists()

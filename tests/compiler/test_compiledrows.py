@@ -154,7 +154,7 @@ def test_damage_stops_the_build_and_is_named(tmp_path: Path, two: tuple[Path, Pa
     data[-5] ^= 4
     path.write_bytes(data)
     start = int(Reader(two[1]).starts[1])
-    with pytest.raises(SourceError, match=rf"rows {start} to \d+ of {two[1]} hold damage: run `mmcompile verify {two[1]}`, which says how"):
+    with pytest.raises(SourceError, match=rf"rows {start} to \d+ of {two[1]} hold damage: run `mmcompile verify {two[1]}`"):
         merge(tmp_path / "merged", *two)
     assert not (tmp_path / "merged" / "index.json").exists()
     path.unlink()

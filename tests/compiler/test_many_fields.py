@@ -179,6 +179,24 @@ def test_rows_are_copied_and_what_belongs_to_them_is_moved_again(tmp_path: Path)
     assert (report.decoded, report.copied + report.kept) == (1, 5)
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"crop": 12, "dtype": "float32"},
+        {"crop": 12, "layout": "hwc"},
+        {"crop": 12, "fields": {"mask": {"kind": "mask"}, "boxes": {"min_visibility": 0.9}}},
+    ],
+)
+def test_what_does_not_touch_the_pixels_of_a_file_decodes_nothing(tmp_path: Path, asked: dict[str, Any]) -> None:
+    source = make(tmp_path / "raw", 6, lambda i: (1, 6)[i % 2])
+    run(source, tmp_path / "out", Preprocess(crop=12))
+    form = Form(min_visibility=0.9) if "fields" in asked else Form()
+    changed = Pairs(source.root, source.boxes, form)
+    assert run(changed, tmp_path / "out", Preprocess(**asked)).decoded == 0
+    run(changed, tmp_path / "clean", Preprocess(**asked))
+    assert dataset(tmp_path / "out") == dataset(tmp_path / "clean")
+
+
 def test_other_settings_of_a_field_are_other_pixels(tmp_path: Path) -> None:
     source = make(tmp_path / "raw", 3)
     run(source, tmp_path / "out", Preprocess(pad=30))

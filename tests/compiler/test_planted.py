@@ -105,6 +105,15 @@ def test_a_header_that_crashes_or_hangs_does_not_stop_the_choice_of_a_size(tmp_p
     assert report.decoded == 0
 
 
+def test_no_size_is_chosen_where_no_header_could_be_read_in_time(tmp_path: Path, notes: Path) -> None:
+    raw = write(tmp_path / "raw", {"1.hang.png": plant(2, "hang")})
+    with pytest.raises(
+        EngineError, match=r"of 1 images not even the headers could be read within \d+ s each: .*say the size: --resize 256 --crop 256"
+    ):
+        go(planted(raw, notes), tmp_path / "out", preprocess=None)
+    assert not (tmp_path / "out" / "index.json").exists()
+
+
 def test_a_worker_that_dies_while_it_looks_whether_a_seal_still_holds_is_no_end_of_the_run(tmp_path: Path, notes: Path) -> None:
     raw, out = make_raw(tmp_path / "raw", per_class=3), tmp_path / "out"
     write(raw, {"cat/bad.png": BROKEN, "cat/dies-when-read.png": picture(3)})

@@ -19,16 +19,18 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mmcompile.compiler import planning
 from mmcompile.compiler.driver import BuildOptions, BuildReport, build
 from mmcompile.compiler.output import describe_changes, told_changes
 from mmcompile.compiler.plan import row_cuts
 from mmcompile.compiler.preprocess import Normalize, Preprocess
 from mmcompile.compiler.rowstore import RowPreprocess, stored_fields
 from mmcompile.compiler.sources.rows import RowScan
-from mmcompile.errors import BuildError, OptionError, OutputExistsError, SourceError
+from mmcompile.errors import BuildError, FormatError, OptionError, OutputExistsError, SourceError
 from mmcompile.format.index import Field, Names, Split, load_groups
 from mmcompile.format.reader import Reader
 from mmcompile.format.samples import pair_hash
+from mmcompile.format.verify import verify
 from tests.compiler import builds
 from tests.compiler.builds import dataset
 
@@ -434,6 +436,34 @@ def test_a_file_that_may_not_grow_so_large_is_one_that_cannot_be_written(tmp_pat
 
 def _with_package() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+@pytest.mark.parametrize("kind", ["generations", "table", "groups", "classes"])
+@pytest.mark.parametrize("how", ["gone", "empty", "short", "other"])
+def test_the_same_build_mends_what_a_generation_has_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, how: str) -> None:
+    monkeypatch.setattr(planning, "LIST_LIMIT", 2)
+    out, source = tmp_path / "out", rows(groups=(("a", 30), ("b", 100)), stamps=("1", "2"))
+    run(source, out)
+    before = dataset(out)
+    victim = next(path for path in out.rglob("*.*") if path.name.startswith(f"{kind}-") or path.parent.name == kind)
+    good = victim.read_bytes()
+    if how == "gone":
+        victim.unlink()
+    else:
+        victim.write_bytes({"empty": b"", "short": good[:-5], "other": good[:-5] + b"?????"}[how])
+    assert not verify(out).ok
+    assert run(source, out).decoded == 0
+    assert dataset(out) == before
+    assert verify(out).ok
+
+
+def test_an_index_that_somebody_changed_is_no_generation_that_lost_its_file(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run(rows(), out)
+    index = Reader(out).index
+    (out / "index.json").write_bytes(replace(index, settings={**index.settings, "shard_bytes": 1}).to_bytes())
+    with pytest.raises(FormatError, match=r"changed after it was published .*put it back with `cp "):
+        run(rows(), out)
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,14 @@ import numpy as np
 import pytest
 
 import mmcompile
+from mmcompile.compiler import rowbuild
 from mmcompile.compiler.driver import BuildOptions, BuildReport, build
-from mmcompile.errors import OptionError, SourceError
+from mmcompile.compiler.rowstore import RowPreprocess
+from mmcompile.errors import BuildError, OptionError, SourceError
+from mmcompile.format.describe import describe
 from mmcompile.format.index import Split
 from mmcompile.format.verify import verify
+from mmcompile.summary import build_lines, info_lines
 from tests.compiler.builds import dataset
 from tests.compiler.test_rowbuild import rows
 from tests.s3 import Bucket
@@ -101,3 +105,57 @@ def test_what_needs_a_shared_folder_is_refused(s3_bucket: Bucket) -> None:
     with pytest.raises(OptionError, match="parts are sealed in a folder that all machines share"):
         run({"x": np.zeros((3, 2))}, s3_bucket.url + "/out", part="1/2")
     assert not s3_bucket.files("out")
+
+
+def twice(n: int = 1000) -> Any:
+    source = source_of(n)
+    for array in source.arrays.values():
+        array[[10, 20, 800]] = array[5]
+    return source
+
+
+def test_rows_that_repeat_are_found_on_a_store_or_said_not_to_be_looked_for(
+    tmp_path: Path, s3_bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = s3_bucket.url + "/out"
+    report, local = run(twice(), url), run(twice(), tmp_path / "out")
+    assert local.repeats is not None
+    assert (local.repeats.duplicates, local.repeats.leaked) == (3, {"test": 1})
+    assert report.repeats == local.repeats
+    said = "not looked for: what lies at a URL would have to be fetched"
+    assert not any(said in line for line in build_lines(report))
+    again = run(twice(), url)
+    assert again.repeats is None
+    assert sum(said in line for line in build_lines(again)) == sum(said in line for line in info_lines(describe(url))) == 1
+    assert not any(said in line for line in info_lines(describe(tmp_path / "out")))
+    monkeypatch.setattr(rowbuild, "_WHOLE_BYTES", 0)
+    assert run(twice(), s3_bucket.url + "/other").repeats is None
+
+
+@pytest.mark.parametrize("limit", [0, 1 << 20])
+def test_the_first_gap_is_named_on_a_store_as_on_a_disk(tmp_path: Path, s3_bucket: Bucket, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rowbuild, "_WHOLE_BYTES", limit)
+    source = source_of()
+    source.arrays["x"][600, 1] = np.nan
+    with pytest.raises(BuildError) as near:
+        build(source, tmp_path / "out", preprocess=RowPreprocess(normalize="auto"))
+    with pytest.raises(BuildError) as far:
+        build(source, s3_bucket.url + "/out", preprocess=RowPreprocess(normalize="auto"))
+    assert "x[b] is nan, and a mean needs numbers" in str(near.value)
+    assert str(far.value) == str(near.value).replace(str(tmp_path / "out"), s3_bucket.url + "/out")
+
+
+@pytest.mark.parametrize("kind", ["generations", "table", "groups"])
+@pytest.mark.parametrize("how", ["gone", "short", "other"])
+def test_the_same_build_mends_what_a_store_lost_of_a_generation(s3_bucket: Bucket, kind: str, how: str) -> None:
+    url = s3_bucket.url + "/out"
+    run(source_of(), url)
+    before = objects(s3_bucket)
+    name = next(name for name in before if f"/{kind}-" in name or name.startswith(f"{kind}/"))
+    if how == "gone":
+        s3_bucket.delete(f"out/{name}")
+    else:
+        s3_bucket.fill({name: before[name][:-5] + (b"" if how == "short" else b"?????")}, "out")
+    assert run(source_of(), url).decoded == 0
+    assert objects(s3_bucket) == before
+    assert verify(url).ok

@@ -140,7 +140,7 @@ def _explain(error: Exception, what: str) -> tuple[str, str]:
     return "corrupt", f"the {what} cannot be decoded"
 
 
-_NOTHING = "no bytes: the file is empty, or its row in a list holds no image"
+_NOTHING = "no bytes: the file is empty, or its row in a list holds no image and no path of a file below that folder"
 
 
 def open_image(data: bytes, name: str, options: Preprocess) -> Image.Image:

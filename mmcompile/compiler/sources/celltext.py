@@ -5,6 +5,7 @@ Pure.  Numbers are the nearest float64, times are ISO 8601; nothing is guessed f
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 
@@ -13,7 +14,20 @@ import numpy.typing as npt
 
 from mmcompile.format.fields import UNITS
 
-__all__ = ["GAPS", "KINDS", "Times", "as_times", "as_values", "how_written", "is_kind", "is_number", "kinds_of", "mostly_values"]
+__all__ = [
+    "GAPS",
+    "KINDS",
+    "Times",
+    "as_times",
+    "as_values",
+    "beyond",
+    "how_written",
+    "is_kind",
+    "is_number",
+    "kinds_of",
+    "mostly_values",
+    "told_beyond",
+]
 
 Array = npt.NDArray[np.generic]
 
@@ -32,6 +46,8 @@ KINDS = frozenset(_FORMS)
 _ONE = {kind: re.compile(rf"(?:{form})\Z") for kind, form in _FORMS.items()}
 #: All cells of a block, each ended by a NUL, which no cell holds.
 _ALL = {kind: re.compile(rf"(?:(?>{form}|{_GAP})\0)*+\Z") for kind, form in _FORMS.items()}
+#: What every number beyond 1.8e308 has: an exponent of three digits, or 200 digits and one of two.
+_HUGE = re.compile(r"[eE]\+?[0-9]{3}|[0-9.]{200}")
 _ENDS_IN_OFFSET = re.compile(rf"(?<=[0-9]){_OFFSET}\Z")
 _ENDS = re.compile(r"(?:[.,]([0-9]+))?(Z|[+-][0-9:]+)?\Z")
 _PLACES = {"s": 0, "ms": 3, "us": 6, "ns": 9}
@@ -80,9 +96,12 @@ class Times:
 
     def __init__(self) -> None:
         self._unit, self._aware = 0, set[bool]()
+        self._first: bool | None = None
 
     def extend(self, cells: Sequence[str]) -> None:
         """More cells, all of them times."""
+        if self._first is None and cells:
+            self._first = _is_aware(cells[0])
         for cell in _shapes(cells):
             if len(cell) == 10:
                 self._aware.add(False)
@@ -90,6 +109,10 @@ class Times:
             fraction, offset = _ENDS.search(cell[16:]).groups()  # type: ignore[union-attr]
             self._aware.add(bool(offset))
             self._unit = max(self._unit, 1 + -(-len(fraction or "") // 3))
+
+    def unlike(self, cell: str) -> bool:
+        """Does a time say how far from UTC it is, unlike the first, or the other way round?"""
+        return _is_aware(cell) is not self._first
 
     @property
     def unit(self) -> str:
@@ -105,19 +128,38 @@ class Times:
         return "some times say how far from UTC they are (Z, +02:00), others do not" if len(self._aware) > 1 else ""
 
 
+def _is_aware(cell: str) -> bool:
+    return len(cell) > 10 and bool(_ENDS.search(cell[16:]).groups()[1])  # type: ignore[union-attr]
+
+
 def as_values(cells: Sequence[str], dtype: str) -> Array:
     """Cells as numbers of a dtype (N,); a gap is NaN.  Raises ValueError, OverflowError for a cell that is no such number."""
     if dtype == "bool":
         return np.array([_yes(cell) for cell in cells], np.bool_)
     if dtype.startswith("float"):
         try:
-            return np.array(list(map(float, cells))).astype(dtype, copy=False)
+            found = np.array(list(map(float, cells)))
         except ValueError:
-            return np.array([_float(cell) for cell in cells]).astype(dtype, copy=False)
+            found = np.array([_float(cell) for cell in cells])
+        if np.isinf(found).any() and (huge := beyond(cells)) is not None:
+            raise ValueError(told_beyond(cells[huge]))
+        return found.astype(dtype, copy=False)
     try:
         return np.array(list(map(int, cells)), dtype)
     except ValueError:  # yes and no, beside columns of whole numbers
         return np.array([int(_yes(cell)) if _ONE["bool"].match(cell) else int(cell) for cell in cells], dtype)
+
+
+def beyond(cells: Sequence[str]) -> int | None:
+    """The first number that no float64 holds, which would be infinite as one; None where there is none."""
+    if not _HUGE.search("\0".join(cells)):
+        return None
+    return next((i for i, cell in enumerate(cells) if _HUGE.search(cell) and is_kind(cell, "float") and math.isinf(float(cell))), None)
+
+
+def told_beyond(cell: str) -> str:
+    """What to say of it."""
+    return f"{cell!r:.60} is more than a float64 holds: mend it, or write inf"
 
 
 def _yes(cell: str) -> bool:

@@ -401,6 +401,8 @@ def given_source(source: Any, preprocess: Preprocess | RowPreprocess | None) -> 
     if isinstance(source, str | Path) or (isinstance(source, list | tuple) and source and all(isinstance(place, str | Path) for place in source)):
         source = Raw(source)
     if isinstance(source, Raw):
+        for place in source.listed():
+            on_disk(place)
         compat = None if isinstance(preprocess, RowPreprocess | None) else preprocess.compat
         if source.compat not in (None, compat):
             raise OptionError(f"Raw: compat {source.compat!r} is that of the Preprocess: give it there", options=["compat"])

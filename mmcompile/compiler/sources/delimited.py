@@ -83,6 +83,8 @@ class TextTable:
             raise self.wrong("it is empty: expected rows")
         if "\0" in text:
             raise self.wrong(f"line {text[: text.index(chr(0))].count(chr(10)) + 1} holds a NUL: it is no table of text")
+        #: Lines end in a carriage return alone.
+        self.returns = "\n" not in text and "\r" in text.strip()
         self._between, self._spaced = ",", False
         lines = list(io.StringIO(text, newline=""))  # as a file that is opened so gives them
         self._lines = lines[:-1] if len(head) >= _HEAD_BYTES and len(lines) > 1 else lines

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mmcompile.errors import SourceError
+from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.fields import DTYPES, Field, field_name
 from mmcompile.format.npy import hash_bytes
 
@@ -106,13 +106,22 @@ def class_names(fields: Sequence[Field], names: Mapping[str, tuple[str, ...]]) -
 
 
 def check_classes(rows: Mapping[str, Array], fields: Iterable[Field], names: tuple[str, ...] | None, numbers_of: range | list[int] | Array) -> None:
-    """Is each number of a class one of those that have names, or -1 for none?  Raises SourceError; `numbers_of` are the numbers of the rows."""
+    """Is each number of a class from 0 on, one of those that have names where these are known, or -1 for none?
+
+    Raises SourceError; `numbers_of` are the numbers of the rows.
+    """
     for spec in fields:
-        if spec.meaning == "class" and names is not None:
+        if spec.meaning == "class":
             numbers = rows[spec.name]
-            bad = np.flatnonzero((numbers < -1) | (numbers >= len(names)))
+            bad = np.flatnonzero((numbers < -1) | (numbers >= (1 << 63 if names is None else len(names))))
             if len(bad):
                 row = int(numbers_of[int(bad[0])])
+                if names is None:
+                    raise SourceError(
+                        f"row {row:,}: {spec.name} is {int(numbers[bad[0]])}: expected the number of a class from 0 on, or -1 for none; where it is "
+                        "a value of another kind, give it another name",
+                        row=row,
+                    )
                 raise SourceError(
                     f"row {row:,}: {spec.name} is {int(numbers[bad[0]])}, and the dataset names {len(names):,} classes ({names[0]} is 0): expected a "
                     "number below that, or -1 for none",
@@ -122,5 +131,11 @@ def check_classes(rows: Mapping[str, Array], fields: Iterable[Field], names: tup
 
 def stamp_of(dataset: Any) -> str:
     """What changes when a dataset does, where it knows: the fingerprint of Hugging Face's; a text `mmcompile_version` that its author gives."""
-    found = _asked(dataset, "_fingerprint") or _asked(dataset, "mmcompile_version")
-    return hash_bytes(f"{type(dataset).__name__} {found} {len(dataset)}".encode()) if isinstance(found, str) and found else ""
+    found = _asked(dataset, "_fingerprint")
+    if not isinstance(found, str) or not found:
+        found = _asked(dataset, "mmcompile_version")
+        if found is None:
+            return ""
+        if not isinstance(found, str) or not found:
+            raise OptionError(f"mmcompile_version of a dataset must be a text that changes when the dataset does, not {found!r:.60}")
+    return hash_bytes(f"{type(dataset).__name__} {found} {len(dataset)}".encode("utf-8", "surrogatepass"))

@@ -46,7 +46,8 @@ def list_packed(
 
     A key is the path that stands beside the image, where there is one that no other row has; else FILE#ROW, counted from 0.  Of a row without bytes
     the path may name a file, relative to the folder of the table: then that is its key and its image, and its place IN_A_FILE.  Any other image that
-    is not there has no bytes.  Reads every image once, for its length alone.  `column`: the one that the tables hold is not the main one.
+    is not there has no bytes; so has one of no bytes (which is not none), whatever path stands beside it.  Reads every image once, for its length
+    alone.  `column`: the one that the tables hold is not the main one.
     """
     keys: list[Keys] = []
     places, stats, empty, n = [], [], 0, 0

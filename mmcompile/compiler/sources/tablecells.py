@@ -24,6 +24,7 @@ class CellKinds:
         self.gap = -1
         self._low, self._high = 0, 0
         self._times = Times()
+        self._unlike = -1
 
     @property
     def seen(self) -> bool:
@@ -46,6 +47,8 @@ class CellKinds:
             self._low, self._high = min(self._low, *whole, 0), max(self._high, *whole, 0)
         if fits == {"time"}:
             self._times.extend(values)
+            if self._times.fault and self._unlike < 0:
+                self._unlike = start + next(i for i, cell in enumerate(cells) if cell not in GAPS and self._times.unlike(cell))
         return None
 
     @property
@@ -96,7 +99,9 @@ class CellKinds:
             return ColumnKind("float64", missing=missing, gap=gap)
         if "bool" in self.kinds:
             return ColumnKind("bool", missing=missing, gap=gap)
-        return self._times.fault or ColumnKind("int64", self._times.unit, self._times.aware, missing=missing, gap=gap)
+        if self._times.fault:
+            return f"{self._times.fault}, the first unlike those before in row {self._unlike + 1:,}"
+        return ColumnKind("int64", self._times.unit, self._times.aware, missing=missing, gap=gap)
 
 
 def _one_time(text: str) -> tuple[str, str, bool] | None:

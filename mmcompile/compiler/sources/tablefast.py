@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["as_numpy", "first_gap", "parse_lines"]
+__all__ = ["as_numpy", "first_gap", "has_infinite", "parse_lines"]
 
 
 #: Numbers that Arrow calls otherwise than numpy.
@@ -47,6 +47,11 @@ def _bits(data: Any, column: Any) -> npt.NDArray[np.uint8]:
 def first_gap(column: Any) -> int:
     """The first row of an Arrow array that has no value; -1 where all have one."""
     return int(np.argmin(_bits(column.buffers()[0], column))) if column.null_count else -1
+
+
+def has_infinite(column: Any) -> bool:
+    """Is a number of an Arrow array of floats infinite?"""
+    return bool(np.isinf(as_numpy(column)).any())
 
 
 @functools.cache

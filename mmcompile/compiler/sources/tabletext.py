@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mmcompile.compiler.sources.celltext import GAPS, as_times, as_values, how_written, is_number, mostly_values
+from mmcompile.compiler.sources.celltext import GAPS, as_times, as_values, beyond, how_written, is_number, mostly_values, told_beyond
 from mmcompile.compiler.sources.delimited import TextTable
 from mmcompile.compiler.sources.names import show
 from mmcompile.compiler.sources.tablecells import CellKinds
-from mmcompile.compiler.sources.tablefast import as_numpy, first_gap, parse_lines
+from mmcompile.compiler.sources.tablefast import as_numpy, first_gap, has_infinite, parse_lines
 from mmcompile.compiler.sources.tablefields import ColumnKind, Reading
 from mmcompile.errors import SourceError
 from mmcompile.text import counted
@@ -49,6 +49,8 @@ class TextPart:
         self._table = TextTable(path)
         if self._table.encoding == "utf-16":
             raise self._table.wrong("UTF-16; expected UTF-8: convert it (iconv -f utf-16 -t utf-8)")
+        if self._table.returns:
+            raise self._table.wrong("its lines end in a carriage return alone: save it with line ends of \\n or \\r\\n")
         self.names = self._table.names
         self.rows = 0
         self._places: list[tuple[int, int, int]] = []  # (row, byte offset, line)
@@ -96,6 +98,8 @@ class TextPart:
         if isinstance(column, tuple):
             seen = cells.seen
             stray = cells.extend(column)
+            if cells.number == "float64" and (huge := beyond(column)) is not None:
+                raise self._table.wrong(f"row {row + huge + 1:,}, column {show(name)}: {told_beyond(column[huge])}", row=row + huge, column=name)
             if stray is None:
                 return
             # Only of the first block is it looked at what comes behind: how long the others are depends on how they are read.
@@ -154,7 +158,12 @@ class TextPart:
         try:
             return as_values(cells, reading.dtype) if reading.unit is None else as_times(cells, reading.unit)
         except (ValueError, OverflowError) as error:
-            raise self._table.wrong(f"rows {row + 1:,} to {row + len(cells):,}, column {show(reading.column)}: {str(error)[:100]}") from error
+            if len(cells) > 1:
+                for i, cell in enumerate(cells):  # which of them is it?
+                    self._values((cell,), reading, row + i)
+            raise self._table.wrong(
+                f"row {row + 1:,}, column {show(reading.column)}: {cells[0]!r:.60}: {str(error)[:100]}", row=row, column=reading.column
+            ) from error
 
     def _codes(self, reading: Reading) -> dict[str, int]:
         """The number of each category; those of one column are kept."""
@@ -190,6 +199,9 @@ class TextPart:
         data = lines.take(_PLAIN_BYTES) if self._table.between is not None and offset else b""
         columns = parse_lines(data, self.names, types, self._table.between or ",", _SORTED_GAPS) if data else None
         if columns is None:
+            lines.back(offset, line)
+            return None
+        if any(types[name] == "float64" and has_infinite(column) for name, column in columns.items()):  # is that what stands there?
             lines.back(offset, line)
             return None
         made = {name: tuple(column.to_pylist()) if types[name] == "string" else column for name, column in columns.items()}
