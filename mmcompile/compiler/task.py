@@ -377,6 +377,7 @@ def _decode_part(
     size = int(record["width"]), int(record["height"])
     try:
         if spec.meaning == "mask":
+            record["flags"] |= _BITS["lossy-mask"] * decode.is_lossy(data)
             row[...] = decode.mask(data, name_of(name), options, size, int(record["orientation"]), shown)
             if b"\0" not in name and decode.turns_unseen(options, size, int(record["orientation"])):
                 record["flags"] |= _BITS["mask-turned"]

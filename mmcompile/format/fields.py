@@ -82,7 +82,8 @@ class Field:
     likewise and 0 where a point is not to be seen; "text" (L,), UTF-8 bytes with 0 behind them; "volume" (D, H, W) or (C, D, H, W).  Of a value,
     `columns` names the numbers along its only axis (of keypoints: the P points), `categories` what the numbers from 0 on stand for (-1: missing; of a
     mask: its ids), and `unit` (one of UNITS) says that they are times.  `count` is the field that says how many of the K rows are filled; the others
-    are `empty`.  With `views` the first axis of `shape` are so many variants of the sample, of which a reader hands out one.
+    are `empty`; of a mask it says that ids from 1 on are the numbers, from 1, of the rows of that count.  With `views` the first axis of `shape` are
+    so many variants of the sample, of which a reader hands out one.
     """
 
     name: str

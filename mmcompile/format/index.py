@@ -247,8 +247,8 @@ class _IndexCheck(Check):
         if meaning == "volume" and len(inner) == 4 and inner[0] > CHANNEL_LIMIT:
             self.fail(f"{where}.shape", f"of at most {CHANNEL_LIMIT} channels", list(shape))
         count = entry.get("count")
-        if "count" in entry and (not isinstance(count, str) or meaning not in ("boxes", "keypoints", "value") or not inner):
-            self.fail(f"{where}.count", "the name of a field, of boxes, keypoints or values along an axis", count)
+        if "count" in entry and (not isinstance(count, str) or meaning not in ("boxes", "keypoints", "value", "mask") or not inner):
+            self.fail(f"{where}.count", "the name of a field, of boxes, keypoints, a mask or values along an axis", count)
         scale = self.number(entry["scale"], f"{where}.scale")
         if not scale > 0:
             self.fail(f"{where}.scale", "above 0", scale)

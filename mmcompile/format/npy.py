@@ -149,7 +149,7 @@ def open_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tupl
         if status.st_size != size:
             raise CorruptShardError(
                 f"{path}: {status.st_size:,} bytes, expected {size:,} for {dtype.str if dtype.names is None else 'records'} {shape}; "
-                "run `mmcompile verify {path.parent.parent}`, which says how to mend it",
+                f"run `mmcompile verify {path.parent.parent}`, which says how to mend it",
                 path=str(path),
                 expected=size,
                 found=status.st_size,

@@ -49,6 +49,7 @@ FLAGS = {
     16: "truncated-accepted",
     32: "pillow-warning",
     64: "mask-turned",
+    128: "lossy-mask",
 }
 
 #: The longest key, in bytes: sixteen times what a path may have in one system call.

@@ -235,7 +235,7 @@ def _open(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[int
     try:
         return open_array(path, dtype, shape)
     except FileNotFoundError:
-        raise CorruptShardError(f"{path}: missing; run `mmcompile verify`, then `--repair RAW`", path=str(path)) from None
+        raise CorruptShardError(f"{path}: missing; run `mmcompile verify`, which says how to mend it", path=str(path)) from None
 
 
 def _path(root: Path, generation: Generation, kind: str, shard: int) -> Path:

@@ -36,10 +36,11 @@ class Joint:
         self._meanings = meanings
         #: (the count's place, or that of boxes of this count; the places of what has it)
         self._counted: list[tuple[int, list[int]]] = []
-        for name in dict.fromkeys(f.count for f in fields if f.count is not None):
-            said = at.get(name, next((at[f.name] for f in fields if f.count == name and f.meaning == "boxes"), None))
+        lists = [f for f in fields if f.meaning != "mask"]
+        for name in dict.fromkeys(f.count for f in lists if f.count is not None):
+            said = at.get(name, next((at[f.name] for f in lists if f.count == name and f.meaning == "boxes"), None))
             if said is not None:
-                self._counted.append((said, [at[f.name] for f in fields if f.count == name]))
+                self._counted.append((said, [at[f.name] for f in lists if f.count == name]))
 
     def __bool__(self) -> bool:
         return self._wraps or bool(self._counted)

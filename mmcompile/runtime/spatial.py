@@ -1,8 +1,8 @@
 """Hides how boxes and keypoints follow what is cut from their picture, and what becomes of the lists that they stand in.
 
 A box is clipped to what is left of the picture; where nothing of it is left (or less than the dataset was built to keep) its row goes out of all
-lists of its count, those behind it move up, and the count says how many there are.  A keypoint outside is not to be seen.  The same on every device,
-and for a centre crop what a build with that crop stores, but for the rounding of a resize.
+lists of its count, those behind it move up, the count says how many there are, and a mask of that count has their new numbers.  A keypoint outside
+is not to be seen.  The same on every device, and for a centre crop what a build with that crop stores, but for the rounding of a resize.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ _SERIAL = 1 << 15
 
 @dataclass
 class _List:
-    """The parts that have rows of one count: their places, and what an empty row of each holds, (1, K, …)."""
+    """The parts that have rows of one count: their places, and what an empty row of each holds, (1, K, …); masks of the rows' numbers."""
 
     count: int | None = None
+    masks: list[int] = field(default_factory=list)
     empty: dict[int, Tensor] = field(default_factory=dict)
 
 
@@ -57,7 +58,8 @@ class Spatial:
         if self._lost is None:
             for name in {count for _, _, count in self._boxes if count is not None}:
                 members = [f for f in index.fields if f.count == name and f.name in at]
-                self._lists[name] = _List(at.get(name), {at[f.name]: _empty(f, columns[at[f.name]]) for f in members})
+                empty = {at[f.name]: _empty(f, columns[at[f.name]]) for f in members if f.meaning != "mask"}
+                self._lists[name] = _List(at.get(name), [at[f.name] for f in members if f.meaning == "mask"], empty)
         self._fills: dict[tuple[int, torch.device], Tensor] = {}
         self._crop: tuple[slice, slice] | None = None
         self.size: tuple[int, int] | None = None
@@ -80,8 +82,8 @@ class Spatial:
         if self._picture is None and (self._boxes or self._points):
             return "boxes and keypoints count pixels of an image, and the dataset has none"
         for box in (f for f in fields if f.meaning == "boxes" and f.count is not None):
-            lists = [f for f in fields if f.count == box.count]
-            if used := [f.name for f in fields if (f.count == box.count or f.name == box.count) and f.name in at]:
+            lists = [f for f in fields if f.count == box.count and f.meaning != "mask"]
+            if used := [f.name for f in fields if (f in lists or f.name == box.count) and f.name in at]:
                 if box.name not in at:
                     return (
                         f"field {used[0]!r} has a number for each box of {box.name!r}, some of which go: add {box.name!r} to fields=, or leave it out"
@@ -152,6 +154,8 @@ class Spatial:
             if fill is None:
                 fill = self._fills[i, stay.device] = signed(empty).to(stay.device)
             values.copy_(torch.where(beyond.view(*beyond.shape, *(1,) * (values.ndim - 2)), fill, values[n, order]))
+        for i in lists.masks:
+            _renumber(parts[i], stay)
         if lists.count is not None:
             parts[lists.count].copy_(left)
 
@@ -160,6 +164,18 @@ def _share(index: Index, name: str) -> float:
     """The part of a box that must be left for it to stay."""
     share = field_setting(index, name, "min_visibility")
     return float(share) if isinstance(share, int | float) else 0.0
+
+
+def _renumber(masks: Tensor, stay: Tensor) -> None:
+    """Give the pixels of masks (N, H, W), in place, the numbers that their rows (N, K) have where those that do not stay are gone, 0 to theirs."""
+    numbers = torch.cumsum(stay, 1) * stay
+    pixels = signed(masks).view(len(masks), -1)
+    for i in range(len(pixels)) if masks.device.type == "cpu" else (slice(None),):
+        table = numbers[i].view(-1, stay.shape[1])
+        for ids in torch.split(pixels[i].view(len(table), -1), _SERIAL if masks.device.type == "cpu" else pixels.shape[1], 1):
+            at = ids.to(torch.int64) - 1
+            known = (at >= 0) & (at < stay.shape[1])
+            ids.copy_(torch.where(known, table.gather(1, at.clamp(0, stay.shape[1] - 1)), at + 1))
 
 
 def _empty(spec: Field, column: Column) -> Tensor:

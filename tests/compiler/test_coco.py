@@ -306,6 +306,13 @@ def test_what_is_wrong_with_one_annotation_is_a_reject_of_its_image(tmp_path: Pa
         assert scan(tmp_path / "b.json", fields={"mask": {"kind": "mask"}}).faults == {1: why}
 
 
+def test_an_area_of_many_digits_is_none(tmp_path: Path) -> None:
+    made = document()
+    for shape in made["annotations"]:
+        shape["area"] = 10**400
+    assert "area" not in [f.name for f in scan(save(tmp_path, made)).fields]
+
+
 def test_a_file_without_annotations_is_said(tmp_path: Path) -> None:
     made = document()
     assert not scan(save(tmp_path, made)).warnings

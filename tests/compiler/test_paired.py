@@ -6,6 +6,8 @@ import io
 import json
 import os
 import pickle
+import struct
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
+from mmcompile.compiler import decode
 from mmcompile.compiler.fieldoptions import fields_of
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.sources.choose import Raw, SourceOptions, open_source
@@ -215,6 +218,17 @@ def test_two_files_of_one_stem_are_named(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"1 files? cannot be paired: masks/a.png and masks/a.tif have one name"):
         scanned(tmp_path)
     assert len(scanned(tmp_path, exclude=["masks/a.tif"]).keys) == 2
+
+
+def test_of_two_pictures_of_one_stem_none_is_said_to_lack_a_mask(tmp_path: Path) -> None:
+    write(pairs(tmp_path, ["a", "b"]), {"images/a.png": picture(3)})
+    with pytest.raises(SourceError, match=r"^1 file cannot be paired: images/a.jpg and images/a.png have one name, [^;:]*: add what"):
+        scanned(tmp_path)
+
+
+def test_nothing_is_left_where_all_is_excluded(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"nothing is left: --exclude leaves out all 4 files$"):
+        scanned(pairs(tmp_path, ["a", "b"]), source="pairs", exclude=("*",))
 
 
 def test_patterns_of_pictures_take_what_belongs_to_them_along(tmp_path: Path) -> None:
@@ -454,6 +468,34 @@ def test_pairs_of_an_object_store_are_those_of_the_disk(tmp_path: Path, s3_bucke
     assert [key.beside for key in mine.keys] == [key.beside for key in its.keys]
     assert all(here.read(key) == there.read(key) for key in its.keys)
     assert [there.stat(key) for key in its.keys] == [tuple(stat) for stat in its.stat.tolist()]
+
+
+def grey(ids: Any, bits: int) -> bytes:
+    """A PNG of one channel of these bits."""
+    rows = [b"\0" + np.packbits(np.unpackbits(row[:, None], axis=1)[:, -bits:].reshape(-1)).tobytes() for row in ids]
+    header = struct.pack(">IIBBBBB", ids.shape[1], ids.shape[0], bits, 0, 0, 0, 0)
+    parts = [b"IHDR" + header, b"IDAT" + zlib.compress(b"".join(rows)), b"IEND"]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(struct.pack(">I", len(p) - 4) + p + struct.pack(">I", zlib.crc32(p)) for p in parts)
+
+
+def test_ids_are_those_in_the_file_and_lossy_masks_are_counted(tmp_path: Path) -> None:
+    ids = np.arange(120, dtype=np.uint8).reshape(12, 10)
+    for bits in (1, 2, 4):
+        write(tmp_path / "raw", {f"images/g{bits}.png": picture(bits), f"masks/g{bits}.png": grey(ids % (1 << bits), bits)})
+    for name, how, options in (("lossy", "JPEG", {}), ("kept", "WEBP", {"lossless": True})):
+        out = io.BytesIO()
+        Image.fromarray(ids).convert("L" if how == "JPEG" else "RGB").save(out, how, **options)
+        write(tmp_path / "raw", {f"images/{name}.png": picture(9), f"masks/{name}.{how.lower()}": out.getvalue()})
+    report = run(source(tmp_path / "raw", source="pairs"), tmp_path / "out", Preprocess(keep_size=(12, 10)), rows=99)
+    assert report.counts == {"lossy-mask": 1}
+    reader = Reader(tmp_path / "out")
+    keys, masks = reader.keys(0), reader.gather("mask", np.arange(5))
+    for bits in (1, 2, 4):
+        assert np.array_equal(masks[keys.index(b"images/g%d.png" % bits)], ids % (1 << bits))
+    assert np.array_equal(masks[keys.index(b"images/kept.png")], ids)
+    with Image.open(io.BytesIO(grey(ids % 16, 4))) as opened:
+        found = decode.picture_mask(opened, Preprocess(keep_size=(12, 10), fields={"mask": {"kind": "mask"}}).of("mask"), (10, 12), 1)
+    assert np.array_equal(found, ids % 16)
 
 
 # -------------------------------------------------------------------- real pairs

@@ -103,7 +103,7 @@ def test_boxes_masks_and_keypoints_follow_the_picture(tmp_path: Path, resize: An
     geometry: dict[str, Any] = {"crop": 12} if resize is None else {"resize": resize}
     _, rows = built(Drawn(sample), tmp_path / "out", Preprocess(filter="nearest", **geometry))
     found = fields(tmp_path / "out")
-    assert {name: f.count for name, f in found.items() if f.count} == dict.fromkeys(("boxes", "labels", "keypoints"), "boxes_count")
+    assert {name: f.count for name, f in found.items() if f.count} == dict.fromkeys(("boxes", "labels", "keypoints", "masks"), "boxes_count")
     assert found["boxes"].shape == (2, 4)
     for i in range(5):
         there = rows["image"][i, 0] == 200
@@ -119,6 +119,27 @@ def test_boxes_masks_and_keypoints_follow_the_picture(tmp_path: Path, resize: An
             assert np.array_equal(rows["keypoints"][i, kept - 1, 0], [x0, y0, 2])
         assert rows["keypoints"][i, kept - 1, 2].tolist() == [0, 0, 0]
         assert rows["image_id"][i] == i
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_stack_has_a_mask_for_each_box(tmp_path: Path, first: int) -> None:
+    def sample(image: Any, ids: Any, box: Any, i: int) -> Any:
+        return {"image": image, "boxes": np.array([box, box], np.float32), "masks": np.stack([ids == 255] * (3 if i == first else 2))}
+
+    with pytest.raises(SourceError, match=f"^row {first}: masks: 3 masks, and 2 boxes: give each its own$"):
+        built(Drawn(sample), tmp_path / "out")
+
+
+def test_the_fill_of_a_stack_stays_and_the_numbers_are_those_of_boxes_that_are_left(tmp_path: Path) -> None:
+    def sample(image: Any, ids: Any, box: Any, i: int) -> Any:
+        boxes, stack = [(0, 0, 2, 2), box, box], np.stack([np.zeros_like(ids), ids == 255, np.zeros_like(ids)])
+        return {"image": image, "boxes": np.array(boxes, np.float32), "masks": stack}
+
+    asked = Preprocess(crop=(20, 12), fields={"masks": {"fill": 255}, "boxes": {"max": 2, "overflow": "drop"}})
+    _, rows = built(Drawn(sample), tmp_path / "out", asked)
+    assert rows["boxes_count"].tolist() == [1] * 5
+    assert (rows["masks"][:, :2] == 255).all()
+    assert np.array_equal(rows["masks"][:, 2:18] == 1, rows["image"][:, 0, 2:18] == 200)
 
 
 def test_boxes_follow_a_picture_that_lies_on_its_side(tmp_path: Path) -> None:
@@ -363,3 +384,9 @@ def test_bytes_are_the_same_from_one_process_and_from_two_processes(tmp_path: Pa
     built(data, tmp_path / "one", workers=1)
     built(data, tmp_path / "two", workers=2)
     assert dataset(tmp_path / "one") == dataset(tmp_path / "two")
+
+
+@pytest.mark.parametrize("empty", [[], iter(())])
+def test_a_dataset_without_samples_is_said_whatever_was_asked_of_pictures(tmp_path: Path, empty: Any) -> None:
+    with pytest.raises(SourceError, match=r"^the dataset: there are no rows$"):
+        built(empty, tmp_path / "out")

@@ -142,6 +142,7 @@ def test_a_header_that_promises_more_than_is_there_takes_no_memory():
             b"\x93NUMPY\1\0" + struct.pack("<H", 118) + b"{'descr': '|u1', 'fortran_order': False, 'shape': %s}".ljust(144) % shape
         ).details
     assert rejected(b"\x93NUMPY\1\0").details["code"] == "corrupt"
+    assert rejected(npy(np.zeros((1, 5, 6))).replace(b"(1, 5, 6), }   ", b"(True, 5, 6), }")).details["code"] == "corrupt"
     assert rejected(b"\x93NUMPY\x09\0" + data[8:]).details["code"] == "corrupt"
 
 

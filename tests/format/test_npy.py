@@ -117,7 +117,7 @@ def test_any_other_size_is_refused(tmp_path: Path, change: int) -> None:
     path = tmp_path / "a.npy"
     path.write_bytes(header(GOOD.dtype, GOOD.shape) + GOOD.tobytes())
     os.truncate(path, path.stat().st_size + change)
-    with pytest.raises(CorruptShardError, match=f"bytes, expected {ALIGN + 48:,}"):
+    with pytest.raises(CorruptShardError, match=rf"bytes, expected {ALIGN + 48:,} .*; run `mmcompile verify /[^`{{}}]*`, which says how to mend it$"):
         open_array(path, GOOD.dtype, GOOD.shape)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,18 @@ TABLE = Index(
     groups=2,
     groups_file="2" * 32,
 )
-INDEXES = [json.loads(p.read_bytes()) for p in sorted(GOLDEN.glob("*/generations/*.json"))] + [json.loads(TABLE.to_bytes())]
+#: Of objects: a mask of their numbers.
+OBJECTS = replace(
+    TABLE,
+    fields=(
+        Field("masks", "int32", (5, 6), "mask", count="boxes_count"),
+        Field("boxes", "float32", (3, 4), "boxes", count="boxes_count"),
+        Field("boxes_count", "int64", (), "value"),
+    ),
+)
+VIEWS = replace(OBJECTS, fields=tuple(replace(f, shape=(2, *f.shape), views=2) for f in OBJECTS.fields))
+INDEXES = [json.loads(p.read_bytes()) for p in sorted(GOLDEN.glob("*/generations/*.json"))]
+INDEXES += [json.loads(index.to_bytes()) for index in (TABLE, OBJECTS, VIEWS)]
 
 
 def accepted(value: Any) -> bool:

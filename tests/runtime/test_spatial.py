@@ -217,6 +217,41 @@ def test_augmented_objects_are_found_in_the_pixels(root: Path, name: str, monkey
             assert (found["image"].int() - there["image"].int()).abs().max() <= bool(scaled), where
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int64])
+def test_a_mask_of_objects_has_the_numbers_of_the_boxes_that_are_left(tmp_path: Path, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = np.where(np.arange(K) < SCENES["boxes_count"][:, None], SCENES["labels"], -5)
+    of = (SCENES["mask"][..., None] == labels[:, None, None]) * np.arange(1, K + 1)
+    objects = of.sum(-1).astype(dtype)
+    assert np.array_equal(objects > 0, SCENES["mask"] > 0)
+    objects[:, 0, 0] = 200  # no number of a box
+    make_scenes(tmp_path, {**SCENES, "objects": objects}, {"objects": {"meaning": "mask", "count": "boxes_count"}}, shards=(15, 25))
+    fields = ("mask", "objects", "boxes", "labels", "boxes_count", "image")
+    cropped = MMapShardDataset(tmp_path, fields=fields, crop=26, output="dict")
+    check_objects(cropped[list(range(N))], 0)
+    whole = MMapShardDataset(tmp_path, fields=fields, output="dict")
+    for name, augment in AUGMENTS.items():
+        monkeypatch.setattr("mmcompile.runtime.spatial._SERIAL", 1 << 15 if name == "flip" else 100)
+        for ds in (whole, cropped) if name == "resized" else (whole,):
+            made = [list(ShardLoader(ds, batch_size=N, augment=augment, device=device)) for device in (None, "cpu")]
+            check_objects(made[0][0], 200 * (name == "flip"))
+            assert all(torch.equal(value, made[1][0][field]) for field, value in made[0][0].items())
+    alone = MMapShardDataset(tmp_path, fields=("image", "objects"), crop=26)
+    assert torch.equal(alone[0][1], torch.from_numpy(objects[0, 11:37, 19:45].astype(dtype)))
+    assert MMapShardDataset(tmp_path, fields=fields, transforms=lambda *values: values)[0][1].shape == (H, W)
+
+
+def check_objects(made: dict[str, torch.Tensor], strange: int) -> None:
+    """Is each pixel the number of the box whose label the pixel of the other mask is, and 0 where that box is gone?"""
+    gone = 0
+    for mask, objects, labels, n in zip(made["mask"].long(), made["objects"].to(torch.int64), made["labels"], made["boxes_count"], strict=True):
+        objects = torch.where(objects == 200, 0, objects)
+        assert int(objects.max()) <= n
+        assert torch.equal(torch.cat([torch.zeros(1, dtype=torch.int64), labels])[objects], torch.where(torch.isin(mask, labels[:n]), mask, 0))
+        gone += int(n) < K
+    assert gone
+    assert not strange or bool((made["objects"].to(torch.int64) == strange).any())
+
+
 def test_the_cut_of_a_single_image_is_that_of_the_image_with_all_that_belongs_to_it(root: Path) -> None:
     for augment in AUGMENTS.values():
         options: dict[str, Any] = {"batch_size": 9, "augment": augment, "seed": 5}

@@ -23,7 +23,7 @@ from mmcompile.compiler import depth as depths
 from mmcompile.compiler import resample
 from mmcompile.compiler.decode import convert, jpeg, opening, stored, volumes
 from mmcompile.compiler.decode.jpeg import SUGGESTED_SCALING
-from mmcompile.compiler.decode.mask import mask, picture_mask, settled, turns_unseen
+from mmcompile.compiler.decode.mask import is_lossy, mask, picture_mask, settled, turns_unseen
 from mmcompile.compiler.decode.opening import FORMATS, pillow_warning, versions
 from mmcompile.compiler.decode.roads import mode_recorded, opened
 from mmcompile.compiler.decode.stack import Stack
@@ -44,6 +44,7 @@ __all__ = [
     "VolumeGeometry",
     "decode",
     "initialise",
+    "is_lossy",
     "mask",
     "picture",
     "picture_facts",

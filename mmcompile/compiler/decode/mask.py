@@ -19,11 +19,13 @@ from mmcompile.compiler.resample import Fit, fit
 from mmcompile.compiler.views import Shown
 from mmcompile.errors import DecodeError
 
-__all__ = ["mask", "nearest", "picture_mask", "settled", "turns_unseen"]
+__all__ = ["is_lossy", "mask", "nearest", "picture_mask", "settled", "turns_unseen"]
 
 Ids = npt.NDArray[Any]
 #: Floats up to here are exact, and no class id is larger.
 _LARGEST = 2**53
+#: Greys of 2 and 4 bits, by the start of Pillow's raw mode, and what they are multiplied by.
+_STEPS = {"L;2": 85, "L;4": 17}
 
 
 def mask(data: bytes, name: str, options: Preprocess, size: tuple[int, int], orientation: int, shown: tuple[Shown, ...] | None = None) -> Ids:
@@ -36,13 +38,14 @@ def mask(data: bytes, name: str, options: Preprocess, size: tuple[int, int], ori
         image = opened(data, name, options, log)
         if isinstance(image, Stored):
             return _of_stored(image, options, size, orientation, shown)
+        step = _step(image)
         with opening.stage("load", f"{image.format} data"):
             own = opening.tiff_orientation(image) if image.format == "TIFF" else 1
             image.load()
         if own == 1 and image.format != "TIFF":
             own, _ = opening.orientation(image, log)
         with opening.stage("convert", f"{image.format} pixels"):
-            ids = _ids(image)
+            ids = _ids(image, step)
             if own in opening.TRANSPOSE and image.format != "TIFF" and options.orientation != "ignore":
                 ids = _turned(ids, own)
     return settled(ids, options, size, orientation, stands=own != 1, shown=shown)
@@ -51,11 +54,12 @@ def mask(data: bytes, name: str, options: Preprocess, size: tuple[int, int], ori
 def picture_mask(image: Image.Image, options: Preprocess, size: tuple[int, int], orientation: int) -> Ids:
     """As `mask`, of a picture that somebody has opened."""
     with opening.pillow(options) as log:
+        step = _step(image)
         with opening.stage("load", "mask"):
             image.load()
         own, _ = opening.orientation(image, log) if image.format != "TIFF" else (1, False)
         with opening.stage("convert", "mask"):
-            ids = _ids(image)
+            ids = _ids(image, step)
             if own in opening.TRANSPOSE and options.orientation != "ignore":
                 ids = _turned(ids, own)
     return settled(ids, options, size, orientation, stands=own != 1)
@@ -145,8 +149,23 @@ def _stored(ids: Ids, options: Preprocess) -> Ids:
     return np.ascontiguousarray(ids, target)
 
 
-def _ids(image: Image.Image) -> Ids:
-    """Whole numbers (H, W) of an image: its palette indices, or its values."""
+def is_lossy(data: bytes) -> bool:
+    """Are these the bytes of a file that does not keep the ids that it was made of: JPEG, or lossy WebP?"""
+    return data.startswith(b"\xff\xd8\xff") or (data.startswith(b"RIFF") and data[8:16] == b"WEBPVP8 ")
+
+
+def _step(image: Image.Image) -> int:
+    """What Pillow multiplies values of 2 and 4 bits by, so that white is 255, when this image is loaded."""
+    tiles: Any = getattr(image, "tile", None) or [(None,) * 4]
+    args = tiles[0][3]
+    raw = str(args[0] if isinstance(args, tuple) and args else args)
+    return _STEPS.get(raw[:3], 1)
+
+
+def _ids(image: Image.Image, step: int) -> Ids:
+    """Whole numbers (H, W) of an image as they stand in its file: its palette indices, or its values, which loading multiplied by `step`."""
+    if image.mode == "L" and step > 1:
+        return np.asarray(image) // step
     if image.mode in ("P", "L", "1"):
         return np.asarray(image if image.mode != "1" else image.convert("L").point(lambda v: v and 1))
     if image.mode == "PA":

@@ -36,6 +36,8 @@ def read(data: bytes) -> npt.NDArray[Any]:
         raise DecodeError("a damaged header of a .npy array", stage="open", code="corrupt", error=type(error).__name__) from error
     if dtype.kind not in "biuf" or dtype.itemsize > 8:
         raise DecodeError(f"a .npy array of {_words(dtype)}, expected whole numbers or floats of 8 to 64 bits", stage="open", code="unsupported")
+    if bool in map(type, shape):  # which numpy's reader takes for numbers
+        raise DecodeError("a damaged header of a .npy array", stage="open", code="corrupt")
     if any(n < 1 for n in shape):
         raise DecodeError(f"a .npy array of shape {shape} has no pixels", stage="open", code="not-an-image")
     count, start = math.prod(shape), file.tell()

@@ -139,7 +139,7 @@ class Annotations:
         else:
             self._boxes.extend(box)
         area = member.get("area")
-        self._area.append(float(area) if isinstance(area, int | float) else np.nan)
+        self._area.append(float(area) if isinstance(area, int | float) and abs(area) < 3e38 else np.nan)
         self._crowd.append(bool(member.get("iscrowd")))
         points: Any = member.get("keypoints") or ()
         sound = isinstance(points, list | tuple) and len(points) % 3 == 0 and all(type(v) in (int, float) and abs(v) < 3e38 for v in points)

@@ -91,7 +91,9 @@ def wrap(dataset: Any, asked: Preprocess | RowPreprocess | None) -> tuple[Any, R
             f"{type(dataset).__name__}: expected a path, a dataset with a length and items, arrays, or an iterable of samples"
             + ("; it has items but no length: give it __len__, or __iter__" if hasattr(dataset, "__getitem__") and not _has_keys(dataset) else "")
         )
-    if made.declared is None or made.declared.pictures is None:
+    if made.declared is None:
+        raise SourceError("the dataset: there are no rows")
+    if made.declared.pictures is None:
         try:
             return made, RowPreprocess.of(replace(asked, fields=()) if isinstance(asked, Preprocess) else asked)
         except OptionError as error:

@@ -281,7 +281,9 @@ class _Declaring:
             raise SourceError(f"{name}: a mask without a picture of Pillow's that it belongs to: give the picture with it")
         options = self._preprocess.of(field_name(name))
         stack = (not is_picture(value) and as_array(value, name).ndim == 3 and len(value) != 1) or name.lower() == "masks"
-        return MaskPart(name, options.field(field_name(name)), options, stack, self._count_of(name, value) if stack else None)
+        of_boxes = stack and self._boxes is not None and self._named.within[name] == self._named.within[self._boxes]
+        count = f"{field_name(str(self._boxes))}_count" if of_boxes else None
+        return MaskPart(name, replace(options.field(field_name(name)), count=count), options, stack)
 
     def _picture(self, name: str, value: Any) -> Part:
         if not is_picture(value):

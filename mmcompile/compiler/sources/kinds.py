@@ -69,7 +69,10 @@ def read_boxes(name: str, cells: Iterable[Any], options: FieldOptions, format: s
         try:
             if strange := next((box for box in boxes if not isinstance(box, list | tuple) or len(box) != 4), None):
                 raise Misfit(f"{shown(strange)} is no box: a list of 4 numbers")
-            numbers.extend(itertools.chain.from_iterable(boxes))
+            flat = list(itertools.chain.from_iterable(boxes))
+            if not {bool, str}.isdisjoint(map(type, flat)):
+                raise Misfit(f"{shown(next(n for n in flat if type(n) in (bool, str)))} in a box: a list of 4 numbers")
+            numbers.extend(flat)
             lengths.append(len(boxes))
         except Misfit as why:
             rows.fault(row, why)

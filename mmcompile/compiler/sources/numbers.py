@@ -132,13 +132,13 @@ class Numbers:
         number = _number(value)
         if not self._ints:
             if isinstance(number, int) and self.dtype is None and abs(number) > _EXACT:
-                raise Misfit(f"{number} loses digits among float64: give dtype=int64")
+                raise Misfit(f"{shown(number)} loses digits among float64: give dtype=int64")
             try:
                 out = float(number)
             except OverflowError:
-                raise Misfit(f"{number} is beyond float64") from None
+                raise Misfit(f"{shown(number)} is beyond float64") from None
             if math.isfinite(out) and abs(out) > self._largest:
-                raise Misfit(f"{number}, and dtype={self.dtype} ends at {self._largest:g}")
+                raise Misfit(f"{shown(number)}, and dtype={self.dtype} ends at {self._largest:g}")
             self._whole = self._whole and isinstance(number, int)
             return out
         if isinstance(number, float):
@@ -146,7 +146,7 @@ class Numbers:
                 raise Misfit(f"{'no value' if math.isnan(number) else number}, and dtype={self.dtype} holds whole numbers")
             number = int(number)
         if not self._low <= number <= self._high:
-            raise Misfit(f"{number}, and dtype={self.dtype} holds {self._low} to {self._high}")
+            raise Misfit(f"{shown(number)}, and dtype={self.dtype} holds {self._low} to {self._high}")
         return number
 
     def made(self) -> tuple[str, npt.NDArray[Any]]:

@@ -33,6 +33,7 @@ from mmcompile.compiler.spatial import Form
 from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.canonical import name_to_json
 from mmcompile.format.fields import Split, row_dtype
+from mmcompile.text import counted
 
 __all__ = ["PairedSource", "is_paired", "why_not_paired"]
 
@@ -108,6 +109,8 @@ class PairedSource:
         asked = dict(self.fields)
         tree = Tree(Series(self._files).tree(choice, progress), exclude)
         sets, warnings = find_sets(chosen(tree.above, self.columns), lambda text: text in tree.folders, self.layout, asked, self.root)
+        if not tree.above and (gone := tree.left_out["in an excluded folder"]):
+            raise SourceError(f"{show(self.root)}: nothing is left: --exclude leaves out all {counted(gone, 'files')}", path=self.root)
         if not sets:
             raise SourceError(
                 f"{show(self.root)}: no folders side by side: expected one called {', '.join(IMAGES[:-1])} or {IMAGES[-1]}, and one beside it, "

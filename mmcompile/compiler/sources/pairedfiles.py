@@ -250,7 +250,9 @@ class Pairing:
             else:
                 self._fault(f"{show(as_text(column.keys[at]))}: no picture {show(as_text(stem))} in {show(main.place)}")
                 self._drops.add(self.parts[0][0])
-        lacking = np.flatnonzero(partner < 0)
+        named = np.zeros(len(partner), bool)
+        named[list(stems.values())] = True  # the others are of a name that stands twice
+        lacking = np.flatnonzero(named & (partner < 0))
         name = labels.FIELD if is_text else beside.field
         missing = self._missing(name) or ("" if is_text else "refuse")
         if missing == "drop":

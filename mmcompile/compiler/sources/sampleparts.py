@@ -112,12 +112,16 @@ class PicturePart(Part):
 class MaskPart(Part):
     """Class ids (H, W), as a picture or an array; of a stack (K, H, W), a mask for each instance, the number of the instance from 1 on.
 
-    Where two instances overlap the later one shows.  `of`: the count of the boxes that have these instances.
+    Where two instances overlap the later one shows.  The field's count is that of the boxes that have these instances.
     """
 
     options: Preprocess
     stack: bool = False
-    of: str | None = None
+
+    def instances(self, value: Any) -> int | None:
+        """How many there are in a stack; None for what is none."""
+        shape = () if is_picture(value) else as_array(value, self.name).shape
+        return shape[0] if self.stack and len(shape) == 3 else None
 
     def make(self, value: Any, facts: Facts) -> Array:
         if is_picture(value):

@@ -28,6 +28,7 @@ from mmcompile.compiler.sources.samplevalues import is_picture
 from mmcompile.compiler.spatial import Mover
 from mmcompile.errors import DecodeError, SourceError
 from mmcompile.format.fields import Field, row_dtype
+from mmcompile.text import counted
 
 __all__ = ["Declared"]
 
@@ -120,18 +121,30 @@ class Declared:
                         raise SourceError(f"{part.name}: {n} beside {before} {first.name}")
             for count, (first, n) in lengths.items():
                 out[count][at] = min(n, first.field.shape[0])
+            self._check_stacks(values, facts)
             self._move(out, at, facts)
             for f in self.fields:
                 if f.meaning == "boxes" and f.count is not None and f.count in lengths:
                     first, n = lengths[f.count]
                     lost[f.name] = lost.get(f.name, 0) + min(n, first.field.shape[0]) - int(out[f.count][at])
 
+    def _check_stacks(self, values: Mapping[str, Any], facts: Facts) -> None:
+        """SourceError where a stack has not a mask for each box."""
+        boxes = {p.field.count: p for p in self.parts if isinstance(p, ListPart) and p.field.meaning == "boxes"}
+        for part in self.parts:
+            if isinstance(part, MaskPart) and part.field.count is not None and (n := part.instances(values[part.name])) is not None:
+                own = boxes[part.field.count]
+                if n != (there := len(own.rows(values[own.name], facts))):
+                    raise SourceError(f"{part.name}: {counted(n, 'masks')}, and {there:,} {own.name}: give each its own")
+
     def _move(self, out: dict[str, Array], at: int, facts: Facts) -> None:
         """Bring boxes and keypoints of a row to where the main picture is brought, and leave out instances that are gone."""
         forms = tuple((p.field.name, p.form) for p in self.parts if isinstance(p, ListPart | PointsPart) and p.form is not None)
         if not forms or self.pictures is None:
             return
-        fields = tuple(f for f in self.fields if f.count is not None or f.name in {name for name, _ in forms} or f in self.counts)
+        fields = tuple(
+            f for f in self.fields if (f.count is not None and f.meaning != "mask") or f.name in {name for name, _ in forms} or f in self.counts
+        )
         instances = tuple(Field(f"{_INSTANCE}{f.name}", "int64", (self._most(f.name),), "value", count=f.name) for f in self.counts)
         record = np.zeros(1, row_dtype((*fields, *instances)))
         for f in fields:
@@ -143,15 +156,16 @@ class Declared:
         for f in fields:
             out[f.name][at] = moved[f.name][0]
         for part in self.parts:
-            if isinstance(part, MaskPart) and part.of is not None:
-                numbers = moved[f"{_INSTANCE}{part.of}"][0][: int(moved[part.of][0])]
-                ids = out[part.field.name][at]
-                table = np.zeros(max(int(ids.max()), *numbers.tolist(), 0) + 1, ids.dtype)
+            if isinstance(part, MaskPart) and part.field.count is not None:
+                numbers = moved[f"{_INSTANCE}{part.field.count}"][0][: int(moved[part.field.count][0])]
+                ids, fill = out[part.field.name][at], max(part.options.fill, 0)
+                table = np.zeros(max(int(ids.max()), fill, *numbers.tolist()) + 1, ids.dtype)
+                table[fill] = fill
                 table[numbers] = np.arange(1, len(numbers) + 1)
                 out[part.field.name][at] = table[ids]
 
     def _most(self, count: str) -> int:
-        return next(part.field.shape[0] for part in self.parts if part.field.count == count)
+        return next(part.field.shape[0] for part in self.parts if isinstance(part, ListPart) and part.field.count == count)
 
 
 @contextmanager
