@@ -493,9 +493,6 @@ class Build:
             self._next_save = began + took + max(_SAVE_S, _SAVE_SHARE * took)
 
     def _stop(self) -> None:
-        if isinstance(self.executor, LocalExecutor):
-            self.executor.kill()
-        else:
-            self.executor.shutdown(cancel_futures=True)
+        self.executor.kill() if isinstance(self.executor, LocalExecutor) else self.executor.shutdown(cancel_futures=True)
         if isinstance(self.engine, BrokerExecutor):
             self.engine.kill()

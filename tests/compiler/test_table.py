@@ -25,8 +25,9 @@ from mmcompile.compiler.sources import tablefast
 from mmcompile.compiler.sources.rows import RowSource
 from mmcompile.compiler.sources.table import TableSource, TableWishes
 from mmcompile.errors import BuildError, OptionError, SourceError
-from mmcompile.format.describe import describe, samples_table
+from mmcompile.format.describe import describe
 from mmcompile.format.index import load_index
+from mmcompile.format.sampletable import samples_table
 from tests.compiler.builds import dataset
 
 pa = pytest.importorskip("pyarrow")

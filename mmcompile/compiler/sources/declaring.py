@@ -97,7 +97,7 @@ def _kind(name: str, value: Any, pictured: bool) -> str:
     kind = {"Mask": "mask", "BoundingBoxes": "boxes", "KeyPoints": "keypoints"}.get(tv_kind(value) or "", "value")
     if kind != "value" or not pictured or isinstance(value, str | bytes):
         return kind
-    shape: tuple[int, ...] = np.shape(value) if isinstance(value, list | tuple) else tuple(getattr(value, "shape", ()))
+    shape = _shape(value)
     if name.lower() in _BOXES and len(shape) == 2 and shape[1] == 4:
         return "boxes"
     if name.lower() == "keypoints" and len(shape) >= 2:
@@ -105,6 +105,14 @@ def _kind(name: str, value: Any, pictured: bool) -> str:
     number = str(getattr(value, "dtype", "object")).rpartition(".")[2]
     alike = number.startswith(("bool", "int", "uint")) or (number.startswith("float") and not words & _ROWS)
     return "mask" if words & _MASKS and alike and len(shape) in (2, 3) else "value"
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    """() of what has none, as lists in a list that differ in length."""
+    try:
+        return np.shape(value) if isinstance(value, list | tuple) else tuple(getattr(value, "shape", ()))
+    except ValueError:
+        return ()
 
 
 def declare(sample: Any, names: Sequence[str] | None, preprocess: Preprocess, hints: Hints) -> Declared:
@@ -175,7 +183,10 @@ class _Declaring:
     def _numbers(self, name: str, value: Any, own: FieldOptions, kind: str) -> Part:
         given = self._hints.dtypes.get(name)
         if isinstance(value, str):
-            raise SourceError(f"{name}: text: keep it by fields={{{field_name(name)!r}: {{'kind': 'text'}}}}, map it to numbers, or leave it out")
+            raise SourceError(
+                f"{name}: text; expected pictures, arrays, tensors or numbers: keep it by fields={{{field_name(name)!r}: {{'kind': 'text'}}}}, "
+                "map it to numbers, or leave it out"
+            )
         if own.kind is None:
             self._look(name, value)
         if own.max is not None or self._count_of(name, value) is not None:
@@ -189,7 +200,7 @@ class _Declaring:
 
     def _look(self, name: str, value: Any) -> None:
         """Raises SourceError for numbers that are as good as certainly of a kind that nobody said."""
-        shape, field = np.shape(value) if isinstance(value, list | tuple) else tuple(getattr(value, "shape", ())), field_name(name)
+        shape, field = _shape(value), field_name(name)
         if self._boxes is not None and self._named.within[name] == self._named.within[self._boxes] and field in CLASS_LISTS and len(shape) == 1:
             boxes = len(self._named.parts[self._boxes])
             if shape[0] != boxes:

@@ -185,9 +185,9 @@ class ListPart(Part):
         if array.ndim == 0 or array.shape[1:] != inner:
             raise SourceError(f"{self.name}: expected rows of {inner}, found {array.shape}")
         if self.form is not None and self.field.meaning == "boxes" and (wrong := box_faults(array, self.form.format)):
-            raise SourceError(
-                f"{self.name}: {next(iter(wrong.values()))}; of another one say it: fields={{{self.field.name!r}: {{'format': 'xywh'}}}}"
-            )
+            hint = f": of boxes written in another way say it: fields={{{self.field.name!r}: {{'format': 'xywh'}}}}, or cxcywh"
+            why = next(iter(wrong.values()))
+            raise SourceError(f"{self.name}: {why}{hint if why.endswith('(format=xyxy)') else ''}")
         return array.astype(np.float32) if self.form is not None else exact(array, self.field, self.name)
 
     def measure(self, value: Any) -> int:
