@@ -266,7 +266,7 @@ def _decode(
         depth = 8 if wide is None else wide[1]
         if wide is not None:
             made = _viewed(wide[0], _fit_values, name, options, shown)
-        elif array is not None:
+        elif array is not None and options.views is not None:
             made = _viewed(array, lambda part, options: _fit_array(part, part.shape[1::-1], options), name, options, shown)
         elif options.views is not None:
             parts = shown or options.views.shown(as_bytes(name), image.height, image.width)
@@ -276,7 +276,7 @@ def _decode(
             made = _mirrored(fitted, parts)
         else:
             size = image.size if scale == 1 else (height, width) if turns and orientation >= 5 else (width, height)
-            made = _fit_bytes(image, size, options, codes)
+            made = _fit_bytes(image, size, options, codes) if array is None else _fit_array(array, size, options)
     if image.format is not None:
         # Last, and on the image as opened: some readers step to the second frame to find out, and drop the pixels of the first.
         _check_frames(image, options, codes)
