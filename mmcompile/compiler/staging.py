@@ -81,7 +81,7 @@ class Staging(Mirror):
         shards = [f"shards/{name}" for name in sorted(os.listdir(self.folder / "shards"))]
         in_threads(lambda name: send(self.store, self.folder, name), [name for name in shards if name not in self.there])
         generations = [f"generations/{name}" for name in sorted(os.listdir(self.folder / "generations"))]
-        index, current = load_index(self.folder)
+        index, current = load_index(self.folder, alone=True)
         once = {f"shards/{file}" for _, file in single_files(index)} & set(self.there)  # perhaps damaged there: they are small
         for name in [*sorted(once), *(name for name in generations if name not in self.there or name == f"generations/{current}.json")]:
             self.store.put(self.folder / name, name)

@@ -61,15 +61,19 @@ def _leader(found: Counter[str]) -> str:
 
 
 def _counts(folder: str) -> Counter[str]:
-    """How many files of each kind there are, by their names."""
+    """How many files of each kind there are, by their names; packed tables count where there is nothing else, files of compiled datasets never."""
     found, seen = Counter[str](), 0
     for _, below, names in os.walk(folder):
+        if "index.json" in names and "shards" in below:
+            below.clear()
+            continue
         below[:] = sorted(name for name in below if not name.startswith((".", "_")))
         found.update(filter(None, map(_kind_of, names)))
         seen += len(names) + len(below)
         if seen > _LOOKED_AT:
             break
-    return found
+    packed = found.pop("packed", 0)
+    return found or Counter({"table": packed} if packed else {})
 
 
 def _kind_of(name: str) -> str:
@@ -82,6 +86,8 @@ def _kind_of(name: str) -> str:
         return "npy-folder"
     if IDX_NAME.match(name):
         return "idx"
-    if is_table(name) or name.lower().endswith(PACKED):
+    if name.lower().endswith(PACKED):
+        return "packed"
+    if is_table(name):
         return "table"
     return "tar" if suffix in (".tar", ".tgz") or name.lower().endswith(".tar.gz") else "zip" if suffix == ".zip" else ""
