@@ -167,7 +167,7 @@ def draw_scenes(n: int, height: int = 48, width: int = 64, most: int = 6, seed: 
         "image": np.zeros((n, 3, height, width), np.uint8),
         "mask": np.zeros((n, height, width), np.uint8),
         "boxes": np.zeros((n, most, 4), np.float32),
-        "labels": np.zeros((n, most), np.int64),
+        "labels": np.full((n, most), -1),
         "keypoints": np.zeros((n, most, 2, 3), np.float32),
         "boxes_count": np.zeros(n, np.int64),
         "caption": np.zeros((n, 24), np.uint8),

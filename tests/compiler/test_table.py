@@ -907,7 +907,7 @@ def test_rows_that_stand_twice_are_counted_where_they_are_sorted_aside(tmp_path:
 
 
 def test_what_the_readme_says_of_tables_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text("utf-8").partition("#### Tables")[2].partition("\n### ")[0]
+    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text("utf-8").partition("### Tables")[2].partition("\n### ")[0]
     days = np.arange("2022-06-01", "2024-06-01", dtype="datetime64[D]")
     for name in ("A", "B"):
         rows = "".join(f"{day},{i},{i + 2},{i - 1},{i + 1},{10 * i}\n" for i, day in enumerate(days))
