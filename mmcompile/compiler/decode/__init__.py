@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -155,9 +155,9 @@ def volume(
         if on_open is not None:
             on_open(width, depth * height)
         pixels, bits = volumes.sample(found, geometry, options)
-    codes = set(found.codes) | (set() if belongs(name, found.format) else {"wrong-extension"})
+    codes = _codes(found.codes, name, found.format)
     mode = stored.mode_name(found.dtype, max(found.channels, 1))
-    return Decoded(pixels, bits, width, height, found.format, mode, 1, tuple(sorted(codes)), frames=depth)
+    return Decoded(pixels, bits, width, height, found.format, mode, 1, codes, frames=depth)
 
 
 def probe_volume(parts: Sequence[bytes], preprocess: Preprocess) -> tuple[tuple[int, int, int], int]:
@@ -280,11 +280,14 @@ def _decode(
     if image.format is not None:
         # Last, and on the image as opened: some readers step to the second frame to find out, and drop the pixels of the first.
         _check_frames(image, options, codes)
-    if any(issubclass(w.category, UserWarning) for w in log):
-        codes.add("pillow-warning")
-    if not belongs(name, format):
-        codes.add("wrong-extension")
-    return Decoded(made, depth, width, height, format, mode, orientation, tuple(sorted(codes)), saving)
+    return Decoded(made, depth, width, height, format, mode, orientation, _codes(codes, name, format, log), saving)
+
+
+def _codes(codes: Iterable[str], name: str, format: str, log: Sequence[warnings.WarningMessage] = ()) -> tuple[str, ...]:
+    """The codes of a source, sorted, with those that its name and the warnings of its decoder add."""
+    warned = {"pillow-warning"} if any(issubclass(w.category, UserWarning) for w in log) else set()
+    named = set() if belongs(name, format) else {"wrong-extension"}
+    return tuple(sorted({*codes, *warned, *named}))
 
 
 def _decode_stored(
@@ -307,13 +310,9 @@ def _decode_stored(
     with opening.stage("geometry", "resized picture"):
         alpha = picture.alpha and options.channels == 4
         made = _viewed(pixels, lambda part, options: _fit_stored(part, alpha, options), name, options, shown)
-    codes = set(picture.codes)
-    if any(issubclass(w.category, UserWarning) for w in log):
-        codes.add("pillow-warning")
-    if not belongs(name, picture.format):
-        codes.add("wrong-extension")
+    codes = _codes(picture.codes, name, picture.format, log)
     mode = stored.mode_name(picture.dtype, picture.channels)
-    return Decoded(made, depth, picture.width, picture.height, picture.format, mode, picture.orientation, tuple(sorted(codes)))
+    return Decoded(made, depth, picture.width, picture.height, picture.format, mode, picture.orientation, codes)
 
 
 def _viewed(
