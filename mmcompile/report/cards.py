@@ -20,7 +20,7 @@ __all__ = ["as_table", "cards", "legend", "plain", "told"]
 Array = npt.NDArray[Any]
 
 #: The longer side of a picture in a page; smaller ones than _SMALL are shown with square pixels.
-MOST_SIDE, _SMALL = 256, 100
+MOST_SIDE, _SMALL = 384, 100
 #: Numbers of a value that are written out; more are drawn.
 _WRITTEN = 8
 #: Characters of a text, and values of a sample, that are shown.
@@ -41,7 +41,7 @@ def cards(gallery: Gallery, samples: Sequence[Sample], replayed: dict[int, dict[
     """A grid of samples; beside each what augmentation makes of it where it was `replayed` (row -> its values)."""
     items, widest = [], 0
     for sample in samples:
-        lines = []
+        lines: list[list[Panel]] = []
         for k, values in enumerate(sample.variants if pictures else ()):
             panels = gallery.panels(values)
             if len(sample.variants) > 1:
@@ -49,13 +49,15 @@ def cards(gallery: Gallery, samples: Sequence[Sample], replayed: dict[int, dict[
             if sample.row in replayed and k == 0:
                 again = gallery.panels(replayed[sample.row])
                 panels = [*panels, *(Panel(f"{p.name}, replayed", p.pixels) for p in again)]
-            widest = max(widest, len(panels))
-            if panels:
-                lines.append(_panels(panels, sample))
+            lines.append(panels)
+        if all(len(line) == 1 for line in lines):
+            lines = [[panel for line in lines for panel in line]]
+        widest = max([widest, *map(len, lines)])
         others = _values(gallery, sample.variants[0])
-        items.append(f"<figure>{''.join(lines)}{_caption(gallery, sample)}{others}</figure>")
+        drawn = "".join(_panels(line, sample) for line in lines if line)
+        items.append(f"<figure>{drawn}{_caption(gallery, sample)}{others}</figure>")
         widest = max(widest, 2 if others else 0)
-    kind = "" if widest <= 1 else " wide" if widest <= 3 else " full"
+    kind = "" if widest <= 1 else " wide" if widest <= 4 else " full"
     return f'<div class="grid{kind}">{"".join(items)}</div>'
 
 
@@ -68,13 +70,14 @@ def _panels(panels: Sequence[Panel], sample: Sample) -> str:
         alt = escape(f"{panel.name} of sample {sample.row}, from {text.escape(sample.source)}")
         name = f"<span>{escape(panel.name)}</span>" if len(panels) > 1 else ""
         parts.append(f'<div><img{small} src="{png.as_uri(pixels)}" width="{width}" height="{height}" alt="{alt}">{name}</div>')
-    return f'<div class="panels">{"".join(parts)}</div>'
+    return f'<div class="panels{" two" if len(panels) == 4 else ""}">{"".join(parts)}</div>'
 
 
 def _caption(gallery: Gallery, sample: Sample) -> str:
     what = "" if sample.label is None else f"<b>{escape(text.escape(gallery.data.class_name(sample.label)))}</b> "
     row = f'<span class="row">{sample.row:,}</span>'
-    return f'<figcaption>{what}{row}<span class="where">{escape(text.escape(sample.source))}</span></figcaption>'
+    where = "" if sample.source == f"[{sample.row}]" else f'<span class="where">{escape(text.escape(sample.source))}</span>'
+    return f"<figcaption>{what}{row}{where}</figcaption>"
 
 
 def _values(gallery: Gallery, values: dict[str, Array]) -> str:
@@ -83,7 +86,9 @@ def _values(gallery: Gallery, values: dict[str, Array]) -> str:
     parts = []
     for f, found in gallery.others(values)[:_MOST_VALUES]:
         if f.name not in counts:
-            parts.append(f"<dt>{escape(f.name)}</dt><dd>{_drawn(f, found)}</dd>")
+            drawn = _drawn(f, found)
+            across = ' class="across"' if drawn.startswith("<") else ""
+            parts.append(f"<dt{across}>{escape(f.name)}</dt><dd{across}>{drawn}</dd>")
     return f'<dl class="values">{"".join(parts)}</dl>' if parts else ""
 
 
@@ -140,16 +145,22 @@ def _columns(f: Field) -> list[str]:
     return [f"{f.name}.{name}" for name in f.columns.listed] if f.columns is not None else [f"{f.name}[{i}]" for i in range(count)]
 
 
+def _kind(f: Field) -> str:
+    """How a field's cells stand in a table."""
+    return "long" if f.meaning == "text" else "" if f.categories or f.unit else "num"
+
+
 def as_table(data: Opened, samples: Sequence[Sample]) -> str:
     """Samples as the rows of a table, a column for each of their numbers."""
-    heads, count = ["row", "from"], 0
-    if data.label is not None:
-        heads.append("class")
+    told_by_row = all(sample.source == f"[{sample.row}]" for sample in samples)
+    heads = ["row"] + ["from"] * (not told_by_row) + ["class"] * (data.label is not None)
     fields = [f for f in data.fields if f.meaning != "class"]
-    names = [name for f in fields for name in _columns(f)]
+    names = [(name, _kind(f)) for f in fields for name in _columns(f)]
     lines = []
     for sample in samples:
-        cells = [f'<th scope="row" class="num">{sample.row:,}</th>', f"<td>{escape(text.escape(sample.source))}</td>"]
+        cells = [f'<th scope="row" class="num">{sample.row:,}</th>']
+        if not told_by_row:
+            cells.append(f"<td>{escape(text.escape(sample.source))}</td>")
         if sample.label is not None:
             cells.append(f"<td>{escape(text.escape(data.class_name(sample.label)))}</td>")
         count = 0
@@ -157,11 +168,11 @@ def as_table(data: Opened, samples: Sequence[Sample]) -> str:
             values = show.as_floats(sample.variants[0][f.name], f)
             single = [values] if f.meaning != "value" or not f.shape else list(values)
             for value in single[: _MOST_COLUMNS - count]:
-                kind = "long" if f.meaning == "text" else "" if f.categories or f.unit else "num"
-                cells.append(f'<td class="{kind}">{escape(told(f, np.asarray(value)))}</td>')
+                cells.append(f'<td class="{_kind(f)}">{escape(told(f, np.asarray(value)))}</td>')
             count += len(single)
         lines.append(f"<tr>{''.join(cells)}</tr>")
-    head = "".join(f'<th scope="col">{escape(text.escape(name))}</th>' for name in [*heads, *names[:_MOST_COLUMNS]])
+    named = [*((name, "num" if name == "row" else "") for name in heads), *names[:_MOST_COLUMNS]]
+    head = "".join(f'<th scope="col" class="{kind}">{escape(text.escape(name))}</th>' for name, kind in named)
     more = f'<p class="quiet">{len(names) - _MOST_COLUMNS:,} more columns</p>' if len(names) > _MOST_COLUMNS else ""
     return f'<div class="box"><table class="rows"><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>{more}'
 

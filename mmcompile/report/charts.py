@@ -19,14 +19,14 @@ Array = npt.NDArray[Any]
 _MOST_POINTS = 240
 #: Octaves of a cloud's axes are cut into so many cells: small enough to look like points.
 _CELLS = 6
-#: A cloud's side in units of its drawing.
-_SIDE = 220
+#: A cloud's side in units of its drawing, and the fewest cells that it stands for.
+_SIDE, _LEAST = 220, 24
 
 
 def number(value: float) -> str:
-    """A number for a person: four digits, no exponent where it can be helped."""
-    if value == int(value) and abs(value) < 1e15:
-        return f"{int(value):,}"
+    """A finite number for a person: four digits, no exponent where it can be helped."""
+    if 1e4 <= abs(value) < 1e15 or (value == int(value) and abs(value) < 1e15):
+        return f"{value:,.0f}"
     return f"{value:.4g}"
 
 
@@ -93,12 +93,13 @@ def line(values: Array, what: str) -> str:
 
 def cloud(sizes: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> str:
     """Sizes (S, 2), width and height in pixels, as points of a drawing whose axes are logarithmic; a point is the darker the more have that size."""
-    cells: dict[tuple[int, int], int] = {}
     logs = np.floor(np.log2(np.maximum(sizes, 1)) * _CELLS).astype(np.int64)
-    for (x, y), count in zip(logs.tolist(), counts.tolist(), strict=True):
-        cells[x, y] = cells.get((x, y), 0) + count
-    ends = [(int(logs[:, k].min()) - 2, int(logs[:, k].max()) + 3) for k in (0, 1)]
-    low, high = min(e[0] for e in ends), max(e[1] for e in ends)
+    low, high = int(logs.min()) - 2, int(logs.max()) + 3
+    numbers, where = np.unique(logs[:, 0] * high + logs[:, 1], return_inverse=True)
+    totals = np.bincount(where.reshape(-1), counts).astype(np.int64)
+    cells = {divmod(at, high): count for at, count in zip(numbers.tolist(), totals.tolist(), strict=True)}
+    spare = max(0, _LEAST - (high - low))
+    low, high = low - spare // 2, high + spare - spare // 2
     unit, most = _SIDE / (high - low), max(cells.values())
     dots = "".join(
         f'<circle cx="{(x - low + 0.5) * unit:.1f}" cy="{_SIDE - (y - low + 0.5) * unit:.1f}" r="{max(2.2, unit * 0.46):.1f}" '
@@ -109,9 +110,9 @@ def cloud(sizes: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> str:
     for octave in range(-(-low // _CELLS), high // _CELLS + 1):
         at = (octave * _CELLS - low) * unit
         marks.append(f'<path class="grid" d="M{at:.1f} 0V{_SIDE}M0 {_SIDE - at:.1f}H{_SIDE}"/>')
-        if 14 < at < _SIDE - 10:
-            marks.append(f'<text x="{at:.1f}" y="{_SIDE + 14}" text-anchor="middle">{2**octave}</text>')
-            marks.append(f'<text x="-6" y="{_SIDE - at + 4:.1f}" text-anchor="end">{2**octave}</text>')
+        if octave >= 0 and 14 < at < _SIDE - 10:
+            marks.append(f'<text x="{at:.1f}" y="{_SIDE + 14}" text-anchor="middle">{2.0**octave:.0f}</text>')
+            marks.append(f'<text x="-6" y="{_SIDE - at + 4:.1f}" text-anchor="end">{2.0**octave:.0f}</text>')
     said = f"widths and heights of {int(counts.sum()):,} sources, in pixels"
     return (
         f'<svg class="cloud" viewBox="-46 -6 {_SIDE + 56} {_SIDE + 40}" role="img" aria-label="{said}">{"".join(marks)}'

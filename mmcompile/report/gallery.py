@@ -119,6 +119,8 @@ class Gallery:
             else:
                 for points in rows:
                     out = draw.keypoints(out, points, factor)
+                for number, name in enumerate(f.columns.listed if f.columns is not None else ()):
+                    self.legend.entries[f.name, number + 1] = draw.colour(number + 1), name
         return out
 
     def filled(self, f: Field, values: dict[str, Array]) -> int:

@@ -49,7 +49,7 @@ class Opened:
         found = on_disk(root)
         if is_url(found):
             raise OptionError(f"{root}: a report reads rows from a disk; copy the dataset to one, and report on that", options=["out"])
-        self.reader = Reader(found)
+        self.reader = Reader(found, engine="pread")  # maps would count whole pages around each row, and end in a signal where a file is cut
         self.root, self.index = self.reader.root, self.reader.index
         self.fields = tuple(self.reader.origins.field(f.name) for f in self.index.fields)
         self.classes = self.reader.classes or ()

@@ -28,8 +28,8 @@ Pixels = npt.NDArray[np.uint8]
 _ALL_CLASSES, _ENDS, _MOST_CLASSES = 40, 15, 5000
 #: Rows of a folded table, and of one that is not.
 _MOST_ROWS, _FEW = 2000, 12
-#: Examples of repeats.
-_EXAMPLES = 10
+#: Examples of repeats, and sizes of sources, that stand in a page unfolded.
+_EXAMPLES, _SIZES = 10, 8
 _TINTS = {"red": "red", "green": "green", "blue": "blue"}
 #: What is said of a flag of provenance, beside its word.
 _FLAGS = {
@@ -82,7 +82,12 @@ def class_bars(info: Info) -> str:
     totals = [sum(c) for c in counts]
     order = sorted(range(len(names)), key=lambda i: (-totals[i], i))
     empty, few = sum(not n for n in totals), min(totals)
-    said = f"{text.number(len(names), 'class')}, from {few:,} to {max(totals):,} samples, half of them above {median(totals):,.0f}"
+    spread = (
+        f"of {text.number(few, 'sample')} each"
+        if few == max(totals)
+        else f"from {few:,} to {max(totals):,} samples, {median(totals):,.0f} in the middle"
+    )
+    said = f"{text.number(len(names), 'class')}, {spread}"
     lines = [f"<p>{said}.</p>"] if len(names) > 1 else []
     if empty:
         lines.append(f'<p class="bad">{text.number(empty, "class")} without a sample.</p>')
@@ -135,8 +140,8 @@ def sources(found: Sources) -> str:
     noticed += [(_FLAGS.get(word, word), n) for word, n in found.flags.most_common()]
     if noticed:
         lines.append(f"<h3>Noticed</h3>{charts.bars(noticed, found.samples)}")
-    if len(sizes) > 1:
-        rows = [(f"{w:,} x {h:,}", n) for (w, h), n in list(zip(sizes.tolist(), counts.tolist(), strict=True))[:8]]
+    if len(sizes) > 1 and counts[0] * 100 >= found.samples:
+        rows = [(f"{w:,} x {h:,}", n) for (w, h), n in zip(sizes[:_SIZES].tolist(), counts[:_SIZES].tolist(), strict=True)]
         lines.append(f"<h3>Most frequent sizes</h3>{charts.bars(rows, found.samples)}")
     lines.append("</div></div>")
     return "".join(lines)

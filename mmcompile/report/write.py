@@ -38,7 +38,7 @@ Rows = npt.NDArray[np.int64]
 #: Of each class up to so many samples, of so many rows at most in all, and of so many pixels, so that a page stays a few megabytes.
 _EACH, _MOST, _MOST_PIXELS = 3, 72, 7_500_000
 #: Rows whose values make the histograms, and the bytes of them that are read.
-_HISTOGRAM_ROWS, _HISTOGRAM_BYTES = 256, 96 << 20
+_HISTOGRAM_ROWS, _HISTOGRAM_BYTES = 4096, 48 << 20
 #: Rows of a table of samples.
 _TABLE_ROWS = 30
 
@@ -209,13 +209,15 @@ def _samples(data: Opened, gallery: Gallery, samples: list[Sample], wish: _Wish)
     labels = {s.label for s in samples}
     if wish.told:
         said = f"{text.number(len(samples), 'sample')}, as asked for."
+    elif len(samples) == len(data):
+        said = f"{'All' if len(data) > 1 else 'The'} {text.number(len(samples), 'sample')}."
     elif not wish.each:
         said = f"{len(samples):,} of {text.number(len(data), 'sample')}, from everywhere in the dataset."
     else:
         of = (
             f"{len(labels):,} of {len(data.classes):,} classes" if len(data.classes) > len(labels) else f"each of {text.number(len(labels), 'class')}"
         )
-        said = f"Up to {wish.each} of {of}, picked by seed {wish.seed}."
+        said = f"{f'Up to {wish.each}' if wish.each > 1 else 'One'} of {of}, picked by seed {wish.seed}."
     again = {} if wish.replay is None else replayed(data, [s.row for s in samples], wish.replay)
     if wish.replay is not None:
         said += f" Beside each, what training gets in epoch {wish.replay.epoch} of seed {wish.replay.seed}."
@@ -237,7 +239,11 @@ def _histograms(data: Opened, gallery: Gallery, seed: int) -> tuple[list[tuple[s
         said = f"as stored, {f.dtype}"
         if f.name in gallery.looks and gallery.looks[f.name].mean is not None:
             said += ", normalised"
-        found.append((f.name, said, facts.histograms(f, data.column(f, rows))))
+        values = data.column(f, rows)
+        if (counting := next((other for other in data.fields if other.name == f.count), None)) is not None:
+            filled = np.arange(values.shape[1]) < np.reshape(data.column(counting, rows), (-1, 1))
+            values = values[filled][:, None] if f.views is None else values
+        found.append((f.name, said, facts.histograms(f, values)))
     return found, len(rows)
 
 
