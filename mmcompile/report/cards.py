@@ -53,7 +53,7 @@ def cards(gallery: Gallery, samples: Sequence[Sample], replayed: dict[int, dict[
         if all(len(line) == 1 for line in lines):
             lines = [[panel for line in lines for panel in line]]
         widest = max([widest, *map(len, lines)])
-        others = _values(gallery, sample.variants[0])
+        others = _values(gallery, sample.variants[0], pictures)
         drawn = "".join(_panels(line, sample) for line in lines if line)
         items.append(f"<figure>{drawn}{_caption(gallery, sample)}{others}</figure>")
         widest = max(widest, 2 if others else 0)
@@ -80,13 +80,13 @@ def _caption(gallery: Gallery, sample: Sample) -> str:
     return f"<figcaption>{what}{row}{where}</figcaption>"
 
 
-def _values(gallery: Gallery, values: dict[str, Array]) -> str:
+def _values(gallery: Gallery, values: dict[str, Array], pictures: bool) -> str:
     """What a sample holds beside pictures and its label, a name and a value each."""
     counts = {f.count for f in gallery.data.fields if f.count}
     parts = []
     for f, found in gallery.others(values)[:_MOST_VALUES]:
         if f.name not in counts:
-            drawn = _drawn(f, found)
+            drawn = _drawn(f, found) if pictures else escape(told(f, found))
             across = ' class="across"' if drawn.startswith("<") else ""
             parts.append(f"<dt{across}>{escape(f.name)}</dt><dd{across}>{drawn}</dd>")
     return f'<dl class="values">{"".join(parts)}</dl>' if parts else ""
@@ -131,7 +131,7 @@ def _word(f: Field, value: Any) -> str:
         names = f.categories.listed
         return names[value] if 0 <= value < len(names) else "none"
     if f.unit is not None:
-        return str(np.int64(value).view(f"<M8[{f.unit}]"))
+        return str(np.uint64(value % 2**64).view(f"<M8[{f.unit}]"))
     if isinstance(value, bool):
         return "yes" if value else "no"
     return charts.number(value) if value - value == 0 else str(value)

@@ -20,7 +20,7 @@ from mmcompile.format.samples import flag_counts
 from mmcompile.report.opened import Opened
 from mmcompile.report.show import as_floats
 
-__all__ = ["Histogram", "Sources", "histograms", "read_sources"]
+__all__ = ["Histogram", "Sources", "histograms", "read_sources", "with_labels"]
 
 Array = npt.NDArray[Any]
 
@@ -28,6 +28,8 @@ Array = npt.NDArray[Any]
 BINS = 48
 #: Sizes of sources that are remembered before equal ones are put together.
 _PENDING = 1 << 20
+#: Labels without names that are told one by one: more are hardly classes.
+_MOST_LABELS = 5000
 #: Channels, or numbers of a row, that have a histogram of their own, and values of each that are counted.
 MOST_CHANNELS, _MOST_VALUES = 24, 1 << 20
 
@@ -110,6 +112,24 @@ def _together(parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
     counts = np.zeros(len(numbers), np.int64)
     np.add.at(counts, where.reshape(-1), np.concatenate([part[1] for part in parts]))
     return numbers, counts
+
+
+def with_labels(info: dict[str, Any], data: Opened) -> dict[str, Any]:
+    """The JSON values of `info`; where labels are numbers without names, these and how often each occurs stand there as classes do."""
+    if data.label is None or info["classes"] is not None:
+        return info
+    counted: list[Counter[int]] = []
+    for split in data.index.splits:
+        counted.append(Counter())
+        for _, labels in data.labels(split):
+            numbers, counts = np.unique(labels, return_counts=True)
+            counted[-1].update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
+    numbered = sorted(set().union(*counted))
+    if not 0 < len(numbered) <= _MOST_LABELS:
+        return info
+    classes = [{"name": data.class_name(n), "count": sum(c[n] for c in counted)} for n in numbered]
+    splits = [told | {"classes": [c[n] for n in numbered]} for told, c in zip(info["splits"], counted, strict=True)]
+    return info | {"classes": classes, "splits": splits, "unknown_labels": 0}
 
 
 def histograms(spec: Field, rows: Array) -> list[Histogram]:

@@ -70,9 +70,9 @@ class Opened:
         """A field as one variant of it is."""
         return field if field.views is None else replace(field, shape=field.shape[1:], views=None)
 
-    def labels(self) -> Iterator[tuple[Rows, Rows]]:
-        """(rows of the split, their labels) piece by piece; label -1 where there are none."""
-        start, stop = self.split.start, self.split.stop
+    def labels(self, split: Split | None = None) -> Iterator[tuple[Rows, Rows]]:
+        """(rows of the split, or of another one, their labels) piece by piece; label -1 where there are none."""
+        start, stop = (self.split.start, self.split.stop) if split is None else (split.start, split.stop)
         generation = Generation(self.reader.generation, self.index, self.reader.table, self.reader.starts)
         for shard in range(*self._shards(start, stop)):
             begin, end = (int(n) for n in self.reader.starts[shard : shard + 2])

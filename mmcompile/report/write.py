@@ -37,6 +37,8 @@ Rows = npt.NDArray[np.int64]
 
 #: Of each class up to so many samples, of so many rows at most in all, and of so many pixels, so that a page stays a few megabytes.
 _EACH, _MOST, _MOST_PIXELS = 3, 72, 7_500_000
+#: Bytes of the rows that are shown, which are in memory together.
+_MOST_BYTES = 256 << 20
 #: Rows whose values make the histograms, and the bytes of them that are read.
 _HISTOGRAM_ROWS, _HISTOGRAM_BYTES = 4096, 48 << 20
 #: Rows of a table of samples.
@@ -106,7 +108,7 @@ def write_report(
         if chosen is not None and target.suffix.lower() not in (".html", ".htm"):
             return _save_rows(data, target, chosen, replay, began)
         _check_page(target)
-        info = describe(data.root, data.reader.generation)
+        info = facts.with_labels(describe(data.root, data.reader.generation), data)
         picked, each = (chosen, 0) if chosen is not None else _picked(data, seed)
         page = _page(data, info, picked, _Wish(split, replay, raw, images, seed, rows is not None, each))
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -165,6 +167,7 @@ def _picked(data: Opened, seed: int) -> tuple[Rows, int]:
         return spread(0, len(data), _TABLE_ROWS, seed), 0
     pixels = sum(np.prod(f.sample_shape) for f in data.fields if f.meaning in ("image", "volume"))
     most = int(np.clip(_MOST_PIXELS // max(1, min(pixels, 4 * cards.MOST_SIDE**2)), 12, _MOST))
+    most = max(1, min(most, _MOST_BYTES // max(1, data.index.row_bytes)))
     if data.label is None:
         return spread(0, len(data), min(most, 24), seed), 0
     picker = Picker(seed, _EACH)
@@ -205,7 +208,7 @@ def _page(data: Opened, info: dict[str, Any], rows: Rows, wish: _Wish) -> str:
 
 def _samples(data: Opened, gallery: Gallery, samples: list[Sample], wish: _Wish) -> str:
     if not samples:
-        return "<p>This dataset holds no samples.</p>"
+        return f"<p>{'No samples were asked for' if len(data) else 'This dataset holds no samples'}.</p>"
     labels = {s.label for s in samples}
     if wish.told:
         said = f"{text.number(len(samples), 'sample')}, as asked for."
@@ -229,7 +232,7 @@ def _samples(data: Opened, gallery: Gallery, samples: list[Sample], wish: _Wish)
 def _histograms(data: Opened, gallery: Gallery, seed: int) -> tuple[list[tuple[str, str, Sequence[facts.Histogram]]], int]:
     """(field, what its numbers are, histograms) of what is neither a label nor text nor a list of places; and of how many rows."""
     each = sum(f.row_bytes for f in data.fields) or 1
-    rows = spread(0, len(data), int(np.clip(_HISTOGRAM_BYTES // each, 4, _HISTOGRAM_ROWS)), seed)
+    rows = spread(0, len(data), int(np.clip(_HISTOGRAM_BYTES // each, 1, _HISTOGRAM_ROWS)), seed)
     found: list[tuple[str, str, Sequence[facts.Histogram]]] = []
     for f in data.fields:
         if f.meaning not in ("image", "volume", "value") or f.categories is not None or f.unit is not None or not len(rows):

@@ -60,6 +60,15 @@ def test_counts_of_classes_are_told_for_each_split(tmp_path: Path) -> None:
     assert "cat53" in text.replace("\n", "")
 
 
+def test_labels_without_names_are_counted_by_number(tmp_path: Path) -> None:
+    values = {"label": np.array([7, 7, 300, 7, 2]), "x": np.zeros((5, 2), np.float32)}
+    make_dataset(tmp_path / "out", values=values, facts={"label": {"meaning": "class"}}, splits={"train": 3, "val": 2}, keyed=False)
+    text = page(tmp_path / "out", tmp_path).text
+    assert "3 classes, from 1 to 3 samples" in text
+    assert "label 721" in text
+    assert "val has no sample of 1 class: label 300" in text
+
+
 def test_a_thousand_classes_stay_readable_and_are_all_there(tmp_path: Path) -> None:
     labels = np.repeat(np.arange(1000), np.arange(1000) % 3 + 1)
     classes = tuple(f"kind {c}" for c in range(1000))
@@ -118,6 +127,8 @@ def test_without_images_there_is_no_picture_and_all_else(tmp_path: Path) -> None
     shown = Page(tmp_path / "page.html")
     assert not shown.found("img")
     assert "class 1" in shown.text
+    make_dataset(tmp_path / "maps", values={"map": np.zeros((2, 20, 30))})
+    assert not page(tmp_path / "maps", tmp_path, images=False).found("img")
 
 
 def test_rejects_are_told_and_shown_as_far_as_they_decode(tmp_path: Path) -> None:
@@ -162,6 +173,20 @@ def test_a_replay_shows_what_the_loader_gives(tmp_path: Path, layout: str, norma
         assert np.array_equal(np.asarray(image).transpose(2, 0, 1), batch[0][3].numpy())
     with Image.open(tmp_path / "pics" / "row-3-image.png") as image:
         assert np.array_equal(np.asarray(image).transpose(2, 0, 1), images[8])
+
+
+def test_a_replay_moves_all_that_belongs_to_a_picture(tmp_path: Path) -> None:
+    make_scenes(tmp_path / "out", draw_scenes(3))
+    made = write_report(tmp_path / "out", tmp_path / "pics", rows=[1], replay=Replay(0, 3, Augment(crop=(32, 40), hflip=0.5)))
+    assert [Path(name).name for name in made.files] == [
+        *("row-1-image.png", "row-1-mask.png"),
+        *("row-1-image-seed-0-epoch-3.png", "row-1-mask-seed-0-epoch-3.png"),
+    ]
+    with Image.open(tmp_path / "pics" / "row-1-mask-seed-0-epoch-3.png") as image:
+        assert image.size == (40, 32)
+    shown = page(tmp_path / "out", tmp_path, rows=[1], replay=Replay(0, 3, Augment(resized_crop=24)))
+    assert "image, replayed" in shown.text
+    assert "epoch 3 of seed 0" in shown.text
 
 
 def test_a_replay_of_variants_shows_the_one_of_that_epoch(tmp_path: Path) -> None:
