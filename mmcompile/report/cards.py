@@ -46,10 +46,11 @@ def cards(gallery: Gallery, samples: Sequence[Sample], replayed: dict[int, dict[
             panels = gallery.panels(values)
             if len(sample.variants) > 1:
                 panels = [Panel(f"{p.name}, variant {k}", p.pixels) for p in panels]
-            if sample.row in replayed and k == 0:
-                again = gallery.panels(replayed[sample.row])
-                panels = [*panels, *(Panel(f"{p.name}, replayed", p.pixels) for p in again)]
             lines.append(panels)
+        if lines and sample.row in replayed:
+            lines.append([Panel(f"{p.name}, replayed", p.pixels) for p in gallery.panels(replayed[sample.row])])
+            if len(lines) == 2:
+                lines = [lines[0] + lines[1]]
         if all(len(line) == 1 for line in lines):
             lines = [[panel for line in lines for panel in line]]
         widest = max([widest, *map(len, lines)])

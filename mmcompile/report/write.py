@@ -110,7 +110,7 @@ def write_report(
         _check_page(target)
         info = facts.with_labels(describe(data.root, data.reader.generation), data)
         picked, each = (chosen, 0) if chosen is not None else _picked(data, seed)
-        page = _page(data, info, picked, _Wish(split, replay, raw, images, seed, rows is not None, each))
+        page = _page(data, info, picked, _Wish(str(out), split, replay, raw, images, seed, rows is not None, each))
         target.parent.mkdir(parents=True, exist_ok=True)
         content = page.encode("utf-8", "backslashreplace")
         write_atomic(target, content, durable=False)
@@ -123,6 +123,7 @@ def write_report(
 class _Wish:
     """What was asked for, and how many of each label are shown: 0 where labels do not decide."""
 
+    out: str
     split: str | None
     replay: Replay | None
     raw: str | os.PathLike[str] | None
@@ -197,11 +198,14 @@ def _page(data: Opened, info: dict[str, Any], rows: Rows, wish: _Wish) -> str:
         Section("sources", "Sources", sections.sources(found) if found is not None else ""),
         Section("values", "Values", sections.values(info, drawn, looked) if len(data) else ""),
         Section("problems", "Rejects and repeats", sections.problems(info, rejects, thumbs, wish.raw is not None)),
-        Section("settings", "Settings", sections.settings(info, _commands(data))),
+        Section("settings", "Settings", sections.settings(info, _commands(wish.out))),
         Section("storage", "Storage", sections.storage(info, _shards(data))),
     ]
-    of_split = "" if wish.split is None else f" &middot; split {escape(text.escape(wish.split))}"
-    sub = f"<code>{escape(text.escape(data.root))}</code>{of_split}"
+    of_split = [] if wish.split is None else [f"split {escape(text.escape(wish.split))}"]
+    published = [f"published {text.moment(g['modified'])}" for g in info["generations"] if g["name"] == data.reader.generation]
+    sub = " &middot; ".join([*of_split, f"generation <code>{data.reader.generation[:8]}</code>", *published])
+    if wish.out.rstrip("/") != name:
+        sub = f"<code>{escape(text.escape(wish.out))}</code> &middot; {sub}"
     foot = f"Made by mmcompile report from generation <code>{data.reader.generation}</code>. Nothing in this page comes from a network."
     return render(text.escape(name), sub, first_facts(info), parts, foot)
 
@@ -250,8 +254,8 @@ def _histograms(data: Opened, gallery: Gallery, seed: int) -> tuple[list[tuple[s
     return found, len(rows)
 
 
-def _commands(data: Opened) -> list[str]:
-    root = text.quote([str(data.root)])
+def _commands(out: str) -> list[str]:
+    root = text.quote([out])
     return [f"mmcompile info {root} --config > build.json", "mmcompile build RAW OUT --config build.json"]
 
 
