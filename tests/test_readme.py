@@ -13,10 +13,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mmcompile import MMapShardDataset
+
 ROOT = Path(__file__).resolve().parents[1]
 #: The package is found from any folder, installed or not.
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
 README = (ROOT / "README.md").read_text("utf-8")
+#: Rows of the files that its source of one's own reads.
+CIFAR = {"data_batch_1.bin": 5, "data_batch_2.bin": 4, "test_batch.bin": 3}
 
 
 def blocks(language: str) -> list[str]:
@@ -33,6 +37,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for i in range(6):
             pixels = rng.integers(0, 256, (260 + 10 * i, 300, 3), np.uint8)
             Image.fromarray(pixels).save(place / "raw" / name / f"{i}.png")
+    for name, count in CIFAR.items():
+        rng.integers(0, 10, (count, 3073), np.uint8).tofile(place / name)
     (place / "secret.key").write_bytes(b"of a test, and of no one else")
     return place
 
@@ -63,6 +69,21 @@ def test_python_in_the_readme_runs_from_top_to_bottom(folder: Path, commands: di
     done = subprocess.run([sys.executable, "-W", "error", "-c", program], cwd=folder, capture_output=True, text=True, check=False, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     assert "12 0 12 0 0" in done.stdout
+
+
+def test_the_source_in_the_readme_becomes_the_dataset_of_its_files(folder: Path, commands: dict[str, subprocess.CompletedProcess[str]]) -> None:
+    program = next(block for block in blocks("python") if "class Cifar" in block)
+    source = f"import mmcompile\nimport numpy as np\n{program}"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", source], cwd=folder, capture_output=True, text=True, check=False, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+    for split, names in {"train": list(CIFAR)[:2], "test": list(CIFAR)[2:]}.items():
+        rows = np.concatenate([np.fromfile(folder / name, np.uint8).reshape(-1, 3073) for name in names])
+        made = MMapShardDataset(folder / "out-cifar", split)
+        assert made.classes is not None
+        assert made.classes[:2] == ["airplane", "automobile"]
+        images, labels = made[:]
+        np.testing.assert_array_equal(images.numpy(), rows[:, 1:].reshape(-1, 3, 32, 32))
+        np.testing.assert_array_equal(labels.numpy(), rows[:, 0])
 
 
 def test_every_command_and_option_of_build_stands_in_the_readme() -> None:
