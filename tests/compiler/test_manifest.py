@@ -654,6 +654,23 @@ def test_metadata_of_images_that_is_not_understood_is_an_error(tmp_path: Path, t
     assert not isinstance(open_source([str(tmp_path)], SourceOptions(source="folder")), ManifestSource)
 
 
+@pytest.mark.parametrize("folder", ["data/train", "Data", "a/b/test"])
+def test_metadata_further_down_in_a_folder_that_is_built_without_it_is_said(tmp_path: Path, folder: str) -> None:
+    write(tmp_path, {f"{folder}/{i}.png": picture(i) for i in range(3)})
+    assert not scanned(tmp_path).warnings
+    (tmp_path / folder / "metadata.csv").write_text("file_name,label\n" + "".join(f"{i}.png,{i}\n" for i in range(3)))
+    inner = {"data/train": "data", "Data": "Data", "a/b/test": "a/b"}[folder]
+    said = f"{folder}/metadata.csv tells of the images beside it, and is not used: to use it, mmcompile build {tmp_path / inner} OUT"
+    assert scanned(tmp_path).warnings == (said,)
+    assert scan(tmp_path / inner).classes == ("0", "1", "2")
+
+
+def scanned(raw: Path) -> Scan:
+    found = open_source([str(raw)], SourceOptions())
+    assert isinstance(found, FolderSource)
+    return found.scan()
+
+
 @pytest.mark.parametrize("name", ["labels.csv", "train.tsv", "x.jsonl"])
 @pytest.mark.parametrize("folder", ["images", "."])
 def test_a_list_of_images_in_a_folder_that_is_built_without_it_is_said(tmp_path: Path, name: str, folder: str) -> None:
