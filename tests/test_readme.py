@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
+import numpy as np
 import pytest
 
+from mmcompile import MMapShardDataset
 from tests.readme.blocks import Block, blocks, headings, links
 from tests.readme.typist import ROOT, Typist
 
@@ -63,6 +65,18 @@ def test_what_a_block_prints_is_what_its_neighbours_say(typist: Typist) -> None:
     for block in BLOCKS:
         if "print(report.samples, report.rejects, report.decoded, report.copied, report.kept)" in block.text:
             assert typist.outcome(block).split() == ["12", "0", "12", "0", "0"]
+
+
+def test_the_source_of_ones_own_becomes_the_dataset_of_its_files(typist: Typist) -> None:
+    typist.outcome(next(block for block in BLOCKS if "class Cifar" in block.text))
+    for split, names in {"train": ("data_batch_1.bin", "data_batch_2.bin"), "test": ("test_batch.bin",)}.items():
+        rows = np.concatenate([np.fromfile(typist.place / name, np.uint8).reshape(-1, 3073) for name in names])
+        made = MMapShardDataset(typist.place / "out-cifar", split)
+        assert made.classes is not None
+        assert made.classes[:2] == ["airplane", "automobile"]
+        images, labels = made[:]
+        np.testing.assert_array_equal(images.numpy(), rows[:, 1:].reshape(-1, 3, 32, 32))
+        np.testing.assert_array_equal(labels.numpy(), rows[:, 0])
 
 
 @pytest.mark.parametrize(
