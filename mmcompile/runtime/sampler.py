@@ -9,14 +9,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import Sampler, Subset
+from torch.utils.data import DistributedSampler, Subset
 
 from mmcompile.errors import GenerationError
 from mmcompile.runtime.order import Order, Steps, balanced, cumulative
@@ -170,10 +170,8 @@ class Course:
             self._position, self._used = position, True
 
     def steps(self) -> Steps:
-        """The steps of the iteration that runs, else of the next one; `len()` of it is their number."""
-        if self._latest is not None and self._position < self._each:
-            return self._latest.steps
-        return self._ahead()[2]
+        """The steps of a whole epoch, whatever of it was received; `len()` of it is their number."""
+        return replace(self._ahead()[2], start=0)
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration be this epoch, from its beginning unless a state in the middle of it was loaded."""
@@ -264,13 +262,14 @@ class Course:
         return epoch, node, steps
 
 
-class ShardSampler(Sampler[SampleIndex]):
+class ShardSampler(DistributedSampler[SampleIndex]):
     """Indices for a stock DataLoader, in the order and with the seeds of ShardLoader, divided among ranks, that can stop and go on anywhere.
 
         DataLoader(ds, batch_size=256, sampler=ShardSampler(ds, batch_size=256, shuffle=True))
 
     Step s takes the next world_size * batch_size samples of the epoch's order, rank r the r-th slice of them; all ranks have as many steps and as
     many samples in each.  Each iteration is the next epoch, and its indices carry seed and epoch, so that workers need not be told.
+    A DistributedSampler by type: the indices of others are divided among the ranks once more, as by Lightning.
 
     batch_size: the DataLoader's; batches are those of ShardLoader then, and `state_dict(received=)` counts them.  None: sample by sample.
     shuffle: True for an order from (seed, epoch) alone; "block" for one that keeps to `block_shards` shards at a time.
@@ -322,7 +321,7 @@ class ShardSampler(Sampler[SampleIndex]):
             at = after
 
     def __len__(self) -> int:
-        """The number of indices that this rank gets from the iteration that runs, else from the next one."""
+        """Indices of a whole epoch for this rank.  After `load_state_dict` in mid-epoch the next iteration gives those that are left of it."""
         steps = self._course.steps()
         last = len(steps) - 1
         return 0 if last < 0 else last * steps.batch_size + len(steps.positions(last)[0])
