@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Dataset, Subset, random_split
+from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, Subset, random_split
 
 from mmcompile.errors import GenerationError
 from mmcompile.runtime.sampler import Course, ShardSampler, ranks
