@@ -47,7 +47,7 @@ class Child:
     """A process that answers; a context manager, which ends it and all processes of its session."""
 
     def __init__(self, command: list[str], env: dict[str, str] | None = None) -> None:
-        self._log = tempfile.TemporaryFile("w+")
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, start_new_session=True, env=env
         )
@@ -73,7 +73,8 @@ class Child:
 
     def _ask(self, command: str, keywords: dict[str, Any], seen: list[float] | None) -> Any:
         process = self._process
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         try:
             print(json.dumps({"command": command, **keywords}), file=process.stdin, flush=True)
         except BrokenPipeError:

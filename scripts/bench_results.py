@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import re
 import statistics
 import subprocess
@@ -26,6 +27,10 @@ Batches = Iterable[tuple[Any, Any]]
 QUICK_ROUNDS, ROUNDS = 1, 7
 #: Photos are noise of so many points a side, made larger, and noise of so many levels on top: 500 x 375 at quality 90 is some 90 KB, as photos are.
 _COARSE, _GRAIN = 24, 9
+_VERSIONS = (
+    *("mmcompile", "torch", "numpy", "pillow", "simplejpeg", "torchvision", "tensordict", "mmap_ninja", "mosaicml-streaming", "litdata", "datasets"),
+    *("webdataset", "ffcv"),
+)
 
 
 class Part:
@@ -175,9 +180,8 @@ def about() -> dict[str, Any]:
     cpu = next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), "")
     memory = int(Path("/proc/meminfo").read_text().split()[1])
     kernel = ".".join(re.findall(r"\d+", os.uname().release)[:2])
-    names = ["torch", "numpy", "pillow", "simplejpeg", "torchvision", "tensordict", "mmap_ninja", "mosaicml-streaming", "litdata", "datasets", "webdataset", "ffcv"]
-    versions = {"python": ".".join(map(str, os.sys.version_info[:3])), "linux": kernel}
-    for name in names:
+    versions = {"python": platform.python_version(), "linux": kernel}
+    for name in _VERSIONS:
         try:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
