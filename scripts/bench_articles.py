@@ -17,6 +17,7 @@ against each other by label and hash.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import struct
 import sys
@@ -126,7 +127,7 @@ def seconds(part: Part, title: str, rates: dict[str, list[float]], rows: int) ->
 
 def images(part: Part, raw: Path, folder: Path, rounds: int) -> None:
     out = folder / "images"
-    mmcompile.build(raw, out, preprocess=Preprocess(), options=BuildOptions(workers=part.settings["workers"]))
+    mmcompile.build(raw, out, preprocess=Preprocess(), options=BuildOptions(workers=1 if part.quick else part.settings["workers"]))
     ds, plain = MMapShardDataset(out), Photos(raw, pixels)
     loader = ahead(ds)
     agree(part, "images: plain and mapped", DataLoader(plain, BATCH), DataLoader(ds, BATCH), loader)
@@ -219,7 +220,7 @@ def _first(loader: ShardLoader, ds: MMapShardDataset, count: int) -> Batches:
 def trained(part: Part, raw: Path, folder: Path, rounds: int) -> None:
     out, workers = folder / "prepared", part.settings["workers"]
     preprocess = Preprocess(resize=256, crop=224, compat="torchvision", normalize="imagenet")
-    mmcompile.build(raw, out, preprocess=preprocess, options=BuildOptions(workers=workers))
+    mmcompile.build(raw, out, preprocess=preprocess, options=BuildOptions(workers=1 if part.quick else workers))
     ds, plain = MMapShardDataset(out), Photos(raw, prepared)
     agree(part, "epoch: prepared in each epoch and once", DataLoader(plain, BATCH), ShardLoader(ds, BATCH))
     torch.manual_seed(0)
@@ -250,7 +251,7 @@ def trained(part: Part, raw: Path, folder: Path, rounds: int) -> None:
 
 
 def measure(args: argparse.Namespace, folder: Path) -> Part:
-    workers = max(2, min(8, torch.get_num_threads()))
+    workers = max(2, min(8, len(os.sched_getaffinity(0))))
     rows = {"images": args.rows, "records": args.rows if args.quick else RECORDS}
     part = Part("articles", args.quick, {**rows, "batch": BATCH, "record_batch": RECORD_BATCH, "rounds": args.rounds, "workers": workers}, HIDDEN)
     raw = folder / "raw"

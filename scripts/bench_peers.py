@@ -2,12 +2,12 @@
 
 usage: python scripts/bench_peers.py [--dir DIR] [--rows 2048] [--rounds 7] [--json FILE] [--quick]
 
-Measures what can be imported of torchvision (ImageFolder), tensordict, mmap_ninja, mosaicml-streaming, litdata, datasets, webdataset and ffcv, and says
-what is not there: `pip install '.[bench]'` has all but ffcv, which must be compiled.  All get the same JPEG files of 224 x 224 and, but for ImageFolder, keep their
-pixels raw.  Each way runs in a process of its own; bench_ways.py has its settings, and why: all that are worth a try are tried, and the fastest on
-this machine is taken.  Rounds are interleaved over the processes, warm; each byte of each batch is summed, in the process that reads, and for all alike
-(`limit` is an array in memory: in sequence just this sum, at random numpy.take into one buffer).  The rows of one whole epoch of each kind are held
-against each other by label and hash.
+Measures what can be imported of torchvision (ImageFolder), tensordict, mmap_ninja, mosaicml-streaming, litdata, datasets, webdataset and ffcv, and
+says what is not there: `pip install '.[bench]'` has all but ffcv, which must be compiled.  All get the same JPEG files of 224 x 224 and, but for
+ImageFolder, keep their pixels raw.  Each way runs in a process of its own; bench_ways.py has its settings, and why: all that are worth a try are
+tried, and the fastest on this machine is taken.  Rounds are interleaved over the processes, warm; each byte of each batch is summed in the process
+that reads, for all alike (`limit` is an array in memory: in sequence just this sum, at random numpy.take into one buffer).  The rows of one whole
+epoch of each kind are held against each other by label and hash.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ OURS, LIMIT = "mmcompile", "limit"
 SIDE, BATCH = 224, 256
 #: Times as fast as a peer that shuffled epochs must be.
 LEAST, LEAST_FFCV = 2.0, 1.3
-_BUILDS, _MEMORY = 3, 1
+#: Rounds of builds, each from nothing.
+_BUILDS = 3
 HIDDEN = (
     "a GPU, and copies to one",
     "object stores and network disks, which Streaming, LitData and WebDataset are made for",
@@ -138,8 +139,8 @@ class Peers:
         order = "another order" if shuffled else "order" if WAYS[name].ordered else "whatever order its workers have"
         self.part.checked(f"{name}: each row once, in {order}", found["rows"], same)
 
-    def memory(self, count: int) -> None:
-        held: dict[str, list[float]] = {name: [] for name in self.children}
+    def memory(self, names: list[str]) -> None:
+        held: dict[str, list[float]] = {name: [] for name in names}
         notes: dict[str, str] = {}
 
         def watch(name: str) -> None:
@@ -149,9 +150,8 @@ class Peers:
                 held[name].append(most - before)
                 notes[name] = f"{most:,.0f} MiB in all, with its imports"
 
-        for _ in range(count):
-            for name in list(self.children):
-                self.told(name, watch)
+        for name in names:
+            self.told(name, watch)
         title = "peers: memory that a random epoch adds, at most; pages of mapped files, which the kernel takes back, are not counted"
         self.part.table(title, "MiB", {name: v for name, v in held.items() if name in self.children}, notes)
 
@@ -173,7 +173,7 @@ def measure(args: argparse.Namespace, folder: Path) -> Part:
         if in_memory(folder):
             part.absent("memory", "the folder is in memory itself (tmpfs), so that mapped files would be counted as memory")
         else:
-            peers.memory(_MEMORY)
+            peers.memory([OURS] if args.quick else list(peers.children))
     return part
 
 

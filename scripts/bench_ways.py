@@ -1,7 +1,7 @@
 """Hides how each library keeps decoded images and is read with its own best settings; `bench_peers.py` runs each way in a process of its own.
 
-A way says how it builds from a folder of JPEG files, opens, and which settings for an epoch are worth a try: all of them are tried, and the fastest on
-this machine is taken.  All decode with Pillow in as many processes as there are cores, and hold raw pixels without compression, so that rows are equal.
+A way says how it builds from a folder of JPEG files, opens, and which settings for an epoch are worth a try: all of them are tried, and the fastest
+on this machine is taken.  All decode in as many processes as there are cores and hold raw pixels without compression, so that rows are equal.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Way:
 
 
 class InMemory(Way):
-    """The limit: an array in memory.  In sequence it is summed where it lies, so this is what touching costs; shuffled rows are taken into one buffer."""
+    """The limit, an array in memory: in sequence summed where it lies, which is what touching costs; shuffled rows are taken into one buffer."""
 
     library = "numpy"
 
