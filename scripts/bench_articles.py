@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from bench_child import Child, serve
 from bench_common import IMAGENET, interleaved, ratio
-from bench_results import Batches, Part, Rows, in_memory, make_photos, photo_paths, run_part, touched
+from bench_results import COUNTED, Batches, Part, Rows, in_memory, make_photos, photo_paths, run_part, touched
 from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -159,8 +159,7 @@ def memory(part: Part, raw: Path, out: Path, rounds: int) -> None:
                 child.ask("ready")
                 _, before, most = child.watched(way, path=str(path))
                 held[name].append(most - before)
-    title = "memory: private and shared memory that an epoch adds, at most; pages of mapped files, which the kernel takes back, are not counted"
-    part.table(title, "MiB", held)
+    part.table("memory: what an epoch adds, at most", "MiB", held, dict.fromkeys(held, COUNTED))
     part.target("memory: in a list / mapped", statistics.median(a / b for a, b in zip(*held.values(), strict=True)), MEMORY, "500 MB -> 50 MB")
 
 

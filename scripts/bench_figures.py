@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -63,7 +64,8 @@ def svg(document: Document) -> str:
     targets = [t for part in document["parts"] if part["part"] == "articles" for t in part["targets"] if t["least"] is not None]
     if targets:
         bars = [(t["what"], t["reached"], t["least"], "mmcompile") for t in targets]
-        y = _bars(pieces, y, "times as fast (memory: times less) as the plain way; the mark is what articles print", bars, lambda v: f"{v:.1f}", 300)
+        title = "times as fast (memory: times less) as the plain way, logarithmic; the mark is what articles print"
+        y = _bars(pieces, y, title, bars, lambda value: f"{value:.1f}", left=340, log=True)
     body = "\n".join(pieces)
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {y + 10}" width="{_WIDTH}" role="img">'
     return f'{head}\n<title>Speed of reading</title>\n<style>{_STYLE}</style>\n<rect class="g" width="100%" height="100%"/>\n{body}\n</svg>\n'
@@ -74,20 +76,27 @@ def _name(figure: dict[str, Any]) -> str:
 
 
 def _bars(
-    out: list[str], y: int, title: str, bars: list[tuple[str, float, float | None, str]], text: Callable[[float], str], left: int = _LEFT
+    out: list[str],
+    y: int,
+    title: str,
+    bars: list[tuple[str, float, float | None, str]],
+    text: Callable[[float], str],
+    left: int = _LEFT,
+    log: bool = False,
 ) -> int:
-    """Bars from `y` on, the longest as long as fits, each (name, value, mark, who); returns where they end."""
+    """Bars from `y` on, the longest as long as fits, each (name, value, mark, who); returns where they end.  A logarithmic one begins at 1."""
     out.append(f'<text class="t" x="12" y="{y + 26}">{html.escape(title)}</text>')
     y += 36
-    most, long = max(value for _, value, _, _ in bars), _LONG + _LEFT - left
+    drawn = (lambda value: math.log(max(value, 1.0))) if log else float
+    scale = (_LONG + _LEFT - left) / max([drawn(value) for _, value, mark, _ in bars for value in (value, mark or 0)] + [1e-9])
     for name, value, mark, who in bars:
         kind = {"mmcompile": "o", "limit": "l"}.get(who, "p")
-        length = max(1.0, long * value / most)
+        length = max(1.0, scale * drawn(value))
         out.append(f'<text class="n" x="{left - 8}" y="{y + 15}" text-anchor="end">{html.escape(name)}</text>')
         out.append(f'<rect class="{kind}" x="{left}" y="{y + 3.5}" width="{length:.1f}" height="{_LINE - 7}"/>')
         out.append(f'<text x="{left + length + 6:.1f}" y="{y + 15}">{text(value)}</text>')
         if mark is not None:
-            at = left + min(long * mark / most, long)
+            at = left + scale * drawn(mark)
             out.append(f'<path class="m" d="M{at:.1f} {y + 1}v{_LINE - 2}"/>')
         y += _LINE
     return y

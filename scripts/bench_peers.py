@@ -25,7 +25,7 @@ from typing import Any
 
 from bench_child import Child, ChildError
 from bench_common import ratio
-from bench_results import Part, Rows, in_memory, make_photos, plain_reason, run_part
+from bench_results import COUNTED, Part, Rows, in_memory, make_photos, plain_reason, run_part
 from bench_ways import WAYS, batches_of
 
 OURS, LIMIT = "mmcompile", "limit"
@@ -40,7 +40,7 @@ HIDDEN = (
     "compression, which keeps files small",
     "data larger than memory",
     "augmentation, and pipelines that FFCV compiles",
-    "how builds scale beyond this machine's cores: mmcompile also syncs and hashes what it writes, the others do not",
+    "builds of many images: here what happens once, as starting workers, weighs much; mmcompile also syncs and hashes what it writes, others do not",
 )
 
 
@@ -148,12 +148,13 @@ class Peers:
                 child.ask("ready")
                 _, before, most = child.watched("once", out=self.out(name), shuffled=True, setting=self.chosen[name, True])
                 held[name].append(most - before)
-                notes[name] = f"{most:,.0f} MiB in all, with its imports"
+                notes[name] = f"{COUNTED}; {most:,.0f} MiB with its imports"
 
         for name in names:
             self.told(name, watch)
-        title = "peers: memory that a random epoch adds, at most; pages of mapped files, which the kernel takes back, are not counted"
-        self.part.table(title, "MiB", {name: v for name, v in held.items() if name in self.children}, notes)
+        self.part.table(
+            "peers: memory that a random epoch adds, at most", "MiB", {name: v for name, v in held.items() if name in self.children}, notes
+        )
 
 
 def measure(args: argparse.Namespace, folder: Path) -> Part:

@@ -27,6 +27,8 @@ Batches = Iterable[tuple[Any, Any]]
 QUICK_ROUNDS, ROUNDS = 1, 7
 #: Photos are noise of so many points a side, made larger, and noise of so many levels on top: 500 x 375 at quality 90 is some 90 KB, as photos are.
 _COARSE, _GRAIN = 24, 9
+#: What a figure of memory is.
+COUNTED = "private and shared memory, without mapped files"
 _VERSIONS = (
     *("mmcompile", "torch", "numpy", "pillow", "simplejpeg", "torchvision", "tensordict", "mmap_ninja", "mosaicml-streaming", "litdata", "datasets"),
     *("webdataset", "ffcv"),
@@ -162,7 +164,7 @@ def in_memory(folder: Path) -> bool:
 def held_mib(session: int) -> float:
     """MiB of memory of the processes of a session: private anonymous and shared memory, pages that several share counted once.
 
-    Not counted: pages of mapped files, which the kernel takes back when it needs them.
+    Not counted (COUNTED): pages of mapped files, which the kernel takes back when it needs them.
     """
     held = 0
     for name in filter(str.isdigit, os.listdir("/proc")):
