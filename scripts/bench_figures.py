@@ -65,7 +65,7 @@ def svg(document: Document) -> str:
     if targets:
         bars = [(t["what"], t["reached"], t["least"], "mmcompile") for t in targets]
         title = "times as fast (memory: times less) as the plain way, logarithmic; the mark is what articles print"
-        y = _bars(pieces, y, title, bars, lambda value: f"{value:.1f}", left=340, log=True)
+        y = _bars(pieces, y, title, bars, lambda value: f"{value:.1f}", left=350, log=True)
     body = "\n".join(pieces)
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {y + 10}" width="{_WIDTH}" role="img">'
     return f'{head}\n<title>Speed of reading</title>\n<style>{_STYLE}</style>\n<rect class="g" width="100%" height="100%"/>\n{body}\n</svg>\n'
@@ -94,9 +94,9 @@ def _bars(
         length = max(1.0, scale * drawn(value))
         out.append(f'<text class="n" x="{left - 8}" y="{y + 15}" text-anchor="end">{html.escape(name)}</text>')
         out.append(f'<rect class="{kind}" x="{left}" y="{y + 3.5}" width="{length:.1f}" height="{_LINE - 7}"/>')
-        out.append(f'<text x="{left + length + 6:.1f}" y="{y + 15}">{text(value)}</text>')
+        at = 0.0 if mark is None else scale * drawn(mark)
         if mark is not None:
-            at = left + scale * drawn(mark)
-            out.append(f'<path class="m" d="M{at:.1f} {y + 1}v{_LINE - 2}"/>')
+            out.append(f'<path class="m" d="M{left + at:.1f} {y + 1}v{_LINE - 2}"/>')
+        out.append(f'<text x="{left + max(length, at) + 6:.1f}" y="{y + 15}">{text(value)}</text>')
         y += _LINE
     return y
