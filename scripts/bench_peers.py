@@ -26,7 +26,7 @@ from typing import Any
 from bench_child import Child, ChildError
 from bench_common import ratio
 from bench_results import COUNTED, Part, Rows, in_memory, make_photos, plain_reason, run_part
-from bench_ways import WAYS, batches_of
+from bench_ways import WAYS, Ours, batches_of
 
 OURS, LIMIT = "mmcompile", "limit"
 SIDE, BATCH = 224, 256
@@ -73,7 +73,7 @@ class Peers:
             action(name)
         except ChildError as error:
             self.part.absent(name, plain_reason(str(error)))
-            del self.children[name]
+            self.children.pop(name, None)
             if name in (OURS, LIMIT):
                 raise SystemExit(f"bench_peers.py: {name}: {error}") from error
 
@@ -140,21 +140,20 @@ class Peers:
         self.part.checked(f"{name}: each row once, in {order}", found["rows"], same)
 
     def memory(self, names: list[str]) -> None:
-        held: dict[str, list[float]] = {name: [] for name in names}
+        held: dict[str, list[float]] = {}
         notes: dict[str, str] = {}
 
-        def watch(name: str) -> None:
+        def watch(name: str, setting: str) -> None:
             with self._child(name) as child:
                 child.ask("ready")
-                _, before, most = child.watched("once", out=self.out(name), shuffled=True, setting=self.chosen[name, True])
-                held[name].append(most - before)
-                notes[name] = f"{COUNTED}; {most:,.0f} MiB with its imports"
+                _, before, most = child.watched("once", out=self.out(name), shuffled=True, setting=setting)
+                held[f"{name}, {setting}"] = [most - before]
+                notes[f"{name}, {setting}"] = f"{COUNTED}; {most:,.0f} MiB with its imports"
 
         for name in names:
-            self.told(name, watch)
-        self.part.table(
-            "peers: memory that a random epoch adds, at most", "MiB", {name: v for name, v in held.items() if name in self.children}, notes
-        )
+            for setting in dict.fromkeys([self.chosen[name, True], *([Ours.FRUGAL] if name == OURS else [])]):
+                self.told(name, lambda name, setting=setting: watch(name, setting))
+        self.part.table("peers: memory that a random epoch adds, at most", "MiB", held, notes)
 
 
 def measure(args: argparse.Namespace, folder: Path) -> Part:

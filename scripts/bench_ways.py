@@ -126,9 +126,13 @@ class InMemory(Way):
 
 
 class Ours(Way):
-    """ShardLoader with 1 thread or as many as cores; in sequence also views of the maps, as others' slices are."""
+    """ShardLoader with 1 thread or as many as cores; in sequence also views of the maps, as others' slices are.
+
+    FRUGAL holds the fewest batches ahead: what memory costs depends on that alone.
+    """
 
     library = "mmcompile"
+    FRUGAL = "ShardLoader, 1 thread, prefetch_factor=1"
 
     def build(self, raw: Path, out: Path, workers: int) -> None:
         mmcompile = importlib.import_module("mmcompile")
@@ -141,9 +145,9 @@ class Ours(Way):
         mmcompile = importlib.import_module("mmcompile")
         ds = mmcompile.MMapShardDataset(out)
 
-        def threads(count: int) -> Callable[[], Epoch]:
+        def threads(count: int, ahead: int = 2) -> Callable[[], Epoch]:
             def made() -> Epoch:
-                loader = mmcompile.ShardLoader(ds, batch, shuffle=shuffled, num_workers=count)
+                loader = mmcompile.ShardLoader(ds, batch, shuffle=shuffled, num_workers=count, prefetch_factor=ahead)
                 return lambda: loader
 
             return made
@@ -159,6 +163,7 @@ class Ours(Way):
             return epoch
 
         found = {f"ShardLoader, {count} thread{'s' * (count > 1)}": threads(count) for count in sorted({1, workers})}
+        found[self.FRUGAL] = threads(1, ahead=1)
         return found if shuffled else found | {"views: windows(batch, stride=batch)": views}
 
 
