@@ -35,13 +35,13 @@ _STAYS = 0.8
 #: Share of a device's free memory that a dataset may take for it to be worth saying that it fits.
 _DEVICE = 0.6
 #: Seconds that a batch may take in one thread for candidates to be measured with it; larger ones are measured with smaller batches.
-_BATCH_S = 0.75
+_BATCH_S = 0.25
 #: Seconds of a trial at most, and shares of the whole time: of one trial, of what a candidate may take with its start, of the disk, of reading the
 #: sample, of memory and of the parts, and of seeing the choice beside steps.
-_SLICE_S = 0.7
-_SLICE, _TRIAL, _DISK, _READ, _MEMORY, _PARTS, _STEPS = 1 / 60, 0.25, 0.12, 0.15, 0.03, 0.03, 0.08
+_SLICE_S = 0.5
+_SLICE, _TRIAL, _DISK, _READ, _MEMORY, _PARTS, _STEPS = 1 / 80, 0.25, 0.12, 0.15, 0.03, 0.03, 0.08
 #: Rounds after which more would say little.
-_ROUNDS = 9
+_ROUNDS = 15
 #: Share of the time that a loop may wait beside steps, for a choice to keep up.
 _WAITING = 0.05
 
@@ -244,6 +244,8 @@ class _Run:
             found = replace(candidate, failed="not tried: the time was over")
         else:
             found = trials.run(candidate, self.slice_s, max(0.5, min(left, _TRIAL * self.seconds)))
+            if found.failed is not None and not found.rates and self.left() <= 0:
+                found = replace(found, failed="not finished: the time was over")
         self.candidates.append(found)
         return found
 
@@ -267,7 +269,7 @@ class _Run:
         refused: list[Candidate] = []
         while True:
             try:
-                choice = choose(self.candidates, needed, refused)
+                choice = choose(self.candidates, self.wish.batch_size, needed, refused)
             except ValueError:
                 said = "; ".join(f"{c.name}: {c.failed}" for c in self.candidates)
                 raise TimeoutError(f"{self.given.root}: no loader gave a batch in {self.seconds:.0f} s ({said}); give it more seconds") from None

@@ -19,12 +19,10 @@ _NEAR, _FAR = 0.02, 0.04
 _GROWTH = 1.05
 #: With a known step time a loader must be so much faster than training, as no machine is always as fast as it was just now.
 _MARGIN = 1.25
-#: Share of a step that a loader without workers, which makes batches between steps, may take for nobody to notice.
-_INLINE = 0.02
-#: Candidates below this share of the best of a first look are not looked at again; and of the best after several rounds.
-_FIRST, _LATER = 0.8, 0.9
-#: Rounds after which a candidate that fell behind is left out.
-_SOON = 3
+#: Without workers batches are made between steps.  Nobody notices one that takes such a share of a step, or where none is known so many seconds.
+_INLINE, _INLINE_S = 0.02, 0.002
+#: Candidates below this share of the best after one round, two, … are not looked at again: the more rounds, the less is noise.
+_STAYS = (0.3, 0.4, 0.5, 0.8, 0.85, 0.9)
 #: Of those that keep up with training so many of the smallest are measured again.
 _SMALLEST = 2
 #: Where no part is used more than this, none of them is in the way.
@@ -154,13 +152,13 @@ def worth_a_round(candidates: Sequence[Candidate], needed_per_s: float | None = 
     most = max(len(candidates[k].rates) for k in done)
     running = [k for k in done if len(candidates[k].rates) == most]
     best = max(running, key=lambda k: statistics.median(candidates[k].rates))
-    least = _FIRST if most < _SOON else _LATER
+    least = _STAYS[min(most, len(_STAYS)) - 1]
     enough = [k for k in running if needed_per_s is not None and _keeps_up(candidates[k], needed_per_s)]
     smallest = sorted(enough, key=lambda k: _effort(candidates[k]))[:_SMALLEST]
     return [k for k in running if k in smallest or against(candidates[k], candidates[best]) >= least]
 
 
-def choose(candidates: Sequence[Candidate], needed_per_s: float | None = None, refused: Sequence[Candidate] = ()) -> Choice:
+def choose(candidates: Sequence[Candidate], batch_size: int, needed_per_s: float | None = None, refused: Sequence[Candidate] = ()) -> Choice:
     """The smallest setting that is as good as the best, or where training needs only so many samples a second, the smallest that gives them.
 
     refused: settings that turned out not to keep up, whatever their figures.  Raises ValueError where nothing was measured.
@@ -168,25 +166,34 @@ def choose(candidates: Sequence[Candidate], needed_per_s: float | None = None, r
     done = sorted((c for c in candidates if c.rates and c.failed is None), key=_effort)
     if not done:
         raise ValueError("no candidate was measured")
-    best = max(done, key=lambda c: (len(c.rates) > 1, c.samples_per_s or 0.0))
+    fastest = max(done, key=lambda c: (len(c.rates) > 1, c.samples_per_s or 0.0))
     if needed_per_s is not None:
         for candidate in done:
             if candidate not in refused and _keeps_up(candidate, needed_per_s):
                 rate = candidate.samples_per_s or 0.0
                 reason = f"the smallest setting that keeps up: {rate:,.0f} samples/s where training takes {needed_per_s:,.0f}"
-                return Choice(candidate, best, against(candidate, best), True, reason)
-    chosen = next(c for c in done if c is best or against(c, best) >= 1 - _allowed(c, best))
+                return Choice(candidate, fastest, against(candidate, fastest), True, reason)
+    # without workers a batch is made while training stands still: that counts unless it takes next to nothing
+    apart = [c for c in done if c.num_workers or batch_size / (c.samples_per_s or 1.0) <= _INLINE_S]
+    if needed_per_s is not None or not apart:
+        apart = [c for c in done if c.num_workers] or done
+    best = max(apart, key=lambda c: (len(c.rates) > 1, c.samples_per_s or 0.0))
+    chosen = next(c for c in apart if c is best or against(c, best) >= 1 - _allowed(c, best))
     share = against(chosen, best)
     if chosen is best:
-        reason = "the fastest"
-        larger = [c for c in done if _effort(c) > _effort(best) and c.loader == best.loader and c.num_workers > best.num_workers]
-        if larger:
-            reason += f", and {max(c.num_workers for c in larger)} workers add nothing"
+        most = max((c.num_workers for c in done if c.loader == best.loader), default=0)
+        reason = "the fastest" + (f", and {most} workers add nothing" if most > max(1, best.num_workers) else "")
     else:
-        reason = f"the smallest setting within {max(0.0, 1 - share):.1%} of the fastest ({best.name})"
+        reason = f"the smallest setting within {max(0.01, 1 - share):.0%} of the fastest ({best.name}{_ahead(best)})"
     if not chosen.num_workers:
-        reason += "; a batch takes so little that handing it over from a worker would take longer"
-    return Choice(chosen, best, share, None if needed_per_s is None else False, reason)
+        reason += "; a batch takes next to nothing, and handing it over from a worker more"
+    elif not fastest.num_workers:
+        reason += f"; without workers, which gave {fastest.samples_per_s:,.0f} samples/s, training would stand still for each batch"
+    return Choice(chosen, fastest, against(chosen, fastest), None if needed_per_s is None else False, reason)
+
+
+def _ahead(candidate: Candidate) -> str:
+    return f", prefetch_factor={candidate.prefetch_factor}" if candidate.prefetch_factor not in (None, 2) else ""
 
 
 def _keeps_up(candidate: Candidate, needed_per_s: float) -> bool:

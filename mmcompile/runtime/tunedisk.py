@@ -14,27 +14,25 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcompile.runtime.dataset import MMapShardDataset
-from mmcompile.runtime.tunechoice import Candidate
 from mmcompile.runtime.tuneparts import fields_of, width_of
-from mmcompile.runtime.tunetrial import Wish, make_loader
 
 __all__ = ["COLD_BYTES", "Disk", "cold_disk"]
 
 Rows = npt.NDArray[np.int64]
 
-#: Bytes dropped from the page cache, and read again, at most: half of them in sequence, half at random.
-COLD_BYTES = 256 << 20
+#: Bytes dropped from the page cache at most; of the rows that are read again half in sequence, half at random, which leaves room for whole folios.
+COLD_BYTES, _ROWS_BYTES = 256 << 20, 192 << 20
 #: Places of the dataset from which the random ones are.
 _PLACES = 8
 #: A row of each so many bytes is looked at for whether it left the page cache, and what share of them must have.
 _LOOK_BYTES, _GONE = 4 << 20, 0.9
-#: A page: what the kernel drops is whole ones.
-_PAGE = 4096
+#: What the kernel drops is whole folios: of 4 KiB to 2 MiB, and aligned to their size.
+_FOLIO = 2 << 20
 
 
 @dataclass(frozen=True)
 class Disk:
-    """What a cold disk gives, in bytes a second: in sequence, and to a ShardLoader at random, there in samples too.  None, and why, in `note`."""
+    """What a cold disk gives, in bytes a second in sequence and at random, and there in samples.  None, and why, in `note`."""
 
     sequence_bytes_per_s: float | None = None
     random_bytes_per_s: float | None = None
@@ -51,7 +49,7 @@ def cold_disk(dataset: MMapShardDataset, for_s: float, batch_size: int) -> Disk:
     if not hasattr(os, "posix_fadvise"):
         return Disk(note="not measured: this system cannot be told to drop what it read")
     n, width = len(dataset), width_of(dataset)
-    count = min(n // 2, COLD_BYTES // 2 // width)
+    count = min(n // 2, _ROWS_BYTES // 2 // width)
     if count < _PLACES:
         return Disk(note="not measured: so few samples say nothing of a disk")
     # the first samples in sequence, and others from places all over the rest at random
@@ -67,20 +65,31 @@ def cold_disk(dataset: MMapShardDataset, for_s: float, batch_size: int) -> Disk:
     clock = time.perf_counter()
     dataset._reader.warm(fields_of(dataset), sequence, lambda: time.monotonic() > end, done.append)
     in_sequence = sum(done) / (time.perf_counter() - clock)
-    at_random = _rate(dataset.subset(some), min(batch_size, max(1, len(some) // 8)), for_s / 2)
-    return Disk(in_sequence, at_random * width, at_random, f"cold: {nbytes:,} bytes were dropped from the page cache")
+    at_random = _rate(dataset, dataset._where(some), min(batch_size, max(1, len(some) // 8)), for_s / 2)
+    return Disk(in_sequence, at_random * width, at_random * _variants(dataset), f"cold: {nbytes:,} bytes were dropped from the page cache")
 
 
-def _rate(dataset: MMapShardDataset, batch_size: int, for_s: float) -> float:
-    """Samples a second that a ShardLoader gets at random, each once."""
-    dataset._hooked = False  # the disk alone is meant; this subset is our own
-    loader = make_loader(dataset, Wish(batch_size), Candidate("ShardLoader", 1, 2), {"rank": 0, "world_size": 1})
-    begun, samples = time.perf_counter(), 0
-    for _ in loader:
-        samples = min(len(dataset), samples + batch_size)
+def _variants(dataset: MMapShardDataset) -> int:
+    """How many variants a row has, of which reading takes one."""
+    return max(column.views or 1 for column in dataset._columns)
+
+
+def _rate(dataset: MMapShardDataset, rows: Rows, batch_size: int, for_s: float) -> float:
+    """Rows a second, or windows that begin with them, in a random order and each once, where the disk is told of a batch ahead, as a loader does."""
+    reader, fields = dataset._reader, fields_of(dataset)
+    order = np.random.default_rng(0).permutation(rows)
+    reach = np.arange(dataset._reach + 1)
+    begun, done = time.perf_counter(), 0
+    batches = [(order[at : at + batch_size, None] + reach).reshape(-1) for at in range(0, len(order), batch_size)]
+    for k, batch in enumerate(batches):
+        for field in fields:
+            for coming in batches[k : k + 2] if not k else batches[k + 1 : k + 2]:
+                reader.advise(field, coming)
+            reader.gather(field, batch)
+        done += len(batch)
         if time.perf_counter() - begun > for_s:
             break
-    return samples / (time.perf_counter() - begun)
+    return done / len(reach) / (time.perf_counter() - begun)
 
 
 def _are_gone(dataset: MMapShardDataset, rows: Rows) -> bool:
@@ -106,7 +115,7 @@ def _drop(dataset: MMapShardDataset, rows: Rows) -> int:
                 size = os.fstat(fd).st_size
                 head = size - (stop - start) * width  # the rows are what a file ends with
                 for begin, end in _runs(rows[(rows >= start) & (rows < stop)] - start, dataset._reach + 1, width):
-                    first, last = (head + begin) // _PAGE * _PAGE, min(size, -(-(head + end) // _PAGE) * _PAGE)
+                    first, last = (head + begin) // _FOLIO * _FOLIO, min(size, -(-(head + end) // _FOLIO) * _FOLIO)
                     os.posix_fadvise(fd, first, last - first, os.POSIX_FADV_DONTNEED)
                     total += last - first
             finally:
@@ -115,8 +124,8 @@ def _drop(dataset: MMapShardDataset, rows: Rows) -> int:
 
 
 def _runs(rows: Rows, reach: int, width: int) -> list[tuple[int, int]]:
-    """The bytes [begin, end) of `reach` rows from each of these on, as ranges that are at least a page apart."""
+    """The bytes [begin, end) of `reach` rows from each of these on, as ranges that are at least a folio apart."""
     rows = np.unique(rows)
-    cuts = np.flatnonzero(np.diff(rows) > reach + _PAGE // max(1, width)) + 1
+    cuts = np.flatnonzero(np.diff(rows) > reach + _FOLIO // width) + 1
     begins, ends = rows[np.append(0, cuts)], rows[np.append(cuts - 1, len(rows) - 1)] + reach
     return [(begin * width, end * width) for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]

@@ -121,7 +121,7 @@ def _machine(t: Tuning) -> list[str]:
     lines = []
     for part, text in rows:
         limit = used.get(part)
-        lines.append(f"{part:<10}  {text}" + ("" if limit is None else f"; the choice uses {limit.used:.0%} of what it allows"))
+        lines.append(f"{part:<10}  {text}" + ("" if limit is None else f"; the choice uses {min(1.0, limit.used):.0%} of that"))
     return lines
 
 

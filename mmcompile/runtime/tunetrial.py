@@ -30,6 +30,8 @@ __all__ = ["Trials", "Wish", "make_loader", "private_bytes"]
 
 #: Batches after which a rate says something, however short the time.
 _BATCHES = 3
+#: Batches beyond those ahead until a loader writes only to memory that it used before.
+_FRESH = 3
 #: A loader may have as much of the free memory: the rest is training's, and the page cache's.
 _MEMORY = 0.5
 #: And as much of what /dev/shm has left, through which batches of worker processes come; what is beyond it is a SIGBUS.
@@ -100,14 +102,15 @@ class Trials:
             return replace(candidate, failed=f"{type(error).__name__}: {_last_line(error)}")
         peak = candidate.peak_bytes
         if before is not None and after is not None:
-            peak = max(peak or 0, after - before)
+            shared = (candidate.ahead + 1) * self.batch_bytes if candidate.loader == "DataLoader" and candidate.num_workers else 0
+            peak = max(peak or 0, after - before + shared)
         return replace(candidate, rates=(*candidate.rates, rate), peak_bytes=peak)
 
     def waiting(self, candidate: Candidate, step_s: float, for_s: float) -> float:
         """The share of a loop's time that goes into waiting for batches, where each step takes `step_s` in which the CPU has nothing to do."""
         waited = total = 0.0
         with closing(self._batches(candidate, max(10.0, 10 * step_s))) as batches:
-            for _ in range(candidate.ahead + 1):
+            for _ in range(candidate.ahead + _FRESH):
                 next(batches)
             end = time.perf_counter() + for_s
             while total == 0.0 or time.perf_counter() < end:
@@ -122,7 +125,7 @@ class Trials:
 
     def _rate(self, candidate: Candidate, slice_s: float, until: float) -> tuple[float, int | None]:
         with closing(self._batches(candidate, max(1.0, until - time.monotonic()))) as batches:
-            for _ in range(candidate.ahead + 1):
+            for _ in range(candidate.ahead + _FRESH):
                 next(batches)
                 if time.monotonic() > until:
                     raise _Late
@@ -173,12 +176,12 @@ class Trials:
 
 
 def private_bytes() -> int | None:
-    """Bytes of memory that this process and its children take, shared memory included, files not; None where the kernel does not say."""
+    """Bytes of memory that this process and its children have to themselves, without files and shared memory; None where the kernel does not say."""
     total, found = 0, False
     for pid in [os.getpid(), *(child.pid for child in multiprocessing.active_children())]:
         with suppress(OSError, ValueError):
             for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines():
-                if line.startswith(("Pss_Anon:", "Pss_Shmem:")):
+                if line.startswith("Pss_Anon:"):
                     total, found = total + (int(line.split()[1]) << 10), True
     return total if found else None
 
