@@ -299,6 +299,7 @@ def test_what_does_not_fit_is_an_error_with_its_row(tmp_path: Path, data: Any, o
         ([{"x": [1, 5]}], {"x": {"kind": "text"}}, "row 0: x: expected text, found list"),
         ([{"x": np.array([0, 2])}], {"x": {"kind": "multilabel"}}, "row 0: x: expected 2 times 0 or 1"),
         ([{"t": "abc"}, {"t": "abcd"}], {"t": {"kind": "text", "shape": (3,)}}, "row 1: t: 'abcd' has 4 bytes, and shape=3"),
+        ([{"t": "abc"}, {"t": "abcd"}], {"t": {"kind": "text", "shape": 3}}, "row 1: t: 'abcd' has 4 bytes, and shape=3"),
         ([{"t": [1, 2]}, {"t": [1, 2, 3]}], {}, r"row 1: t: .* say how many rows are kept: fields=\{'t': \{'max': N\}\}"),
     ],
 )
