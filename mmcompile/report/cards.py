@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mmcompile import text
 from mmcompile.format.index import Field
 from mmcompile.report import charts, png, show
+from mmcompile.report.charts import escape
 from mmcompile.report.gallery import Gallery, Legend, Panel
 from mmcompile.report.opened import Opened, Sample
 
@@ -68,16 +67,16 @@ def _panels(panels: Sequence[Panel], sample: Sample) -> str:
         pixels = show.shrunk(panel.pixels, MOST_SIDE)
         height, width = pixels.shape[:2]
         small = ' class="pixel"' if max(height, width) < _SMALL else ""
-        alt = escape(f"{panel.name} of sample {sample.row}, from {text.escape(sample.source)}")
+        alt = escape(f"{panel.name} of sample {sample.row}, from {sample.source}")
         name = f"<span>{escape(panel.name)}</span>" if len(panels) > 1 else ""
         parts.append(f'<div><img{small} src="{png.as_uri(pixels)}" width="{width}" height="{height}" alt="{alt}">{name}</div>')
     return f'<div class="panels{" two" if len(panels) == 4 else ""}">{"".join(parts)}</div>'
 
 
 def _caption(gallery: Gallery, sample: Sample) -> str:
-    what = "" if sample.label is None else f"<b>{escape(text.escape(gallery.data.class_name(sample.label)))}</b> "
+    what = "" if sample.label is None else f"<b>{escape(gallery.data.class_name(sample.label))}</b> "
     row = f'<span class="row">{sample.row:,}</span>'
-    where = "" if sample.source == f"[{sample.row}]" else f'<span class="where">{escape(text.escape(sample.source))}</span>'
+    where = "" if sample.source == f"[{sample.row}]" else f'<span class="where">{escape(sample.source)}</span>'
     return f"<figcaption>{what}{row}{where}</figcaption>"
 
 
@@ -121,10 +120,10 @@ def told(f: Field, values: Array) -> str:
     """A value in words: a text as it reads, categories by their names, times as dates, numbers with four digits."""
     if f.meaning == "text":
         found = bytes(np.asarray(values, np.uint8)).rstrip(b"\0").decode("utf-8", "backslashreplace")
-        return text.escape(found[:_MOST_TEXT]) + ("…" if len(found) > _MOST_TEXT else "")
+        return found[:_MOST_TEXT] + ("…" if len(found) > _MOST_TEXT else "")
     flat = np.asarray(values).reshape(-1)[: 4 * _WRITTEN]
     words = [_word(f, n) for n in flat.tolist()]
-    return text.escape(", ".join(words) + (", …" if values.size > len(flat) else ""))
+    return ", ".join(words) + (", …" if values.size > len(flat) else "")
 
 
 def _word(f: Field, value: Any) -> str:
@@ -161,9 +160,9 @@ def as_table(data: Opened, samples: Sequence[Sample]) -> str:
     for sample in samples:
         cells = [f'<th scope="row" class="num">{sample.row:,}</th>']
         if not told_by_row:
-            cells.append(f"<td>{escape(text.escape(sample.source))}</td>")
+            cells.append(f"<td>{escape(sample.source)}</td>")
         if sample.label is not None:
-            cells.append(f"<td>{escape(text.escape(data.class_name(sample.label)))}</td>")
+            cells.append(f"<td>{escape(data.class_name(sample.label))}</td>")
         count = 0
         for f in fields:
             values = show.as_floats(sample.variants[0][f.name], f)
@@ -173,7 +172,7 @@ def as_table(data: Opened, samples: Sequence[Sample]) -> str:
             count += len(single)
         lines.append(f"<tr>{''.join(cells)}</tr>")
     named = [*((name, "num" if name == "row" else "") for name in heads), *names[:_MOST_COLUMNS]]
-    head = "".join(f'<th scope="col" class="{kind}">{escape(text.escape(name))}</th>' for name, kind in named)
+    head = "".join(f'<th scope="col" class="{kind}">{escape(name)}</th>' for name, kind in named)
     more = f'<p class="quiet">{len(names) - _MOST_COLUMNS:,} more columns</p>' if len(names) > _MOST_COLUMNS else ""
     return f'<div class="box"><table class="rows"><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>{more}'
 
@@ -184,6 +183,6 @@ def legend(found: Legend) -> str:
     parts = []
     for (kind, number), (tint, name) in sorted(found.entries.items())[:_LEGEND]:
         mark = '<i class="hatch"></i>' if tint is None else '<i class="none"></i>' if not any(tint) else f'<i style="background:rgb{tint}"></i>'
-        parts.append(f"<li>{mark}{escape(f'{kind} ' if len(kinds) > 1 else '')}{number} {escape(text.escape(name))}</li>")
+        parts.append(f"<li>{mark}{escape(f'{kind} ' if len(kinds) > 1 else '')}{number} {escape(name)}</li>")
     more = f"<li>and {len(found.entries) - _LEGEND:,} more</li>" if len(found.entries) > _LEGEND else ""
     return f'<ul class="chips">{"".join(parts)}{more}</ul>' if parts else ""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
+from html import escape as html
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from mmcompile import text
 from mmcompile.report.facts import Histogram
 
-__all__ = ["bars", "cloud", "histogram", "line", "number", "stacked"]
+__all__ = ["bars", "cloud", "escape", "histogram", "line", "number", "stacked"]
 
 Array = npt.NDArray[Any]
 
@@ -19,6 +20,8 @@ Array = npt.NDArray[Any]
 _MOST_POINTS = 240
 #: Octaves of a cloud's axes are cut into so many cells: small enough to look like points.
 _CELLS = 6
+#: Marks along an axis of a cloud, at most.
+_MARKS = 6
 #: A cloud's side in units of its drawing, and the fewest cells that it stands for.
 _SIDE, _LEAST = 220, 24
 
@@ -43,6 +46,11 @@ def bars(rows: Sequence[tuple[str, int]], total: int | None = None) -> str:
     return f'<table class="bars"><tbody>{"".join(lines)}</tbody></table>'
 
 
+def escape(name: str) -> str:
+    """A name as HTML, without a character that is not to be seen."""
+    return html(text.escape(name))
+
+
 def _percent(count: int, total: int) -> str:
     share = 100 * count / total
     return f"{share:.0f} %" if share >= 9.5 else f"{share:.1f} %" if share >= 0.05 or not count else "&lt; 0.1 %"
@@ -57,7 +65,8 @@ def stacked(names: Sequence[str], rows: Sequence[tuple[str, Sequence[int]]]) -> 
         parts = "".join(f'<span class="part{i % 6}" style="width:{100 * n / most:.2f}%"></span>' for i, n in enumerate(counts) if n)
         cells = "".join(f'<td class="num">{n:,}</td>' for n in counts)
         lines.append(f'<tr><th scope="row">{escape(name)}</th><td class="bar">{parts}</td>{cells}</tr>')
-    return f'<table class="bars"><thead><tr><th></th><th></th>{heads}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
+    kind = "bars many" if len(names) > 2 else "bars"
+    return f'<table class="{kind}"><thead><tr><th></th><th></th>{heads}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
 
 
 def histogram(found: Histogram, tint: str = "") -> str:
@@ -68,9 +77,11 @@ def histogram(found: Histogram, tint: str = "") -> str:
         f"M{i * width:.2f} 40v-{max(0.6, 38 * (count / most) ** 0.5):.1f}h{width * 0.86:.2f}V40z" for i, count in enumerate(found.counts) if count
     )
     what = f"histogram{f' of {found.name}' if found.name else ''} from {number(found.low)} to {number(found.high)}"
+    low = f"{'&le; ' if found.least < found.low else ''}{number(found.low)}"
+    high = f"{'&ge; ' if found.most > found.high else ''}{number(found.high)}"
     return (
         f'<svg class="hist {tint}" viewBox="0 0 100 40" preserveAspectRatio="none" role="img" aria-label="{escape(what)}"><path d="{columns}"/></svg>'
-        f'<div class="ends"><span>{number(found.low)}</span><span>{number(found.high)}</span></div>'
+        f'<div class="ends"><span>{low}</span><span>{high}</span></div>'
     )
 
 
@@ -107,10 +118,11 @@ def cloud(sizes: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> str:
         for (x, y), count in sorted(cells.items())
     )
     marks = []
+    every = -(-(high - low) // (_CELLS * _MARKS))
     for octave in range(-(-low // _CELLS), high // _CELLS + 1):
         at = (octave * _CELLS - low) * unit
         marks.append(f'<path class="grid" d="M{at:.1f} 0V{_SIDE}M0 {_SIDE - at:.1f}H{_SIDE}"/>')
-        if octave >= 0 and 14 < at < _SIDE - 10:
+        if octave >= 0 and octave % every == 0 and 14 < at < _SIDE - 10:
             marks.append(f'<text x="{at:.1f}" y="{_SIDE + 14}" text-anchor="middle">{2.0**octave:.0f}</text>')
             marks.append(f'<text x="-6" y="{_SIDE - at + 4:.1f}" text-anchor="end">{2.0**octave:.0f}</text>')
     said = f"widths and heights of {int(counts.sum()):,} sources, in pixels"

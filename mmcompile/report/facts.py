@@ -28,6 +28,8 @@ Array = npt.NDArray[Any]
 BINS = 48
 #: Sizes of sources that are remembered before equal ones are put together.
 _PENDING = 1 << 20
+#: A histogram ends at these percents of the values where all of them span so many times as much.
+_PERCENT, _FAR = 0.2, 8
 #: Labels without names that are told one by one: more are hardly classes.
 _MOST_LABELS = 5000
 #: Channels, or numbers of a row, that have a histogram of their own, and values of each that are counted.
@@ -55,11 +57,16 @@ class Sources:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Of one channel, or one number of a row: `counts` (BINS,) between `low` and `high`, of `values` finite ones; `strange` are NaN or infinite."""
+    """Of one channel, or one number of a row: `counts` (BINS,) between `low` and `high`, of `values` finite ones; `strange` are NaN or infinite.
+
+    `least` and `most` may lie far beyond `low` and `high`, where a few values would leave all others in one bar: the outermost bars hold them.
+    """
 
     name: str
     low: float
     high: float
+    least: float
+    most: float
     counts: tuple[int, ...]
     values: int
     strange: int
@@ -166,10 +173,13 @@ def _histogram(name: str, values: Array) -> Histogram:
     finite = numbers[np.isfinite(numbers)]
     strange = len(numbers) - len(finite)
     if not len(finite):
-        return Histogram(name, 0.0, 0.0, (0,) * BINS, 0, strange, 0.0, 0.0)
-    low, high = float(finite.min()), float(finite.max())
+        return Histogram(name, 0.0, 0.0, 0.0, 0.0, (0,) * BINS, 0, strange, 0.0, 0.0)
+    least, most = low, high = float(finite.min()), float(finite.max())
     with np.errstate(all="ignore"):  # the span of a stranger's numbers may overflow
+        inner = np.percentile(finite, (_PERCENT, 100 - _PERCENT)).tolist()
+        if inner[1] > inner[0] and high - low > _FAR * (inner[1] - inner[0]):
+            low, high = inner
         place = np.zeros(len(finite)) if not high > low else (finite - low) / (high - low) * BINS
         mean, std = float(finite.mean()), float(finite.std())
     counts = np.bincount(np.nan_to_num(place).astype(np.int64).clip(0, BINS - 1), minlength=BINS)
-    return Histogram(name, low, high, tuple(counts.tolist()), len(finite), strange, mean, std)
+    return Histogram(name, low, high, least, most, tuple(counts.tolist()), len(finite), strange, mean, std)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 from mmcompile import text
+from mmcompile.report.charts import escape
 from mmcompile.report.style import STYLE
 
 __all__ = ["MARK", "Section", "facts", "render"]

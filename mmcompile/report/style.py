@@ -84,10 +84,11 @@ thead th { color: var(--quiet); font-size: .8rem; border-bottom: 1px solid var(-
 .num { text-align: right; white-space: nowrap; }
 table.rows td, table.rows tbody th { border-bottom: 1px solid var(--line); white-space: nowrap; }
 table.rows td.long { white-space: normal; min-width: 14rem; overflow-wrap: anywhere; }
-table.bars { width: 100%; max-width: 48rem; table-layout: auto; }
-table.bars th { max-width: 15rem; overflow-wrap: anywhere; }
-table.bars td.num { width: 4.2rem; }
-td.bar { width: 60%; min-width: 5rem; white-space: nowrap; font-size: 0; vertical-align: middle; }
+table.bars { width: 100%; max-width: 48rem; table-layout: fixed; }
+table.bars.many { min-width: 34rem; }
+table.bars th { width: 34%; overflow-wrap: anywhere; }
+table.bars td.num, table.bars th.num { width: 4.4rem; white-space: normal; }
+td.bar { white-space: nowrap; font-size: 0; vertical-align: middle; }
 td.bar span { display: inline-block; height: .62rem; min-width: 2px; background: var(--accent); border-radius: 2px; vertical-align: middle; }
 .part0, i.part0 { background: var(--p0) !important; } .part1 { background: var(--p1) !important; } .part2 { background: var(--p2) !important; }
 .part3 { background: var(--p3) !important; } .part4 { background: var(--p4) !important; } .part5 { background: var(--p5) !important; }

@@ -9,7 +9,6 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from mmcompile.format.commit import write_atomic
 from mmcompile.format.describe import describe
 from mmcompile.format.rejects import load_rejects
 from mmcompile.report import cards, facts, png, sections
+from mmcompile.report.charts import escape
 from mmcompile.report.gallery import Gallery
 from mmcompile.report.opened import Opened, Sample
 from mmcompile.report.page import MARK, Section, render
@@ -201,13 +201,13 @@ def _page(data: Opened, info: dict[str, Any], rows: Rows, wish: _Wish) -> str:
         Section("settings", "Settings", sections.settings(info, _commands(wish.out))),
         Section("storage", "Storage", sections.storage(info, _shards(data))),
     ]
-    of_split = [] if wish.split is None else [f"split {escape(text.escape(wish.split))}"]
+    of_split = [] if wish.split is None else [f"split {escape(wish.split)}"]
     published = [f"published {text.moment(g['modified'])}" for g in info["generations"] if g["name"] == data.reader.generation]
     sub = " &middot; ".join([*of_split, f"generation <code>{data.reader.generation[:8]}</code>", *published])
     if wish.out.rstrip("/") != name:
-        sub = f"<code>{escape(text.escape(wish.out))}</code> &middot; {sub}"
+        sub = f"<code>{escape(wish.out)}</code> &middot; {sub}"
     foot = f"Made by mmcompile report from generation <code>{data.reader.generation}</code>. Nothing in this page comes from a network."
-    return render(text.escape(name), sub, first_facts(info), parts, foot)
+    return render(name, sub, first_facts(info), parts, foot)
 
 
 def _samples(data: Opened, gallery: Gallery, samples: list[Sample], wish: _Wish) -> str:

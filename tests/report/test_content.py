@@ -22,6 +22,7 @@ from mmcompile.runtime.dataset import MMapShardDataset
 from mmcompile.runtime.loader import ShardLoader
 from tests.compiler import builds
 from tests.format.builders import file_of
+from tests.report import culprits
 from tests.report.test_write import Page
 from tests.support import SCENE_FACTS, draw_scenes, make_dataset, make_scenes
 from tests.test_cli import run
@@ -39,7 +40,7 @@ def test_names_are_text_whatever_is_in_them(tmp_path: Path) -> None:
     keys = [os.fsencode(f"{name}/<img src=x onerror=alert(1)>{i}.png") for i, name in enumerate(EVIL)]
     images = RNG.integers(0, 256, (4, 3, 8, 8), dtype=np.uint8)
     settings = {"source": {"kind": "<b>bold</b>", "</style>": "x"}, "<i>": 1}
-    make_dataset(tmp_path / "<u>out", images, range(4), classes=EVIL, keys=keys, settings=settings, splits={"<p>": 2, "val": 2})
+    make_dataset(tmp_path / "<u>out", images, range(4), classes=EVIL, keys=keys, settings=settings, splits={"<p>\x1b": 2, "val": 2})
     shown = page(tmp_path / "<u>out", tmp_path)
     tags = {tag for tag, _ in shown.tags}
     assert not tags & {"script", "u", "object", "iframe"}
@@ -149,12 +150,13 @@ def test_rejects_are_told_and_shown_as_far_as_they_decode(tmp_path: Path) -> Non
     assert len(page(tmp_path / "out", tmp_path, raw=raw).found("img")) == 4
 
 
-def test_what_crashed_its_decoder_is_not_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[str] = []
-    monkeypatch.setattr(rejects, "thumbnail", lambda reject, raw: opened.append(reject.key))
-    listed = [Reject(key, 1, None, "load", code, None, "") for key, code in (("a", "decoder-crash"), ("b", "truncated"))]
-    assert rejects.thumbnails(listed, tmp_path) == {}
-    assert opened == ["b"]
+def test_a_reject_that_crashes_or_hangs_its_decoder_costs_its_picture_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rejects, "thumbnail", culprits.thumbnail)
+    monkeypatch.setattr(rejects, "_LIMIT_S", 2.0)
+    names = ("crash", "hang", "fine", "again")
+    builds.write(tmp_path, dict.fromkeys(names, b"x"))
+    listed = [Reject(name, 1, None, "load", "decoder-crash" if name == "again" else "truncated", None, "") for name in (*names, "gone", "\0")]
+    assert list(rejects.thumbnails(listed, tmp_path)) == ["fine"]
 
 
 @pytest.mark.parametrize("normalize", [None, ((0.5, 0.4, 0.3), (0.2, 0.3, 0.25))])

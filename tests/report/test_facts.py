@@ -119,3 +119,15 @@ def test_a_cloud_counts_every_source_once() -> None:
     drawn = charts.cloud(sizes, counts)
     told = [int(part.split("<", 1)[0].rsplit(": ", 1)[1].replace(",", "")) for part in drawn.split("<title>")[1:]]
     assert sum(told) == counts.sum()
+
+
+def test_a_few_values_far_out_leave_the_others_a_shape() -> None:
+    values = np.append(RNG.normal(0, 1, 5000), [1e6, -1e6])
+    (one,) = facts.histograms(Field("x", "float64", (), "value"), values)
+    assert (one.least, one.most) == (-1e6, 1e6)
+    assert -5 < one.low < one.high < 5
+    assert sum(one.counts) == 5002
+    assert sum(count > 0 for count in one.counts) > 40
+    drawn = charts.histogram(one)
+    assert "&le; " in drawn
+    assert "&ge; " in drawn
