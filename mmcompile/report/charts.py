@@ -38,11 +38,9 @@ def bars(rows: Sequence[tuple[str, int]], total: int | None = None) -> str:
     most = max((count for _, count in rows), default=0) or 1
     lines = []
     for name, count in rows:
+        bar = f'<span style="width:{100 * count / most:.2f}%"></span>'
         share = f'<td class="num quiet">{_percent(count, total)}</td>' if total else ""
-        lines.append(
-            f'<tr><th scope="row">{escape(name)}</th><td class="bar"><span style="width:{100 * count / most:.2f}%"></span></td>'
-            f'<td class="num">{count:,}</td>{share}</tr>'
-        )
+        lines.append(f'<tr><th scope="row">{escape(name)}</th><td class="bar">{bar if count else ""}</td><td class="num">{count:,}</td>{share}</tr>')
     return f'<table class="bars"><tbody>{"".join(lines)}</tbody></table>'
 
 
@@ -90,7 +88,7 @@ def line(values: Array, what: str) -> str:
     numbers = np.nan_to_num(values.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
     if len(numbers) > _MOST_POINTS:
         parts = np.array_split(numbers, _MOST_POINTS // 2)
-        numbers = np.array([end for part in parts for end in (part.min(), part.max())])
+        numbers = np.array([part[at] for part in parts for at in sorted((int(part.argmin()), int(part.argmax())))])
     low, high = (float(numbers.min()), float(numbers.max())) if len(numbers) else (0.0, 0.0)
     span = high - low or 1.0
     step = 100 / max(1, len(numbers) - 1)

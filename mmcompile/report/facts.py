@@ -24,10 +24,12 @@ __all__ = ["Histogram", "Sources", "histograms", "read_sources", "with_labels"]
 
 Array = npt.NDArray[Any]
 
-#: Bars of a histogram: what is still a shape at the width of a phone.
-BINS = 48
+#: Bars of a histogram, at most: what is still a shape at the width of a phone, and four levels of a byte each.
+BINS = 64
 #: Sizes of sources that are remembered before equal ones are put together.
 _PENDING = 1 << 20
+#: Integers that span so few are counted number by number.
+_COUNTED = 1 << 20
 #: A histogram ends at these percents of the values where all of them span so many times as much.
 _PERCENT, _FAR = 0.2, 8
 #: Labels without names that are told one by one: more are hardly classes.
@@ -57,9 +59,10 @@ class Sources:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Of one channel, or one number of a row: `counts` (BINS,) between `low` and `high`, of `values` finite ones; `strange` are NaN or infinite.
+    """Of one channel, or one number of a row: `counts` of up to BINS equal parts between `low` and `high`, of `values` finite ones.
 
-    `least` and `most` may lie far beyond `low` and `high`, where a few values would leave all others in one bar: the outermost bars hold them.
+    `strange` are NaN or infinite.  `least` and `most` may lie far beyond `low` and `high`, where a few values would leave all others in one bar: the
+    outermost bars hold them.
     """
 
     name: str
@@ -179,7 +182,12 @@ def _histogram(name: str, values: Array) -> Histogram:
         inner = np.percentile(finite, (_PERCENT, 100 - _PERCENT)).tolist()
         if inner[1] > inner[0] and high - low > _FAR * (inner[1] - inner[0]):
             low, high = inner
-        place = np.zeros(len(finite)) if not high > low else (finite - low) / (high - low) * BINS
+        bins, place = 1, np.zeros(len(finite))
+        if high > low:
+            bins, place = BINS, (finite - low) / (high - low) * BINS
+        if values.dtype.kind in "biu" and high - low < _COUNTED:  # as many numbers in each part
+            step = -(-int(high - low + 1) // BINS)
+            bins, place = int(high - low) // step + 1, (finite - low) // step
         mean, std = float(finite.mean()), float(finite.std())
-    counts = np.bincount(np.nan_to_num(place).astype(np.int64).clip(0, BINS - 1), minlength=BINS)
+    counts = np.bincount(np.nan_to_num(place).astype(np.int64).clip(0, bins - 1), minlength=bins)
     return Histogram(name, low, high, least, most, tuple(counts.tolist()), len(finite), strange, mean, std)

@@ -95,8 +95,8 @@ def class_bars(info: Info) -> str:
         lines.append(f"<p>{text.number(info['unknown_labels'], 'sample')} of no class.</p>")
     for s, split in enumerate(splits):
         if len(splits) > 1 and (missing := [names[i] for i in range(len(names)) if totals[i] and not counts[i][s]]):
-            some = ", ".join(escape(n) for n in missing[:8]) + (" …" if len(missing) > 8 else "")
-            lines.append(f'<p class="bad">{escape(split["name"])} has no sample of {text.number(len(missing), "class")}: {some}.</p>')
+            some = ", ".join(escape(n) for n in missing[:8]) + (" …" if len(missing) > 8 else ".")
+            lines.append(f'<p class="bad">{escape(split["name"])} has no sample of {text.number(len(missing), "class")}: {some}</p>')
 
     def chart(which: Sequence[int]) -> str:
         if len(splits) > 1:
@@ -132,6 +132,9 @@ def sources(found: Sources) -> str:
         low, high = sizes.min(0).tolist(), sizes.max(0).tolist()
         lines.append(f"<h3>Size</h3><p>{len(sizes):,} sizes, width {low[0]:,} to {high[0]:,}, height {low[1]:,} to {high[1]:,} pixels</p>")
         lines.append(charts.cloud(sizes, counts))
+    if len(sizes) > 1 and counts[0] * 100 >= found.samples:
+        rows = [(f"{w:,} x {h:,}", n) for (w, h), n in zip(sizes[:_SIZES].tolist(), counts[:_SIZES].tolist(), strict=True)]
+        lines.append(f"<h3>Most frequent sizes</h3>{charts.bars(rows, found.samples)}")
     lines.append("</div><div>")
     for title, counter in (("Format", found.formats), ("Mode", found.modes)):
         rows = [(word or "none", n) for word, n in counter.most_common(_FEW)]
@@ -140,9 +143,6 @@ def sources(found: Sources) -> str:
     noticed += [(_FLAGS.get(word, word), n) for word, n in found.flags.most_common()]
     if noticed:
         lines.append(f"<h3>Noticed</h3>{charts.bars(noticed, found.samples)}")
-    if len(sizes) > 1 and counts[0] * 100 >= found.samples:
-        rows = [(f"{w:,} x {h:,}", n) for (w, h), n in zip(sizes[:_SIZES].tolist(), counts[:_SIZES].tolist(), strict=True)]
-        lines.append(f"<h3>Most frequent sizes</h3>{charts.bars(rows, found.samples)}")
     lines.append("</div></div>")
     return "".join(lines)
 

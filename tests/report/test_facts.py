@@ -131,3 +131,18 @@ def test_a_few_values_far_out_leave_the_others_a_shape() -> None:
     drawn = charts.histogram(one)
     assert "&le; " in drawn
     assert "&ge; " in drawn
+
+
+@pytest.mark.parametrize(("dtype", "parts"), [(np.uint8, 64), (np.int16, 54), (np.bool_, 2)])
+def test_parts_hold_as_many_integers_each(dtype: type, parts: int) -> None:
+    values = {np.uint8: np.arange(256), np.int16: np.arange(-100, 116), np.bool_: np.arange(2)}[dtype].astype(dtype)
+    (one,) = facts.histograms(Field("x", np.dtype(dtype).name, (), "value"), np.tile(values, 3))
+    assert len(one.counts) == parts
+    assert len(set(one.counts)) == 1
+
+
+def test_a_line_keeps_its_peaks_and_its_order() -> None:
+    drawn = charts.line(np.arange(1000.0)[::-1] ** 2, "falling")
+    heights = [float(point.split(",")[1]) for point in drawn.split('points="')[1].split('"')[0].split()]
+    assert heights == sorted(heights)
+    assert (heights[0], heights[-1]) == (4.0, 36.0)
