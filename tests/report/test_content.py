@@ -215,6 +215,7 @@ def test_a_replay_of_variants_shows_the_one_of_that_epoch(tmp_path: Path) -> Non
         (["--replay", "0:0", "--augment", "crop=4,resized_crop=4"], "exclude each other"),
         (["--replay", "0:0", "--augment", "blur=4"], "crop=N"),
         (["--split", "test"], "all"),
+        (["--raw", "nowhere"], "not a folder"),
     ],
 )
 def test_wrong_usage_is_one_line(tmp_path: Path, words: list[str], said: str) -> None:
