@@ -89,6 +89,18 @@ def test_what_other_libraries_wrote_is_in_the_datasets_made_of_it(typist: Typist
             assert np.array_equal(labels.numpy(), planes()["label"])
 
 
+def test_the_source_of_ones_own_becomes_the_dataset_of_its_files(typist: Typist) -> None:
+    typist.outcome(next(block for block in BLOCKS if "class Cifar" in block.text))
+    for split, names in {"train": ("data_batch_1.bin", "data_batch_2.bin"), "test": ("test_batch.bin",)}.items():
+        rows = np.concatenate([np.fromfile(typist.place / name, np.uint8).reshape(-1, 3073) for name in names])
+        made = MMapShardDataset(typist.place / "out-cifar", split)
+        assert made.classes is not None
+        assert made.classes[:2] == ["airplane", "automobile"]
+        images, labels = made[:]
+        np.testing.assert_array_equal(images.numpy(), rows[:, 1:].reshape(-1, 3, 32, 32))
+        np.testing.assert_array_equal(labels.numpy(), rows[:, 0])
+
+
 @pytest.mark.parametrize(
     ("markdown", "fault"),
     [

@@ -56,6 +56,11 @@ def bars() -> None:
         Path(f"bars/{symbol}.csv").write_text("".join(["ts,open,high,low,close,volume\n", *lines]))
 
 
+def cifar(name: str, rows: int) -> None:
+    """A file of CIFAR-10's binary version: a byte for the class, 3 x 32 x 32 for the pixels."""
+    np.random.default_rng(rows).integers(0, 10, (rows, 3073), np.uint8).tofile(name)
+
+
 def secret() -> None:
     """For a machine without openssl; where there is one the README's own line writes another."""
     Path("secret.key").write_bytes(b"of a test, and of no one else")
@@ -132,6 +137,9 @@ MAKERS: dict[str, Callable[[], None]] = {
     "out2/": lambda: compiled(2, "out2"),
     "rows.txt": rows,
     "bars/": bars,
+    "data_batch_1.bin": lambda: cifar("data_batch_1.bin", 5),
+    "data_batch_2.bin": lambda: cifar("data_batch_2.bin", 4),
+    "test_batch.bin": lambda: cifar("test_batch.bin", 3),
     "secret.key": secret,
     "photos/": image_folder,
     "train.beton": ffcv,
