@@ -178,7 +178,9 @@ def check_size(size: tuple[int, int], options: Preprocess, stage: str) -> None:
             f"{width}x{height} is {width * height} pixels, more than --max-pixels {options.max_pixels}", stage=stage, code="pixel-limit"
         )
     if options.max_aspect is not None and max(width, height) > options.max_aspect * min(width, height):
-        raise DecodeError(f"{width}x{height} is longer than --max-aspect {options.max_aspect:g}", stage=stage, code="aspect-limit")
+        raise DecodeError(
+            f"{width}x{height}: the long side is more than --max-aspect {options.max_aspect:g} times the short one", stage=stage, code="aspect-limit"
+        )
 
 
 def tiff_orientation(image: Image.Image) -> int:

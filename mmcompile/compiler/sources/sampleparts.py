@@ -101,7 +101,7 @@ class PicturePart(Part):
 
     def make(self, value: Any, facts: Facts) -> Array:
         if not is_picture(value):
-            raise SourceError(f"{self.name}: expected a picture, found {type(value).__name__}")
+            raise SourceError(f"{self.name}: expected a picture of Pillow's, as in the first sample, found {type(value).__name__}")
         made = pixels(value, self.options, self.name)
         if made.shape != self.shape or made.dtype != self.dtype:
             raise SourceError(f"{self.name}: expected {self.dtype} {self.shape} (H, W, C), found {made.dtype} {made.shape}")
