@@ -152,7 +152,9 @@ def open_image(data: bytes, name: str, options: Preprocess) -> Image.Image:
         try:
             image = Image.open(io.BytesIO(data), formats=formats)
         except PIL.UnidentifiedImageError as error:
-            what = f"a damaged {promised} header, or a kind of {promised} that Pillow does not read" if promised else "no image of a listed format"
+            what = (
+                f"a damaged {promised} header, or a kind of {promised} that Pillow does not read" if promised else "no image of a format that is read"
+            )
             raise DecodeError(_NOTHING if not data else what, stage="open", code="not-an-image", error=type(error).__name__) from error
         check_size(image.size, options, "open")
         return image

@@ -54,7 +54,7 @@ def opened(parts: Sequence[bytes], options: Preprocess) -> Stack:
         return _tiff(first, options)
     if nifti.is_nifti(first):
         return nifti.stack(first, options)
-    raise DecodeError("no volume of a listed format: .npy, TIFF, NIfTI or DICOM", stage="open", code="not-an-image")
+    raise DecodeError("no volume of a format that is read: .npy, TIFF, NIfTI or DICOM", stage="open", code="not-an-image")
 
 
 def _npy(data: bytes, options: Preprocess) -> Stack:
