@@ -307,10 +307,10 @@ def _on_this_disk(place: str) -> str:
     return found
 
 
-def _is_paired(raw: Sequence[str]) -> bool:
+def _is_paired(raw: Sequence[str], asked: tuple[tuple[str, FieldOptions], ...] = ()) -> bool:
     from mmcompile.compiler.sources.paired import is_paired
 
-    return len(raw) == 1 and is_paired(str(on_disk(raw[0])))
+    return len(raw) == 1 and is_paired(str(on_disk(raw[0])), dict(asked))
 
 
 def _paired(raw: Sequence[str], options: SourceOptions) -> Source:
@@ -369,6 +369,8 @@ def open_source(raw: Sequence[str], options: SourceOptions) -> Source | RowSourc
             kind = next(k for k in KINDS if k.name == "manifest")
         if kind.name in ("folder", "npy-folder") and dict(options.fields).get("image", FieldOptions()).kind == "volume":
             kind = next(k for k in KINDS if k.name == "volumes")
+        if kind.name == "folder" and options.fields and _is_paired(raw, options.fields):
+            kind = next(k for k in KINDS if k.name == "pairs")
         if kind.name == "folder":
             _refuse_foreign(raw)
         if kind.name in ("folder", "tar", "zip"):
