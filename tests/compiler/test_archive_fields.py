@@ -159,6 +159,14 @@ def test_lists_in_records_are_boxes_that_move_and_what_goes_with_them(tmp_path: 
     assert verify(tmp_path / "out").ok
 
 
+def test_records_that_hold_lists_alone_make_samples_of_images(tmp_path: Path) -> None:
+    raw = tar(tmp_path / "a.tar", beside([{"boxes": [[8, 4, 12, 10]], "labels": ["cat"]}, {"boxes": [], "labels": []}]))
+    report = run(raw, tmp_path / "out")
+    assert report.fields == ("image", "boxes", "labels", "boxes_count")
+    rows = rows_of(tmp_path / "out")
+    assert (rows["boxes"].tolist(), rows["boxes_count"].tolist()) == ([[[0, 0, 4, 6]], [[0] * 4]], [1, 0])  # cut to the centre of 8x8
+
+
 def test_a_value_that_does_not_fit_is_a_reject(tmp_path: Path) -> None:
     raw = tar(tmp_path / "a.tar", beside([{"boxes": [[1, 2, 3, 4]], "n": 1}, {"boxes": [[1, 2, 3]], "n": 300}, {"boxes": [], "n": 300}]))
     report = run(raw, tmp_path / "out", Preprocess(crop=12, fields={"n": {"dtype": "uint8"}}), max_rejects=2)
