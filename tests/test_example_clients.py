@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from mmcompile.runtime.ranks import ranks_of_indices
 from tests.support import make_dataset
@@ -193,6 +194,23 @@ def test_timms_transforms_draw_the_same_in_any_process(coloured: Path) -> None:
     pytest.importorskip("timm", reason="timm is not installed")
     said = [run(EXAMPLES / "train_timm.py", coloured, "--size", 32, "--workers", workers) for workers in (0, 2)]
     assert "2 batches of torch.float32 (3, 32, 32)" in said[0]
+    assert said[0] == said[1]
+
+
+def test_the_imagenet_example_evaluates_the_same_bytes(tmp_path: Path) -> None:
+    pytest.importorskip("torchvision", reason="torchvision is not installed")
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 6), ("val", 5)):
+        for i in range(count):
+            folder = tmp_path / "raw" / split / ("cat", "dog")[i % 2]
+            folder.mkdir(parents=True, exist_ok=True)
+            size = tuple(rng.integers(200, 500, 2))  # odd and even, larger and smaller than what is asked for
+            Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8)).save(folder / f"{i}.jpg")
+    settings = ("--compat", "torchvision", "--resize", 256, "--crop", 256, "--normalize", "imagenet", "--workers", 1)
+    run("-m", "mmcompile", "build", tmp_path / "raw", tmp_path / "out", *settings)
+    words = (EXAMPLES / "train_imagenet.py", tmp_path / "raw", "--arch", "mobilenet_v3_small", "--batch-size", 3)
+    said = [run(*words, *more).splitlines()[-1] for more in ((), ("--compiled", tmp_path / "out"))]
+    assert said[0].startswith("evaluated 5 images of torch.float32 (3, 224, 224) in 2 classes, checksum ")
     assert said[0] == said[1]
 
 
