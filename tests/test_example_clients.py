@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import subprocess
@@ -42,6 +43,13 @@ def coloured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+def needs(*packages: str) -> None:
+    """Skip where one of them is missing; they are imported by the scripts alone, whose warnings are their own."""
+    for name in packages:
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed")
+
+
 def close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     """Are two networks the same, but for the order in which sums were made?"""
     return one.keys() == other.keys() and all(torch.allclose(one[name], other[name], rtol=1e-4, atol=1e-6) for name in one)
@@ -78,8 +86,7 @@ def lightnings(folder: Path) -> tuple[int, dict[str, torch.Tensor]]:
 
 
 def test_lightning_neither_divides_twice_nor_loses_its_place(dataset: Path, tmp_path: Path) -> None:
-    pytest.importorskip("lightning", reason="Lightning is not installed")
-    pytest.importorskip("torchdata", reason="torchdata is not installed")
+    needs("lightning", "torchdata")
 
     def train(folder: str, loader: str, devices: int, *more: Any) -> tuple[int, dict[str, torch.Tensor]]:
         words = ("--loader", loader, "--devices", devices, "--batch-size", 40 // devices, "--checkpoints", tmp_path / folder, "--save-every", 1)
@@ -100,8 +107,7 @@ def test_lightning_neither_divides_twice_nor_loses_its_place(dataset: Path, tmp_
 
 
 def test_accelerate_neither_divides_twice_nor_loses_its_place(dataset: Path, tmp_path: Path) -> None:
-    pytest.importorskip("accelerate", reason="Accelerate is not installed")
-    pytest.importorskip("safetensors")
+    needs("accelerate", "safetensors")
     from safetensors.torch import load_file
 
     script = EXAMPLES / "train_accelerate.py"
@@ -140,7 +146,7 @@ accelerator.end_training()
 
 
 def test_a_prepared_sampler_divides_nothing_twice_and_who_divides_is_asked(dataset: Path, tmp_path: Path) -> None:
-    pytest.importorskip("accelerate", reason="Accelerate is not installed")
+    needs("accelerate")
     (tmp_path / "prepared.py").write_text(PREPARED)
     for said in ({"rank": 0, "world_size": 1}, {}):
         run(*TWO, tmp_path / "prepared.py", dataset, tmp_path, json.dumps(said))
@@ -168,8 +174,7 @@ def test_one_process_of_accelerates_is_asked_nothing(monkeypatch: pytest.MonkeyP
 
 
 def test_trainer_of_transformers(dataset: Path, tmp_path: Path) -> None:
-    pytest.importorskip("transformers", reason="transformers is not installed")
-    pytest.importorskip("accelerate", reason="Accelerate is not installed")
+    needs("transformers", "accelerate", "safetensors")
     from safetensors.torch import load_file
 
     script, size = EXAMPLES / "train_transformers.py", ("--batch-size", 40)
@@ -184,21 +189,21 @@ def test_trainer_of_transformers(dataset: Path, tmp_path: Path) -> None:
 
 
 def test_torchvisions_transforms_draw_the_same_in_any_process(coloured: Path) -> None:
-    pytest.importorskip("torchvision", reason="torchvision is not installed")
+    needs("torchvision")
     said = run(EXAMPLES / "augment_torchvision.py", coloured, "--crop", 24, "--batch-size", 16)
     assert "torch.float32 (64, 3, 24, 24): two epochs are the same without workers, with 2 workers and with ShardLoader" in said
     assert "differ from each other: True" in said
 
 
 def test_timms_transforms_draw_the_same_in_any_process(coloured: Path) -> None:
-    pytest.importorskip("timm", reason="timm is not installed")
+    needs("timm")
     said = [run(EXAMPLES / "train_timm.py", coloured, "--size", 32, "--workers", workers) for workers in (0, 2)]
     assert "2 batches of torch.float32 (3, 32, 32)" in said[0]
     assert said[0] == said[1]
 
 
 def test_the_imagenet_example_evaluates_the_same_bytes(tmp_path: Path) -> None:
-    pytest.importorskip("torchvision", reason="torchvision is not installed")
+    needs("torchvision")
     rng = np.random.default_rng(0)
     for split, count in (("train", 6), ("val", 5)):
         for i in range(count):
@@ -216,7 +221,7 @@ def test_the_imagenet_example_evaluates_the_same_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_stateful_loader_goes_on(dataset: Path, workers: int) -> None:
-    pytest.importorskip("torchdata", reason="torchdata is not installed")
+    needs("torchdata")
     said = run(EXAMPLES / "resume_stateful.py", dataset, "--workers", workers)
     assert f"stopped after 3 of 13 batches; the 10 that were left came, with {workers} workers" in said
 
