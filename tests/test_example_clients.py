@@ -180,7 +180,7 @@ def test_trainer_of_transformers(dataset: Path, tmp_path: Path) -> None:
     script, size = EXAMPLES / "train_transformers.py", ("--batch-size", 40)
     whole = run(script, dataset, tmp_path / "whole", *size)
     assert "'epoch': 0, 'position': 0}, 5 steps an epoch" in whole
-    assert "10 steps, 2.0 epochs" in whole
+    assert "10 steps, 2.0 epochs, 1 processes" in whole
     run(script, dataset, tmp_path / "parts", *size, "--steps", 3)
     said = run(script, dataset, tmp_path / "parts", *size, "--resume", tmp_path / "parts" / "checkpoint-3")
     assert "'epoch': 0, 'position': 120}" in said

@@ -63,10 +63,11 @@ def main() -> None:
         **{"max_steps": options.steps, "save_steps": options.save_every, "save_strategy": "steps", "learning_rate": 1e-2},
         **{"report_to": "none", "disable_tqdm": True, "lr_scheduler_type": "constant"},
         ignore_data_skip=True,  # the loader itself goes on where it stood
+        use_cpu=not torch.cuda.is_available(),  # without saying so, processes on CPUs would not know each other
     )
     trainer = ShardTrainer(model, arguments, train_dataset=dataset, callbacks=[KeepsPlace(options.resume)])
     done = trainer.train(resume_from_checkpoint=options.resume and str(options.resume))
-    print(f"{done.global_step} steps, {trainer.state.epoch} epochs", flush=True)
+    print(f"{done.global_step} steps, {trainer.state.epoch} epochs, {trainer.accelerator.num_processes} processes", flush=True)
 
 
 if __name__ == "__main__":
