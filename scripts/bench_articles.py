@@ -254,6 +254,7 @@ def measure(args: argparse.Namespace, folder: Path) -> Part:
     workers = max(2, min(8, len(os.sched_getaffinity(0))))
     rows = {"images": args.rows, "records": args.rows if args.quick else RECORDS}
     part = Part("articles", args.quick, {**rows, "batches": [IMAGE_BATCH, RECORD_BATCH, BATCH], "rounds": args.rounds, "workers": workers}, HIDDEN)
+    torch.set_num_threads(1)  # for all ways: with more, each small operation of the plain ones waits at a barrier for a core that a worker has
     raw = folder / "raw"
     part.settings["jpeg_bytes"] = make_photos(raw, args.rows, SIZE)
     images(part, raw, folder, args.rounds)
