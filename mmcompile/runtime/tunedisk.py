@@ -81,10 +81,13 @@ def _rate(dataset: MMapShardDataset, rows: Rows, batch_size: int, for_s: float) 
     reach = np.arange(dataset._reach + 1)
     begun, done = time.perf_counter(), 0
     batches = [(order[at : at + batch_size, None] + reach).reshape(-1) for at in range(0, len(order), batch_size)]
+    largest = max(fields, key=reader.row_bytes)
     for k, batch in enumerate(batches):
+        for coming in batches[k + 1 if k else 0 : k + 2]:
+            if reader.cold(largest, coming, 3):
+                for field in fields:
+                    reader.advise(field, coming)
         for field in fields:
-            for coming in batches[k : k + 2] if not k else batches[k + 1 : k + 2]:
-                reader.advise(field, coming)
             reader.gather(field, batch)
         done += len(batch)
         if time.perf_counter() - begun > for_s:

@@ -129,7 +129,7 @@ def sample_of(dataset: MMapShardDataset, least: int, most_bytes: int, for_s: flo
             warming.stop()
             break
     rows = np.concatenate(chosen)
-    note = f"{len(rows):,} of {n:,} samples, " if len(rows) < n else f"all {n:,} samples, "
+    note = f"{len(rows):,} of {n:,} samples, " if len(rows) < n else "all samples, "
     where = "which are on this machine" if upcoming is not None else "in memory"
     return Sample(dataset if len(rows) == n else dataset.subset(rows), note + where)
 
