@@ -110,7 +110,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Planted:
 
 
 def test_every_command_and_option_has_help() -> None:
-    assert set(cli.program.commands) == {"build", "verify", "info", "prune", "tune"}
+    assert set(cli.program.commands) == {"build", "verify", "info", "prune", "report", "tune"}
     for command in (cli.program, *cli.program.commands.values()):
         assert command.help
         for parameter in command.params:
@@ -119,6 +119,32 @@ def test_every_command_and_option_has_help() -> None:
         assert result.exit_code == 0
         assert "--help" in result.stdout
         assert not result.stderr
+
+
+def test_every_command_shows_in_its_help_how_it_is_called() -> None:
+    for name in cli.program.commands:
+        lines = [line.strip() for line in run(name, "--help").stdout.splitlines()]
+        assert any(line.startswith(f"mmcompile {name} ") for line in lines), name
+
+
+#: What the shell asks after these words, and what it completes: a kind and a text, as click's script reads them.
+COMPLETED = [
+    (["mmcompile", "ver"], "plain,verify"),
+    (["mmcompile", "build", "--dt"], "plain,--dtype"),
+    (["mmcompile", "build", "--dtype", "bf"], "plain,bfloat16"),
+    (["mmcompile", "build", "ra"], "file,ra"),
+    (["mmcompile", "build", "raw", "out", "--config", "b"], "file,b"),
+    (["mmcompile", "info", "o"], "file,o"),
+]
+
+
+@pytest.mark.parametrize(("words", "expected"), COMPLETED)
+def test_a_shell_completes_commands_options_values_and_files(words: list[str], expected: str, tmp_path: Path) -> None:
+    there = {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1), "_MMCOMPILE_COMPLETE": "bash_complete"}
+    env = {**os.environ, **there, "PYTHONPATH": str(Path(cli.__file__).resolve().parents[2])}
+    code = "import sys\nsys.argv[0] = 'mmcompile'\nfrom mmcompile.__main__ import main\nmain()"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.splitlines(), done.stderr) == (0, [expected], "")
 
 
 @pytest.mark.parametrize("words", [["--help"], ["build", "--help"], ["--version"], ["build", "x"], []])

@@ -149,7 +149,7 @@ HELP_GROUPS = {
 @option("--redecode", None, "Decode again what only another library version made.", is_flag=True)
 @option(
     "--config",
-    str,
+    OF_PLACE,
     'JSON or TOML with these options; the command line wins.  Example: {"crop": 224}',
     metavar="FILE",
     is_eager=True,

@@ -200,7 +200,7 @@ def run_piece(job: Job, piece: Piece) -> PieceResult:
             values = piece.values[i : i + 1]
             data = None
             try:
-                if piece.known[i] and not job.trace.sha256:  # else the row that was found does not have it
+                if piece.known[i] and not job.trace.sha256 and i not in piece.faults:  # these need a SHA-256, or a reject that says a size
                     digest = pair_hash(piece.hashes[i])
                 else:
                     data = _read(ahead.read, at)
