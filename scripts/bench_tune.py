@@ -1,19 +1,21 @@
 """How good the choice of mmcompile.tune is: beside every setting of a full grid, measured after it in the same run.
 
-usage: python scripts/bench_tune.py [--only records,images,floats,normalised,transform,step] [--seconds 40] [--rounds 9] [--batch 256] [--dir DIR]
+usage: python scripts/bench_tune.py [--only records,images,floats,normalised,transform,step] [--seconds 40] [--rounds 9] [--batch 256]
+       [--dir DIR]
 
-The datasets are random numbers, written to a temporary folder (in DIR): 10^6 records of 20 bytes, 4,096 images of 224x224x3 uint8, the same as float32
-normalised when read, 256 of 3x512x512 float32 (batches of 32), and the images with a transform for each sample in Python.
+The datasets are random numbers, written to a temporary folder (in DIR): 10^6 records of 20 bytes, 4,096 images of 224x224x3 uint8, the same as
+float32 normalised when read, 256 of 3x512x512 float32 (batches of 32), and the images with a transform for each sample in Python.
 
 Method: tune first, for --seconds.  Then the grid: ShardLoader with 0, 1, 2 and 4 threads and 1, 2, 4 and 8 batches ahead for each, DataLoader with 0,
 1, 2 and 4 processes and 2 or 4 ahead.  All is warm.  In each round all settings follow one another in random order; each loader is made anew, its
 first batches are dropped until it has its batches ahead and memory that it used before, and then whole batches are counted for half a second.  After
-three rounds those below 0.7 of the best are left out.  The ratio is the median over the rounds of (choice / best of the grid), the best being that
-with the highest median; settings without workers count as the best only where tune would choose them, at up to 2 ms a batch: beside training, a
-batch that is made between two steps is time lost, which a loop that does nothing else does not show.
+three rounds those below 0.7 of the best are left out.  Which is the best is said by every other round, and the ratio of the choice to it is the
+median over the rounds between them: the best of many noisy figures is lucky, and would not be so again.  Settings without workers count as the best
+only where tune would choose them, at up to 2 ms a batch: beside training, a batch that is made between two steps is time lost, which a loop that does
+nothing else does not show.
 
-`step` asks tune with a step time of four and of a half times what a batch takes, and runs the choice in a loop that sleeps so long in each step, as if
-a device computed: what a loader may use of a CPU is then what training leaves.
+`step` asks tune with a step time of four and of a half times what a batch takes, and runs the choice in a loop that sleeps so long in each step, as
+if a device computed: what a loader may use of a CPU is then what training leaves.
 
 What it does not show: cold data (tune measures the disk, and says when it is in the way), CUDA, other loads than those of the machine at that time.
 """
@@ -25,6 +27,7 @@ import random
 import statistics
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -67,6 +70,7 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, help="where the datasets are written")
     args = parser.parse_args()
     print(machine())
+    warnings.filterwarnings("ignore", message="This DataLoader will create")
     table = Table()
     with tempfile.TemporaryDirectory(dir=args.dir) as folder:
         for kind in args.only.split(","):
@@ -144,14 +148,14 @@ def against_grid(ds: MMapShardDataset, batch: int, args: argparse.Namespace, tab
         if turn + 1 == SOON:
             best = max(statistics.median(rates[setting]) for setting in running)
             running = [s for s in running if s == choice or statistics.median(rates[s]) >= BEHIND * best]
-    whole = {s: statistics.median(found) for s, found in rates.items() if len(found) == args.rounds}
+    whole = {s: statistics.median(found[::2]) for s, found in rates.items() if len(found) == args.rounds}
     fair = {s: found for s, found in whole.items() if s[1] or batch / found <= INLINE_S}
     for setting, found in sorted(whole.items(), key=lambda item: -item[1])[:6]:
         table.speed(f"{said(setting)}{'  <- tune' if setting == choice else ''}", found, "samples/s")
     table.line("tune took", took, most=60.0, unit="s")
     for name, among in (("best of the grid", fair), ("best with those without workers", whole)):
         best_of = max(among, key=lambda s: among[s])
-        reached = statistics.median(a / b for a, b in zip(rates[choice], rates[best_of], strict=True))
+        reached = statistics.median(a / b for a, b in zip(rates[choice][1::2], rates[best_of][1::2], strict=True))
         table.line(f"choice / {name}", reached, least=0.95 if among is fair else None, note=said(best_of))
 
 

@@ -242,7 +242,7 @@ class _Run:
                         self._try(trials, replace(plain, pin_memory=False))
 
     def _try(self, trials: Trials, candidate: Candidate) -> Candidate:
-        self.say(f"trying {candidate.name}")
+        self.say(f"trying {candidate.name}" + (f", {candidate.ahead} batches ahead" if candidate.ahead else ""))
         left = self.left()
         if left <= 0 and self.candidates:
             found = replace(candidate, failed="not tried: the time was over")
