@@ -10,6 +10,7 @@ import pickle
 import threading
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from mmcompile import Augment, Cache, MMapShardDataset, ShardLoader, Tuning, tun
 from mmcompile.runtime import tune as home
 from mmcompile.runtime import tunedisk, tunetrial
 from mmcompile.runtime.tunechoice import Candidate
-from mmcompile.runtime.tuneparts import copy_of, ladder, memcpy, sample_of, stored_bytes
+from mmcompile.runtime.tuneparts import _spread, copy_of, ladder, memcpy, sample_of, stored_bytes
 from mmcompile.runtime.tunetrial import Trials, Wish
 from mmcompile.text import json_ready
 from tests.format.builders import tree
@@ -192,7 +193,7 @@ def test_a_dataset_with_a_cache_is_tuned_over_what_is_here(root: Path, tmp_path:
     tuning = tune(ds, batch_size=16, seconds=SHORT)
     checked(tuning)
     assert tuning.disk.note == "not measured: the dataset comes through a cache"
-    assert tuning.measured_over.endswith("which are on this machine")
+    assert "which came through the cache at" in tuning.measured_over
     assert "# dataset: the one that was tuned" in tuning.lines
 
 
@@ -404,6 +405,23 @@ def test_a_sample_of_a_large_dataset_comes_from_all_over_it(root: Path) -> None:
     assert rows[0] < 5
     assert rows[-1] > 50
     assert stored_bytes(ds) == 60 * (3 * 12 * 10 + 8)
+
+
+@pytest.mark.parametrize(("n", "count"), [(1, 1), (60, 60), (60, 7), (1000, 999), (10**9, 2_000_000)])
+def test_pieces_of_a_sample_are_apart_and_as_many_as_asked_for(n: int, count: int) -> None:
+    pieces = _spread(n, count)
+    assert sum(stop - first for first, stop in pieces) == count
+    assert pieces[0][0] == 0
+    assert pieces[-1][1] <= n
+    assert all(first < stop for first, stop in pieces)
+    assert all(stop <= first for (_, stop), (first, _) in pairwise(pieces))
+
+
+def test_of_a_dataset_with_a_cache_whole_shards_are_measured(root: Path, tmp_path: Path) -> None:
+    ds = MMapShardDataset(root, cache=Cache(tmp_path / "cache", max_bytes=1 << 20))
+    sample = sample_of(copy_of(ds), 10, 26 * (3 * 12 * 10 + 8), 30.0)
+    assert len(sample.dataset) == 50
+    assert sample.note.startswith("50 of 60 samples, in memory, which came through the cache at")
 
 
 def test_only_files_of_the_fields_in_use_are_dropped_from_the_page_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
