@@ -195,10 +195,9 @@ def measured_parts(dataset: MMapShardDataset, wish: Wish, for_s: float) -> tuple
             sums[name] += times[name]
         iterator.close()
     each = {name: value / samples for name, value in sums.items()}
-    # a dataset's hooks run in the loop's thread after the gather; what no part says is the loop's own
-    left = each["elapsed_s"] - each["gathered_s"] - each["converted_s"] - each["transformed_s"] - (0.0 if wish.cuda else each["moved_s"])
-    parts = Parts(each["gathered_s"], each["converted_s"], each["transformed_s"], each["moved_s"], max(0.0, left))
-    return parts, most
+    whole = each.pop("elapsed_s")  # every batch was waited for, also on its way to the device: what no part says is the loop's own
+    left = max(0.0, whole - sum(each.values()))
+    return Parts(each["gathered_s"], each["converted_s"], each["transformed_s"], each["moved_s"], left), most
 
 
 def _nbytes(batch: Any) -> int:
