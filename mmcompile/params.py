@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from mmcompile.errors import OptionError
-from mmcompile.options import Form, as_typed, read_config
+from mmcompile.options import PLACE, Form, as_typed, read_config
 
 __all__ = ["Grouped", "Typed", "from_config", "one_of", "option"]
 
@@ -30,6 +31,10 @@ class Typed(click.ParamType):  # type: ignore[type-arg, unused-ignore]
             return self.form.parse(value)
         except (ValueError, OverflowError):
             self.fail(f"expected {self.form.expected}, found {value!r:.80}", param, ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Where a place is meant, the shell completes names of files."""
+        return [CompletionItem(incomplete, type="file")] if self.form is PLACE else []
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str | None:
         return self.form.name if isinstance(param, click.Option) else None

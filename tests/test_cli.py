@@ -24,6 +24,7 @@ from PIL import Image
 import mmcompile.__main__
 import mmcompile.compiler.driver
 from mmcompile import cli, options, summary, terminal, text
+from mmcompile.cli.building import HELP_GROUPS
 from mmcompile.compiler.formats import TORCHVISION_EXTENSIONS
 from mmcompile.compiler.outcome import BuildReport, Progress
 from mmcompile.compiler.preprocess import Normalize, Preprocess
@@ -109,7 +110,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Planted:
 
 
 def test_every_command_and_option_has_help() -> None:
-    assert set(cli.program.commands) == {"build", "verify", "info", "prune"}
+    assert set(cli.program.commands) == {"build", "verify", "info", "prune", "report", "tune"}
     for command in (cli.program, *cli.program.commands.values()):
         assert command.help
         for parameter in command.params:
@@ -118,6 +119,32 @@ def test_every_command_and_option_has_help() -> None:
         assert result.exit_code == 0
         assert "--help" in result.stdout
         assert not result.stderr
+
+
+def test_every_command_shows_in_its_help_how_it_is_called() -> None:
+    for name in cli.program.commands:
+        lines = [line.strip() for line in run(name, "--help").stdout.splitlines()]
+        assert any(line.startswith(f"mmcompile {name} ") for line in lines), name
+
+
+#: What the shell asks after these words, and what it completes: a kind and a text, as click's script reads them.
+COMPLETED = [
+    (["mmcompile", "ver"], "plain,verify"),
+    (["mmcompile", "build", "--dt"], "plain,--dtype"),
+    (["mmcompile", "build", "--dtype", "bf"], "plain,bfloat16"),
+    (["mmcompile", "build", "ra"], "file,ra"),
+    (["mmcompile", "build", "raw", "out", "--config", "b"], "file,b"),
+    (["mmcompile", "info", "o"], "file,o"),
+]
+
+
+@pytest.mark.parametrize(("words", "expected"), COMPLETED)
+def test_a_shell_completes_commands_options_values_and_files(words: list[str], expected: str, tmp_path: Path) -> None:
+    there = {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1), "_MMCOMPILE_COMPLETE": "bash_complete"}
+    env = {**os.environ, **there, "PYTHONPATH": str(Path(cli.__file__).resolve().parents[2])}
+    code = "import sys\nsys.argv[0] = 'mmcompile'\nfrom mmcompile.__main__ import main\nmain()"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.splitlines(), done.stderr) == (0, [expected], "")
 
 
 @pytest.mark.parametrize("words", [["--help"], ["build", "--help"], ["--version"], ["build", "x"], []])
@@ -332,8 +359,8 @@ def test_a_config_may_be_toml(planted: Planted, tmp_path: Path) -> None:
 
 
 def test_help_shows_the_options_that_most_people_need_first_and_each_of_them_once() -> None:
-    named = [name for names in cli._HELP_GROUPS.values() for name in names.split()]
-    assert len(next(iter(cli._HELP_GROUPS.values())).split()) == 8
+    named = [name for names in HELP_GROUPS.values() for name in names.split()]
+    assert len(next(iter(HELP_GROUPS.values())).split()) == 8
     assert sorted(named) == sorted({p.opts[-1].removeprefix("--") for p in cli.build.params if isinstance(p, click.Option)} | {"help"})
 
 
@@ -731,7 +758,7 @@ def test_a_build_whose_standard_streams_are_closed_is_a_build(tmp_path: Path) ->
     (tmp_path / "raw").mkdir()
     Image.new("RGB", (8, 8), (9, 8, 7)).save(tmp_path / "raw" / "a.png")
     script = 'exec "$0" -m mmcompile build raw out <&- >&- 2>&-'
-    env = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).resolve().parents[1])}
+    env = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).resolve().parents[2])}
     assert subprocess.run(["bash", "-c", script, sys.executable], cwd=tmp_path, env=env, check=False).returncode == 0
     assert (tmp_path / "out" / "index.json").exists()
 

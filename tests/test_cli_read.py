@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 import mmcompile
-from mmcompile import cli
+from mmcompile.cli import upkeep
 from mmcompile.compiler.outcome import Progress
 from mmcompile.format.index import load_index
 from mmcompile.format.reader import Reader
@@ -289,7 +289,7 @@ def test_prune_with_yes_deletes(rebuilt: tuple[Path, str, str], words: list[str]
 def test_prune_asks_on_a_terminal(rebuilt: tuple[Path, str, str], monkeypatch: pytest.MonkeyPatch, answer: bool) -> None:
     out, _, _ = rebuilt
     asked: list[str] = []
-    monkeypatch.setattr(cli, "_can_ask", lambda: True)
+    monkeypatch.setattr(upkeep, "_can_ask", lambda: True)
     monkeypatch.setattr(click, "confirm", lambda text, **_: asked.append(text) or answer)
     result = run("prune", str(out))
     assert result.exit_code == 0
@@ -305,7 +305,7 @@ def test_ctrl_c_at_the_question_deletes_nothing(rebuilt: tuple[Path, str, str], 
     def confirm(text: str, **_: Any) -> bool:
         raise click.Abort
 
-    monkeypatch.setattr(cli, "_can_ask", lambda: True)
+    monkeypatch.setattr(upkeep, "_can_ask", lambda: True)
     monkeypatch.setattr(click, "confirm", confirm)
     result = run("prune", str(out))
     assert (result.exit_code, result.stderr) == (130, "error: stopped\n")

@@ -301,7 +301,7 @@ class Build:
         cache = StatCache(self.out / ".build" / "stat-cache", self.source.location())
         self.listed = Listed(self.scan, at_ns, cache, checksum=self.options.checksum)
         self.allowed = allowed_rejects(self.max_rejects, len(self.scan.keys))
-        self.asked = self.asked.with_parts(self.scan.parts)
+        self.asked = self.asked.with_parts(self.scan.parts, self.scan.beside)
 
     def _choose(self, scratch: Path) -> None:
         self.job = self._job(self.asked.resolved(), scratch)

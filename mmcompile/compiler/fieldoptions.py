@@ -5,7 +5,8 @@ Pure: words and values in, a frozen record out.  What is not given is as the sam
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from mmcompile.errors import OptionError
 from mmcompile.format.fields import DTYPES
 
-__all__ = ["KINDS", "FieldOptions", "check_fill", "field_text", "fields_of", "parse_field", "parse_fields"]
+__all__ = ["KINDS", "OF_MASKS", "FieldOptions", "check_fill", "field_text", "fields_of", "parse_field", "parse_fields", "refuse_strange"]
 
 #: What a field may be; "multilabel" is a value with a 0 or 1 for each class.
 KINDS = ("image", "mask", "volume", "boxes", "keypoints", "class", "value", "multilabel", "text")
@@ -32,6 +33,24 @@ _TAKES: dict[str, frozenset[str]] = {
     "multilabel": frozenset({"dtype"}),
     "text": frozenset({"shape"}),
 }
+#: What a mask has whatever its picture has: class ids, the nearest of them.
+OF_MASKS: dict[str, Any] = {
+    "kind": "mask",
+    "mode": "keep",
+    "dtype": "uint8",
+    "layout": "chw",
+    "normalize": None,
+    "scale": "none",
+    "compat": None,
+    "resampler": None,
+    "filter": "nearest",
+    "alpha": None,
+    "depth16": None,
+    "range": None,
+    "icc": "ignore",
+    "jpeg_scaling": None,
+    "kept_mode": None,
+}
 _FORMATS = ("xyxy", "xywh", "cxcywh")
 _OVERFLOWS = _MISSING = ("refuse", "drop")
 _ORIENTATIONS = ("image", "own")
@@ -45,7 +64,7 @@ class FieldOptions:
     An image or a volume takes the options of `Preprocess` that say how pixels are stored, and geometry of its own in place of the sample's; a mask
     takes `dtype` (uint8 by default) and `fill`, the class id beyond the picture (0), or what lies around a volume, and `orientation`: "image" to turn
     one without EXIF of its own as its picture is turned, where it has the size of that as stored (so by default), "own" to leave it.
-    A value takes `dtype` and `shape`; text `shape`, its bytes.
+    A value takes `dtype` and `shape`; text `shape`, its bytes: (64,), or 64.
     Of lists that differ in length from sample to sample `max` rows are kept (by default as many as the longest has), and one that is longer is an
     error, or with `overflow="drop"` cut and counted.  Boxes come as `format` "xyxy", "xywh" or "cxcywh", in pixels of the file or `relative` to its
     size; one of which less than the part `min_visibility` of its area is left by a crop is dropped (by default only where nothing is left).
@@ -89,8 +108,11 @@ class FieldOptions:
             raise OptionError(f"max must be a whole number of at least 1, found {self.max!r}", options=["max"])
         if self.fill is not None and (isinstance(self.fill, bool) or not isinstance(self.fill, int)):
             raise OptionError(f"fill must be a whole number, found {self.fill!r}", options=["fill"])
-        if self.shape is not None and not (self.shape and all(type(n) is int and n >= 1 for n in self.shape)):
-            raise OptionError(f"shape must be whole numbers of at least 1, found {self.shape!r}", options=["shape"])
+        shape: Any = self.shape
+        shape = (shape,) if type(shape) is int else shape  # one axis
+        if shape is not None and not (isinstance(shape, tuple) and shape and all(type(n) is int and n >= 1 for n in shape)):
+            raise OptionError(f"shape must be whole numbers of at least 1, found {shape!r}", options=["shape"])
+        object.__setattr__(self, "shape", shape)
         share = self.min_visibility
         if share is not None and (isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1):
             raise OptionError(f"min_visibility must be a number from 0 to 1, found {share!r}", options=["min_visibility"])
@@ -136,7 +158,7 @@ def fields_of(value: object) -> tuple[tuple[str, FieldOptions], ...]:
     out: dict[str, FieldOptions] = {}
     for name, options in pairs:
         if not isinstance(options, FieldOptions | Mapping):
-            raise OptionError(f"fields: {name}: expected FieldOptions, found {options!r:.80}", options=["fields"])
+            raise OptionError(f"fields: {name}: expected settings, as in {{'kind': 'mask'}}, found {options!r:.80}", options=["fields"])
         out[str(name)] = options if isinstance(options, FieldOptions) else _made(str(name), dict(options))
     return tuple(sorted(out.items()))
 
@@ -150,6 +172,15 @@ def _made(name: str, given: dict[str, Any]) -> FieldOptions:
         return FieldOptions(**values)
     except OptionError as error:
         raise OptionError(f"field {name}: {error}", options=error.details.get("options", [])) from None
+
+
+def refuse_strange(asked: Iterable[str], known: Iterable[str]) -> None:
+    """Raises OptionError where settings are `asked` of a field that is not `known`: nothing that is said is left undone without a word."""
+    names = list(dict.fromkeys(known))
+    if strange := sorted(set(asked) - set(names)):
+        near = difflib.get_close_matches(strange[0], names, 1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        raise OptionError(f"--field {strange[0]}: samples have no such field{meant} (they have {', '.join(names)})", options=["field"])
 
 
 def parse_field(text: str) -> tuple[str, dict[str, Any]]:

@@ -25,7 +25,7 @@ from mmcompile.runtime.selection import Selection
 if TYPE_CHECKING:
     from mmcompile.runtime.dataset import MMapShardDataset
 
-__all__ = ["Mover", "Resident", "Sent", "device_of", "free_bytes", "to_device"]
+__all__ = ["Mover", "Resident", "Sent", "device_of", "free_bytes", "settle", "to_device"]
 
 Rows = npt.NDArray[np.int64]
 Memory = Callable[[int], Tensor]
@@ -169,6 +169,12 @@ def device_of(device: str | torch.device) -> torch.device:
         if found.index is None:
             found = torch.device("cuda", torch.cuda.current_device())
     return found
+
+
+def settle(device: torch.device) -> None:
+    """Wait until a device has done all that it was told to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def free_bytes(device: torch.device) -> int:

@@ -129,7 +129,7 @@ def test_more_than_two_folders_and_one_that_a_field_names(tmp_path: Path) -> Non
         "mask": (2, 8, 8),
         "thermal": (2, 1, 8, 8),
     }
-    with pytest.raises(OptionError, match="--field flow: no such field: the folders are image, depth, mask"):
+    with pytest.raises(OptionError, match=r"--field flow: samples have no such field \(they have image, depth, mask\)"):
         scanned(raw, fields={"flow": {"kind": "image"}})
 
 
@@ -142,7 +142,7 @@ def test_left_and_right_are_pairs_where_nothing_else_can_be_meant(tmp_path: Path
     write(turns, {"straight/0.jpg": picture(0, "JPEG")})
     assert scanned(stereo).parts == (("left", "image"), ("right", "image"))
     assert scanned(classes).classes == ("left", "right")
-    with pytest.raises(OptionError, match="--field image: no such field: the folders are left, right"):
+    with pytest.raises(OptionError, match=r"--field image: samples have no such field \(they have left, right\)"):
         scanned(stereo, fields={"image": {"mode": "gray"}})
     assert scanned(turns).classes == ("left", "right", "straight")
 
@@ -263,6 +263,35 @@ def test_splits_must_have_the_same_folders(tmp_path: Path) -> None:
     pairs(tmp_path, ["b"], "val/images", "val/gt")
     with pytest.raises(SourceError, match="split val has a folder of gt, and train none beside train/images"):
         scanned(tmp_path)
+
+
+def test_a_field_that_is_the_name_of_a_folder_says_that_folders_lie_side_by_side(tmp_path: Path) -> None:
+    for name in ("images", "back", "top"):
+        write(tmp_path, {f"{name}/{i}.jpg": picture(i, "JPEG") for i in range(3)})
+    assert scanned(tmp_path).classes == ("back", "images", "top")
+    made = scanned(tmp_path, fields={"back": {"kind": "image"}})
+    assert made.parts == (("image", "image"), ("back", "image"))
+    assert any("not used, as their names say nothing: top" in line for line in made.warnings)
+    with pytest.raises(SourceError, match=r"beside images lie back, top, and no name says .* --field NAME:kind=image"):
+        scanned(tmp_path, source="pairs")
+
+
+def test_settings_of_a_field_that_is_not_there_come_before_files_without_a_partner(tmp_path: Path) -> None:
+    pairs(tmp_path, ["a", "b"], "JPEGImages", "SegmentationClass")
+    write(tmp_path, {"JPEGImages/c.jpg": picture(3, "JPEG")})
+    with pytest.raises(OptionError, match=r"--field mask: samples have no such field \(they have image, segmentationclass\)"):
+        scanned(tmp_path, fields={"mask": {"missing": "drop"}})
+    assert len(scanned(tmp_path, fields={"segmentationclass": {"missing": "drop"}}).keys) == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"), [({"mask": {"fill": 3}}, r"\(they have image, label\)"), ({"imgae": {"mode": "gray"}}, "did you mean image")]
+)
+def test_settings_of_a_field_that_a_folder_of_classes_lacks_are_refused(tmp_path: Path, fields: Any, said: str) -> None:
+    write(tmp_path / "raw", {"cats/a.jpg": picture(0, "JPEG"), "dogs/b.jpg": picture(1, "JPEG")})
+    with pytest.raises(OptionError, match=f"samples have no such field.*{said}"):
+        run(tmp_path / "raw", tmp_path / "out", Preprocess(crop=8, fields=fields))
+    assert not (tmp_path / "out" / "index.json").exists()
 
 
 def test_a_folder_without_any_pair_says_what_is_expected(tmp_path: Path) -> None:

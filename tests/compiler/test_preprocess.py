@@ -57,6 +57,7 @@ SIZE = {"resize": 256, "crop": 224}
         ({"normalize": "auto", "dtype": "float32"}, {"normalize", "dtype"}),
         ({"normalize": "auto", "dtype": "bfloat16"}, {"normalize", "dtype"}),
         ({"normalize": "imagenet", "mode": "gray"}, {"normalize", "mode"}),
+        ({"normalize": "imagenet", "scale": "none"}, {"normalize", "scale"}),
         ({"normalize": "imagenet", "mode": "rgba"}, {"normalize", "mode"}),
         ({"normalize": ONE}, {"normalize", "mode"}),
         ({"normalize": IMAGENET, "mode": "keep", "kept_mode": "L"}, {"normalize", "mode"}),
@@ -144,7 +145,7 @@ def test_settings_of_a_stranger_are_an_option_error(settings):
 
 def test_the_pixel_fingerprint_ignores_how_rows_are_stored():
     base = Preprocess(**SIZE)
-    assert base.pixel_settings() == replace(base, layout="hwc", normalize="imagenet", scale="none").pixel_settings()
+    assert base.pixel_settings() == replace(base, layout="hwc", normalize=Normalize((1.0, 2.0, 3.0), (4.0, 5.0, 6.0)), scale="none").pixel_settings()
     assert base.pixel_settings() == Preprocess(**SIZE, resampler="torch", alpha="white").pixel_settings()
     # 16-bit sources are rejected by one and kept by the other.
     assert base.pixel_settings() != replace(base, dtype="float32").pixel_settings()

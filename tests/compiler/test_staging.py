@@ -28,6 +28,8 @@ from tests.compiler.builds import BROKEN, dataset, inline, make_raw, picture, ru
 from tests.compiler.test_paired import mask, pairs, source
 from tests.s3 import Bucket, Proxy
 
+pytestmark = pytest.mark.usefixtures("home")
+
 
 def local(raw: Path, out: Path, **more: Any) -> dict[str, bytes]:
     run(raw, out, **more)
@@ -43,16 +45,6 @@ def published(bucket: Bucket, folder: str = "out") -> dict[str, bytes]:
 
 def files_of(raw: Path) -> dict[str, bytes]:
     return {str(p.relative_to(raw)): p.read_bytes() for p in raw.rglob("*") if p.is_file()}
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where work folders are; at the end none is left."""
-    folder = tmp_path / "tmp"
-    folder.mkdir()
-    monkeypatch.setenv("TMPDIR", str(folder))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    return folder
 
 
 @pytest.fixture

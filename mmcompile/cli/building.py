@@ -1,22 +1,15 @@
-"""The command line: parse, one library call, print.  The home of exit codes and, with params, the only one of click.
-
-Results go to standard output, all else to standard error.  With --json standard output is exactly one JSON document, for errors too, valid against
-schemas/report.schema.json.  An expected error is one line and an exit code: 0 fine, 1 a problem, 2 wrong usage, 130 stopped by Ctrl-C, 143 by
-SIGTERM; where a command goes on from there, that command is the last line.  Nothing heavy is imported before a command needs it.
-"""
+"""The command `build`: its options, in groups, and the one call that they become."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
 from mmcompile import summary, text
-from mmcompile.compiler.outcome import Progress
-from mmcompile.errors import EngineError, MMCompileError, OptionError, RemoteError
+from mmcompile.cli.program import JSON, NO_LOCK, OF_PLACE, called, look_here, program
+from mmcompile.errors import EngineError
 from mmcompile.options import (
     BYTES,
     COLUMNS,
@@ -37,125 +30,15 @@ from mmcompile.options import (
     row_preprocess,
 )
 from mmcompile.params import Grouped, Typed, from_config, one_of, option
-from mmcompile.terminal import Show, Terminable, fill_standard_streams, say, say_json
+from mmcompile.terminal import Show, say, say_json
 
-__all__ = ["main", "program"]
-
-#: Bad files named under an error; all of them stand in the file that the error names.
-_EXAMPLES = 5
-#: Exit codes as a shell has them for a process that a signal ended.
-_STOPPED, _TERMINATED = 130, 143
-
-# ---------------------------------------------------------------- every outcome -> exit code
+__all__ = ["HELP_GROUPS", "build"]
 
 
-class _Program(click.Group):
-    """The group of commands; the one place where errors become a line and an exit code."""
-
-    def main(self, args: Any = None, prog_name: str | None = None, *_: Any, **extra: Any) -> NoReturn:
-        fill_standard_streams()
-        arguments = list(sys.argv[1:] if args is None else args)
-        extra.pop("standalone_mode", None)
-        for stream in (sys.stdout, sys.stderr):
-            if hasattr(stream, "reconfigure"):
-                stream.reconfigure(errors="backslashreplace")  # a name that this terminal's encoding lacks is no error
-        with Terminable() as term:
-            try:
-                code = super().main(arguments, prog_name or "mmcompile", standalone_mode=False, obj=arguments, **extra)
-            except SystemExit:  # how click ends when the reader of its help left
-                code = 0
-            except Exception as error:
-                code = _report(error, arguments)
-                if code is None:
-                    raise
-                if code == _STOPPED and term.came:
-                    code = _TERMINATED
-        sys.exit(code if isinstance(code, int) else 0)
-
-
-def _report(error: Exception, arguments: list[str]) -> int | None:
-    """Say what went wrong and return the exit code; None for what nobody expected, which deserves its traceback."""
-    command = next((word for word in arguments if word in program.commands), None)
-    code, kind, message = 1, type(error).__name__, str(error)
-    details: dict[str, Any] = {}
-    again = ""  # why the same command, run again, goes on
-    following: list[tuple[str, list[str]]] = []
-    if isinstance(error, MMCompileError):
-        code, details = 2 if isinstance(error, OptionError) else 1, error.details
-        following = text.go_on(arguments, details)
-        if isinstance(error, EngineError) and details.get("begun", True):
-            again = "everything finished is kept; to go on:"
-        elif isinstance(error, RemoteError):
-            again = "everything finished is kept; to go on when that is mended:"
-    elif isinstance(error, click.Abort):
-        code, kind, message, again = _STOPPED, "KeyboardInterrupt", "stopped", "everything finished is kept; to go on:"
-    elif isinstance(error, click.UsageError):
-        code, message = 2, error.format_message().rstrip(".") + f" (see `mmcompile {command + ' ' if command else ''}--help`)"
-    elif isinstance(error, click.ClickException):
-        message = error.format_message()
-    elif isinstance(error, OSError):
-        details, again = {"errno": error.errno, "path": error.filename}, "everything finished is kept; to go on when that is mended:"
-        message = text.system_line(error)
-    else:
-        message = f"internal error: {message}"
-    if command != "build" or "--dry-run" in arguments:
-        following = []
-    elif again:
-        following = [(again, arguments)]
-    commands = [(intro, text.quote([*_called(), *words])) for intro, words in following]
-    if "--json" in arguments:
-        about = {"type": kind, "message": text.escape(message), "details": details}
-        say_json({"command": command, "error": about, "next": [line for _, line in commands]})
-    if not isinstance(error, MMCompileError | OSError | click.ClickException | click.Abort):
-        return None
-    lines = [f"error: {text.escape(message)}", *text.examples(details, _EXAMPLES)]
-    say([*lines, *(line for pair in commands for line in pair)], err=True)
-    return code
-
-
-def _called() -> list[str]:
-    return text.program_words(sys.argv[0], sys.executable, shutil.which)
-
-
-# ---------------------------------------------------------------- commands
-
-
-def _version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
-    if asked:
-        from mmcompile import __version__
-
-        say(f"mmcompile {__version__}")
-        ctx.exit()
-
-
-@click.group(cls=_Program, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Print the version.")
-@click.pass_context
-def program(ctx: click.Context) -> int:
-    """Compile images and other fixed-shape data into memory-mapped .npy shards, and look after them.
-
-    \b
-    mmcompile build raw/ out/ --resize 256 --crop 224
-    mmcompile info out/
-
-    Every command takes --json: one document on standard output, for errors too.  Exit codes: 0 fine, 1 a problem, 2 wrong usage.
-    """
-    if ctx.invoked_subcommand is None:
-        say(ctx.get_help())
-        return 2
-    return 0
-
-
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of text.")
-_PLACE = Typed(PLACE)
-
-
-_NO_LOCK = option("--no-lock", None, "For file systems without locks: you make sure that no other run works on OUT.", is_flag=True)
 _DTYPES = one_of("uint8|uint16|int16|int32|float16|bfloat16|float32|float64|bool|int8|int64|uint32|uint64")
 
-
 #: How the options of `build` stand in its help: the eight that most people need, then by what they are about.
-_HELP_GROUPS = {
+HELP_GROUPS = {
     "Options that most people need": "resize crop normalize dtype workers max-rejects config dry-run",
     "What RAW is, and what of it": "source include exclude hidden split classes-from images image-column label-column columns "
     "group-by order-by split-by where rows as shape array-dtype",
@@ -169,9 +52,9 @@ _HELP_GROUPS = {
 }
 
 
-@program.command(cls=Grouped, groups=_HELP_GROUPS, short_help="Compile images, arrays, tables or datasets into a dataset.")
-@click.argument("raw", type=_PLACE, nargs=-1, required=True)
-@click.argument("out", type=_PLACE)
+@program.command(cls=Grouped, groups=HELP_GROUPS, short_help="Compile images, arrays, tables or datasets into a dataset.")
+@click.argument("raw", type=OF_PLACE, nargs=-1, required=True)
+@click.argument("out", type=OF_PLACE)
 @option("--resize", Typed(SIZE), "Short side (then add --crop), or HxW.  Without geometry: the size that all have, else 256 and --crop 256.")
 @option("--crop", Typed(SIDES), "Cut this much out of the centre, filled with 0 where a picture is smaller; of volumes DxHxW.")
 @option("--pad", Typed(CUBE), "Long side N, centred in N x N, filled with 0; volumes are filled up to DxHxW.")
@@ -229,7 +112,7 @@ _HELP_GROUPS = {
 @option("--exclude", str, "Leave these out: pattern or exact path in RAW.  May repeat; adds to --config.", multiple=True, metavar="GLOB|KEY")
 @option("--hidden", None, "Take names that begin with a dot, and __MACOSX.", is_flag=True)
 @option("--split", str, "This folder below RAW (or this one of several RAW) is a split.  May repeat.", multiple=True, metavar="NAME=FOLDER")
-@option("--classes-from", _PLACE, "The classes and their numbers: those of a dataset, or of a file with a name a line.", metavar="OUT|FILE")
+@option("--classes-from", OF_PLACE, "The classes and their numbers: those of a dataset, or of a file with a name a line.", metavar="OUT|FILE")
 @option("--as", str, "What an array is, where its name does not say it.  May repeat.", multiple=True, metavar="NAME=image|class|value")
 @option("--shape", str, "Of a sample in a file without a header, as 28x28; of all of them, as 60000,28,28.  Goes with --source raw.", metavar="SHAPE")
 @option("--array-dtype", str, "Of the numbers in such a file, as float32 or >i2.", metavar="DTYPE")
@@ -252,7 +135,7 @@ _HELP_GROUPS = {
     "--split-by", str, "Of a table: where train ends and test (or val, then test) begins, as in ts=2023-01-01,2024-01-01.", metavar="COLUMN=CUT,..."
 )
 @option("--where", str, "Take only such rows of datasets, as in \"class == 'cat' and width >= 256\", \"key like 'train/*'\".", metavar="CONDITION")
-@option("--rows", _PLACE, "Take only these rows of datasets: numbers from 0 on, one a line, or in a .npy file.", metavar="FILE")
+@option("--rows", OF_PLACE, "Take only these rows of datasets: numbers from 0 on, one a line, or in a .npy file.", metavar="FILE")
 @option("--workers", Typed(COUNT), "Processes.  Default: the CPUs that this process may use.")
 @option("--engine", one_of("local|dask|ray"), "Who builds the shards: processes here, or a cluster.  Default: local.")
 @option("--address", str, "Of that cluster's scheduler: tcp://HOST:PORT (dask), HOST:PORT (ray; default: one on this machine).", metavar="ADDRESS")
@@ -261,19 +144,19 @@ _HELP_GROUPS = {
 @option("--shard-bytes", Typed(BYTES), "About the size of a shard, at most twice that, as in 64M.  Default: 256M.")
 @option("--max-rejects", Typed(REJECTS), "Publish with up to so many bad images left out, as in 10 or 1%.  Default: 0.")
 @option("--decode-timeout", Typed(SECONDS), "For one picture, plus 1 s a megapixel.  Default: 60.")
-@_NO_LOCK
+@NO_LOCK
 @option("--checksum", None, "Read every file, also those that look unchanged by size, times and inode.", is_flag=True)
 @option("--redecode", None, "Decode again what only another library version made.", is_flag=True)
 @option(
     "--config",
-    str,
+    OF_PLACE,
     'JSON or TOML with these options; the command line wins.  Example: {"crop": 224}',
     metavar="FILE",
     is_eager=True,
     callback=from_config,
 )
 @option("--dry-run", None, "Say what would be decoded, copied, kept and written, and write nothing.", is_flag=True)
-@_JSON
+@JSON
 @click.pass_context
 def build(ctx: click.Context, /, raw: tuple[str, ...], out: str, dry_run: bool, as_json: bool, **given: Any) -> int:
     """Compile what RAW holds into the dataset OUT: class folders of images, a flat folder, train/ val/ test/ with either; a list of images (CSV, TSV,
@@ -311,7 +194,7 @@ def build(ctx: click.Context, /, raw: tuple[str, ...], out: str, dry_run: bool, 
     )
     max_rejects = given.pop("max_rejects")
     if given["transform"] is not None:
-        _look_here()
+        look_here()
     preprocess = row_preprocess(given) if is_row_source(source) else preprocess_of(given, source)
     show = Show(sys.stderr)
     try:
@@ -325,123 +208,6 @@ def build(ctx: click.Context, /, raw: tuple[str, ...], out: str, dry_run: bool, 
     if as_json:
         say_json(report.to_json())
     else:
-        following = [] if dry_run else text.next_parts(_called(), ctx.obj, report.shards, report.plan_only, report.part)
+        following = [] if dry_run else text.next_parts(called(), ctx.obj, report.shards, report.plan_only, report.part)
         say([*summary.build_lines(report), *following])
     return 0
-
-
-def _look_here() -> None:
-    """Find modules in the current folder, as `python -m` does: a step of one's own lies where one works."""
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-
-
-@program.command(short_help="Check every byte of a dataset, or mend it.")
-@click.argument("out", type=_PLACE)
-@click.option(
-    "--repair", "raw", type=_PLACE, metavar="RAW", help="Build again just what is bad, from the sources in RAW, and end with the original bytes."
-)
-@_NO_LOCK
-@_JSON
-def verify(out: str, raw: str | None, no_lock: bool, as_json: bool) -> int:
-    """Check every byte of every file of OUT against its hash.  Exit code 1 if anything is wrong.
-
-    \b
-    mmcompile verify out/
-    mmcompile verify out/ --repair raw/
-    """
-    show = Show(sys.stderr)
-    report: Any
-    try:
-        if raw is None:
-            from mmcompile.format.verify import verify as check
-
-            report = check(out, progress=lambda done, total: show(Progress("verify", done, total)))
-        else:
-            from mmcompile.compiler.repair import repair
-
-            _look_here()
-            report = repair(out, raw, progress=show, lock=not no_lock)
-    finally:
-        show.close()
-    document = report.to_json()
-    if as_json:
-        say_json(document)
-    else:
-        say(summary.verify_lines(document) if raw is None else summary.repair_lines(document))
-    return 0 if report.ok else 1
-
-
-@program.command(short_help="Show what is in a dataset.")
-@click.argument("out", type=_PLACE)
-@click.option(
-    "--samples", "table", type=_PLACE, metavar="FILE", help="Write a new CSV or .parquet file with a row for each sample: its source, what was done."
-)
-@click.option(
-    "--config", "as_config", is_flag=True, help="Print its settings as what `build --config` takes: the same RAW gives the same bytes then."
-)
-@click.option("--generation", metavar="G", help="An earlier one, by its 32 hex digits.  Default: the current one.")
-@_JSON
-def info(out: str, table: str | None, as_config: bool, generation: str | None, as_json: bool) -> int:
-    """Show what is in OUT: fields, samples, classes, sizes, settings, statistics, rejects, generations.  Exit code 1 if shard files are missing.
-
-    \b
-    mmcompile info out/
-    mmcompile info out/ --samples samples.csv
-    mmcompile info out/ --config > build.json
-    """
-    from mmcompile.format.describe import describe
-    from mmcompile.format.sampletable import write_samples
-
-    document = describe(out, generation)
-    if table is not None:
-        document["samples_file"] = table
-        write_samples(table, out, generation)
-    if as_config:
-        from mmcompile.compiler import options
-
-        say_json(options.as_config(document["settings"], out))
-    elif as_json:
-        say_json(document)
-    else:
-        say(summary.info_lines(document))
-    return 1 if document["missing"] else 0
-
-
-@program.command(short_help="Delete what only old generations need.")
-@click.argument("out", type=_PLACE)
-@click.option("--keep", type=Typed(COUNT), default="1", help="Generations to keep, the newest.  Default: 1.")
-@click.option("--yes", is_flag=True, help="Delete without asking.")
-@_JSON
-def prune(out: str, keep: int, yes: bool, as_json: bool) -> int:
-    """List what only old generations of OUT need, then delete it: after asking on a terminal, or with --yes.
-
-    \b
-    mmcompile prune out/ --keep 2
-    mmcompile prune out/ --yes
-
-    Jobs that still read a deleted generation will stop.
-    """
-    from mmcompile.format.prune import prune as run
-
-    report = run(out, keep, delete=yes)
-    document = report.to_json()
-    if as_json:
-        say_json(document)
-        return 0
-    say(summary.prune_lines(document))
-    asks = not yes and (document["generations"] or document["files"]) and _can_ask()
-    if asks and click.confirm("delete these files?", err=True):
-        say(summary.prune_lines(run(out, keep, delete=True).to_json()))
-    return 0
-
-
-def _can_ask() -> bool:
-    """Is there a person at a terminal?"""
-    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
-
-
-def main(arguments: list[str] | None = None) -> NoReturn:
-    """The command `mmcompile`; `arguments` are those behind its name (None: of this process).  Ends the process with its exit code."""
-    program.main(arguments)
-    raise AssertionError("program.main ends the process")
