@@ -309,6 +309,8 @@ def test_what_does_not_fit_is_an_error_with_its_row(tmp_path: Path, data: Any, o
         ([{"t": "abc"}, {"t": "ab\0"}], {"t": {"kind": "text"}}, r"row 1: t: 'ab\\x00' holds a NUL"),
         ([{"image": sample_of()[0]["image"], "Image": 3}], {}, "row 0: Image and image: both are the field image; rename one"),
         (sample_of(image=Image.fromarray(np.full((16, 24), 0.5, "f4")))[3:], {}, "row 0: image: float pixels do not fit in uint8"),
+        (sample_of(keypoints=[[float("nan"), 1]])[3:], {}, "row 0: keypoints: a coordinate that is no number, or beyond float32"),
+        (sample_of(keypoints=np.full((2, 3), 1e39))[3:], {}, "row 0: keypoints: a coordinate that is no number, or beyond float32"),
         (sample_of(keypoints=[[True, False]])[3:], {}, "row 0: keypoints: expected coordinates, found true and false"),
         ([{"t": "abc"}, {"t": "abcd"}], {"t": {"kind": "text", "shape": 3}}, "row 1: t: 'abcd' has 4 bytes, and shape=3"),
         ([{"t": [1, 2]}, {"t": [1, 2, 3]}], {}, r"row 1: t: .* say how many rows are kept: fields=\{'t': \{'max': N\}\}"),
