@@ -349,7 +349,7 @@ def test_the_command_line_says_splits_and_what_repeats(raw: Path, tmp_path: Path
     assert code == 0
     assert f"{tmp_path}/out: 21 samples in 3 classes" in said
     assert "splits     train 15, val 6\n" in said
-    assert "leaked     samples that stand in a split before, too: val 1 (0/ant/0.png, " in said
+    assert "leaked     samples that stand in an earlier split, too: val 1 (0/ant/0.png, " in said
     assert "two labels 2 samples under another label, too (" in said
     assert "duplicates 1 sample with the same bytes as one before\n" in said
     assert f"MMapShardDataset('{tmp_path}/out', split='train')" in said
