@@ -22,6 +22,7 @@ import numpy.typing as npt
 from mmcompile.compiler import decode, resample, volumetask
 from mmcompile.compiler.ahead import ReadAhead
 from mmcompile.compiler.copying import Copier
+from mmcompile.compiler.fieldoptions import for_field
 from mmcompile.compiler.formats import belongs, extension, may_be_tga
 from mmcompile.compiler.hand import Hand, OwnFault, hand_path
 from mmcompile.compiler.pixelrows import PixelRows, Unfinished
@@ -392,7 +393,7 @@ def _decode_part(
             )
         sums = _stored(decoded.pixels, options, decoded.depth, row)
     except DecodeError as error:
-        raise DecodeError(f"{spec.name}{job.trace.called(name)}: {error}", **error.details) from error
+        raise DecodeError(f"{spec.name}{job.trace.called(name)}: {for_field(spec.name, str(error))}", **error.details) from error
     except (MMCompileError, MemoryError):
         raise
     except Exception as error:

@@ -69,7 +69,11 @@ def test_ten_roots_and_more_stand_in_their_order(tmp_path: Path) -> None:
 
 
 def test_flat_roots_have_no_labels(tmp_path: Path) -> None:
-    assert found(joined(tree(tmp_path / "a", "1.png"), tree(tmp_path / "b", "0.png")).scan()) == {"all": [("0/1.png", -9), ("1/0.png", -9)]}
+    scan = joined(tree(tmp_path / "a", "1.png"), tree(tmp_path / "b", "0.png")).scan()
+    assert found(scan) == {"all": [("0/1.png", -9), ("1/0.png", -9)]}
+    said = f"samples have no labels, as each RAW holds images and no folders of classes: {tmp_path} as RAW makes a class of each"
+    assert scan.warnings == (said,)
+    assert joined(tmp_path / "a", tree(tmp_path / "deeper" / "b", "0.png")).scan().warnings == ()
 
 
 def test_roots_may_hold_splits(tmp_path: Path) -> None:

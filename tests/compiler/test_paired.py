@@ -411,6 +411,14 @@ def test_statistics_of_a_field_count_as_the_field_does(tmp_path: Path) -> None:
     assert index.statistics["all"]["image"]["mean"][0] < 1
 
 
+def test_what_a_field_does_not_hold_is_said_with_the_settings_of_that_field(tmp_path: Path) -> None:
+    out = io.BytesIO()
+    Image.fromarray(np.full((12, 10), 40_000, np.uint16)).save(out, "PNG")
+    write(tmp_path / "raw", {"images/a.png": picture(0), "depth/a.png": out.getvalue()})
+    with pytest.raises(DecodeError, match=r"depth \(depth/a.png\): .*--field depth:depth16=scale .*--field depth:range=LO:HI, .*depth:dtype=uint16"):
+        run(Raw(tmp_path / "raw"), tmp_path / "out", Preprocess(crop=8))
+
+
 # -------------------------------------------------------------------- boxes
 
 YAML = {
