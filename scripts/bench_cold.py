@@ -13,7 +13,6 @@ processes that want the disk, and what small rows cost.
 from __future__ import annotations
 
 import argparse
-import gc
 import mmap
 import os
 import statistics
@@ -23,15 +22,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-from bench_common import Table, interleaved, machine, noise, ratio, save_dataset
+from bench_common import Table, evicted, interleaved, machine, noise, ratio, save_dataset
 
 from mmcompile import MMapShardDataset, ShardLoader
 from mmcompile.format.npy import ALIGN, libc
 
 SHAPE = (3, 224, 224)
 ROW = 3 * 224 * 224
-#: Share of the pages that may be in memory when a run begins: a header, and what is read around it.
-COLD = 0.01
 
 
 class Files:
@@ -42,25 +39,8 @@ class Files:
         self.paths = sorted((root / "shards").glob("image-*"))  # in any order: rows are drawn at random
 
     def evict(self) -> None:
-        gc.collect()  # what is still mapped cannot be evicted
-        for path in (self.root / "shards").iterdir():
-            fd = os.open(path, os.O_RDONLY)
-            os.fsync(fd)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(fd)
-        if (resident := self.resident()) > COLD:
-            raise SystemExit(f"bench_cold.py: {resident:.0%} of the pages are still in memory; this file system keeps them, choose another --dir")
-
-    def resident(self) -> float:
-        """The share of pages that are in memory."""
-        found = total = 0
-        for path in self.paths:
-            whole = np.memmap(path, np.uint8, "r")
-            pages = np.empty(-(-len(whole) // mmap.PAGESIZE), np.uint8)
-            if libc().mincore(whole.ctypes.data, len(whole), pages.ctypes.data):
-                raise SystemExit("bench_cold.py: the kernel does not say what is in memory")
-            found, total = found + int((pages & 1).sum()), total + len(pages)
-        return found / total
+        if (why := evicted((self.root / "shards").iterdir())) is not None:
+            raise SystemExit(f"bench_cold.py: {why}")
 
     def maps(self, advice: int = mmap.MADV_NORMAL) -> list[np.ndarray]:
         out = []

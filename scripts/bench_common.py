@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import mmap
 import os
 import platform
 import random
@@ -15,9 +17,11 @@ import numpy as np
 import torch
 
 from mmcompile.format.index import Field, Index, Split, publish
-from mmcompile.format.npy import save_array
+from mmcompile.format.npy import libc, save_array
 from mmcompile.format.samples import hash_pair
 
+#: Share of the pages that may be in memory when a cold run begins: a header, and what is read around it.
+COLD = 0.01
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
@@ -28,9 +32,12 @@ def machine() -> str:
     return f"{len(os.sched_getaffinity(0))} cores ({name or platform.machine()}), load {os.getloadavg()[0]:.1f}; {versions}"
 
 
-def save_dataset(root: Path, shards: Iterable[np.ndarray], classes: int = 0, normalize: bool = False, repeat: int = 1) -> int:
+def save_dataset(
+    root: Path, shards: Iterable[np.ndarray], classes: int = 0, normalize: bool = False, repeat: int = 1, dtype: str | None = None
+) -> int:
     """A dataset of uint8 images, chw: a shard for each array (rows, C, H, W), or of values of another dtype (rows, *shape); returns its bytes.
 
+    dtype: what the values are where numpy has no name for it (bfloat16, as uint16).
     Holds what reading needs and no sources.  Labels are row % classes (none: no labels).  Each shard comes `repeat` times, as one file.
     """
     folder = root / "shards"
@@ -42,7 +49,7 @@ def save_dataset(root: Path, shards: Iterable[np.ndarray], classes: int = 0, nor
             fields.append(
                 Field("image", "uint8", images.shape[1:], "image", "chw", 255.0, IMAGENET if normalize else None)
                 if images.dtype == np.uint8
-                else Field("x", images.dtype.name, images.shape[1:], "value")
+                else Field("x", dtype or images.dtype.name, images.shape[1:], "value")
             )
             fields += [Field("label", "int64", (), "class")] if classes else []
         hashes = [hash_pair(save_array(folder, fields[0].name, images, folder))]
@@ -61,6 +68,34 @@ def save_dataset(root: Path, shards: Iterable[np.ndarray], classes: int = 0, nor
 def noise(rows: int, shape: tuple[int, ...], seed: int) -> np.ndarray:
     """Random bytes: uint8 (rows, *shape)."""
     return np.random.default_rng(seed).integers(0, 256, (rows, *shape), dtype=np.uint8)
+
+
+def resident(paths: Iterable[Path]) -> float:
+    """The share of the pages of some files that are in memory.  Raises OSError where the kernel does not say."""
+    found = total = 0
+    for path in paths:
+        whole = np.memmap(path, np.uint8, "r")
+        pages = np.empty(-(-len(whole) // mmap.PAGESIZE), np.uint8)
+        if libc().mincore(whole.ctypes.data, len(whole), pages.ctypes.data):
+            raise OSError("the kernel does not say what is in memory")
+        found, total = found + int((pages & 1).sum()), total + len(pages)
+    return found / total
+
+
+def evicted(paths: Iterable[Path]) -> str | None:
+    """Let files leave the page cache; returns why they did not, or None.  What is still mapped stays."""
+    gc.collect()
+    paths = list(paths)
+    for path in paths:
+        fd = os.open(path, os.O_RDONLY)
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+    try:
+        share = resident(paths)
+    except OSError as error:
+        return str(error)
+    return f"{share:.0%} of the pages are still in memory; this file system keeps them, choose another folder" if share > COLD else None
 
 
 def interleaved(

@@ -1,100 +1,181 @@
-"""How fast other libraries that keep decoded arrays on disk give random batches, against ShardLoader in the same run.
+"""Other ways to keep decoded images on disk and read them, beside this package's: build, open, epochs in sequence and at random, memory.
 
-usage: python scripts/bench_peers.py [--dir DIR] [--rows 2048] [--batch 256] [--rounds 7]
+usage: python scripts/bench_peers.py [--dir DIR] [--rows 2048] [--rounds 7] [--json FILE] [--quick]
 
-Measures what can be imported of mmap_ninja, tensordict and streaming (mosaicml-streaming), in an environment of your making: none is needed by this
-package.  All hold the same random bytes, images of 3 x 224 x 224 uint8, as raw arrays without compression.  mmap_ninja and tensordict are asked for
-batches by arrays of indices, the fastest they have; streaming is read through a DataLoader with its own shuffle, without workers.  Warm, interleaved,
-every byte copied; medians of the rounds, ratios medians of the ratios within a round.
-
-What it does not show: FFCV, which needs the headers of OpenCV and libjpeg-turbo to be built; worker processes; decoding.
+Measures what can be imported of torchvision (ImageFolder), tensordict, mmap_ninja, mosaicml-streaming, litdata, datasets, webdataset and ffcv, and
+says what is not there: `pip install '.[bench]'` has all but ffcv, which must be compiled.  All get the same JPEG files of 224 x 224 and, but for
+ImageFolder, keep their pixels raw.  Each way runs in a process of its own; bench_ways.py has its settings, and why: all that are worth a try are
+tried, and the fastest on this machine is taken.  Rounds are interleaved over the processes, warm; each byte of each batch is summed in the process
+that reads, for all alike (`limit` is an array in memory: in sequence just this sum, at random numpy.take into one buffer).  The rows of one whole
+epoch of each kind are held against each other by label and hash.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
-import statistics
-import tempfile
+import importlib.util
+import os
+import random
+import shutil
+import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-import torch
-from bench_common import Table, interleaved, machine, noise, ratio, save_dataset
-from torch.utils.data import DataLoader
+from bench_child import Child, ChildError
+from bench_common import ratio
+from bench_results import COUNTED, Part, Rows, in_memory, make_photos, plain_reason, run_part
+from bench_ways import WAYS, Ours, batches_of
 
-from mmcompile import MMapShardDataset, ShardLoader
-
-Run = Callable[[], int]
-
-
-def ours(folder: Path, images: np.ndarray, batch: int) -> dict[str, Run]:
-    save_dataset(folder / "ours", iter(np.split(images, 2)))
-    ds = MMapShardDataset(folder / "ours")
-    loaders = {f"ShardLoader, {k} thread{'s' * (k > 1)}": ShardLoader(ds, batch, shuffle=True, num_workers=k) for k in (1, 2)}
-    return {name: (lambda loader=loader: sum(len(b) for b in loader)) for name, loader in loaders.items()}
-
-
-def mmap_ninja(folder: Path, images: np.ndarray, batch: int) -> dict[str, Run]:
-    ninja = importlib.import_module("mmap_ninja.numpy")
-    ninja.from_ndarray(str(folder / "ninja"), images)
-    rows = ninja.open_existing(str(folder / "ninja"))
-
-    def run() -> int:
-        order = np.random.default_rng().permutation(len(rows))
-        return sum(len(torch.from_numpy(np.asarray(rows[order[at : at + batch]]))) for at in range(0, len(order), batch))
-
-    return {"mmap_ninja, rows[list]": run}
+OURS, LIMIT = "mmcompile", "limit"
+SIDE, BATCH = 224, 256
+#: Times as fast as a peer that shuffled epochs must be.
+LEAST, LEAST_FFCV = 2.0, 1.3
+#: Rounds of builds, each from nothing.
+_BUILDS = 3
+HIDDEN = (
+    "a GPU, and copies to one",
+    "object stores and network disks, which Streaming, LitData and WebDataset are made for",
+    "compression, which keeps files small",
+    "data larger than memory",
+    "augmentation, and pipelines that FFCV compiles",
+    "builds of many images: here what happens once, as starting workers, weighs much; mmcompile also syncs and hashes what it writes, others do not",
+)
 
 
-def tensordict(folder: Path, images: np.ndarray, batch: int) -> dict[str, Run]:
-    kind = importlib.import_module("tensordict").TensorDict
-    kind({"image": torch.from_numpy(images)}, [len(images)]).memmap(str(folder / "tensordict"))
-    held = kind.load_memmap(str(folder / "tensordict"))
+class Peers:
+    """The processes, what they found, and which of them are still there."""
 
-    def run() -> int:
-        return sum(len(held[keys]["image"]) for keys in torch.randperm(len(images)).split(batch))
+    def __init__(self, part: Part, folder: Path, stack: ExitStack) -> None:
+        self.part, self.folder, self.stack = part, folder, stack
+        self.workers: int = part.settings["workers"]
+        self.children: dict[str, Child] = {}
+        self.mixing: dict[str, str] = {}
+        self.chosen: dict[tuple[str, bool], str] = {}
 
-    return {"tensordict, td[indices]": run}
+    def start(self) -> None:
+        for name, way in WAYS.items():
+            if importlib.util.find_spec(way.library) is None:
+                self.part.absent(name, f"{way.library} is not installed")
+                continue
+            self.children[name] = self.stack.enter_context(self._child(name))
+        for name in list(self.children):
+            self.told(name, lambda child: self.mixing.update({child: self.children[child].ask("ready")}))
+
+    def _child(self, name: str) -> Child:
+        script = Path(__file__).with_name("bench_ways.py")
+        return Child([sys.executable, str(script), name, str(BATCH), str(self.workers)], {**os.environ, "TOKENIZERS_PARALLELISM": "false"})
+
+    def told(self, name: str, action: Callable[[str], object]) -> None:
+        """Do something with a child; one that cannot is absent from there on."""
+        try:
+            action(name)
+        except ChildError as error:
+            self.part.absent(name, plain_reason(str(error)))
+            self.children.pop(name, None)
+            if name in (OURS, LIMIT):
+                raise SystemExit(f"bench_peers.py: {name}: {error}") from error
+
+    def rounds(self, count: int, command: Callable[[str], float]) -> dict[str, list[float]]:
+        """So many rounds over all children, in random orders."""
+        found: dict[str, list[float]] = {name: [] for name in self.children}
+        rng = random.Random(0)
+        for _ in range(count):
+            names = list(self.children)
+            rng.shuffle(names)
+            for name in names:
+                self.told(name, lambda name: found[name].append(command(name)))
+        return {name: values for name, values in found.items() if name in self.children}
+
+    def out(self, name: str) -> str:
+        return str(self.folder / name.replace(" ", "-"))
+
+    # -- what is measured
+
+    def build(self, raw: Path, count: int) -> None:
+        def built(name: str) -> float:
+            out = Path(self.out(name))
+            if out.is_symlink():
+                out.unlink()
+            shutil.rmtree(out, ignore_errors=True)
+            return float(self.children[name].ask("build", raw=str(raw), out=str(out)))
+
+        found = self.rounds(count, built)
+        sizes = {name: sum(path.stat().st_size for path in Path(self.out(name)).rglob("*") if path.is_file()) / 1e6 for name in found}
+        notes = {name: "reads the JPEG files" if name == "ImageFolder" else f"{size:,.0f} MB" for name, size in sizes.items()}
+        self.part.table("peers: build from JPEG files", "s", {name: v for name, v in found.items() if name not in (LIMIT, "ImageFolder")}, notes)
+
+    def open(self, count: int) -> None:
+        found = self.rounds(count + 1, lambda name: 1e3 * float(self.children[name].ask("open", out=self.out(name))))
+        self.part.table("peers: open, and read the first row", "ms", {name: v[1:] for name, v in found.items() if name != LIMIT})
+
+    def epochs(self, shuffled: bool, count: int, quick: bool, expected: Rows) -> None:
+        order = "random" if shuffled else "sequential"
+        for name in list(self.children):
+            self.told(name, lambda name: self.choose(name, shuffled, quick))
+        for name in list(self.children):
+            self.told(name, lambda name: self.check(name, shuffled, expected))
+        rows = self.part.settings["rows"]
+        rates = self.rounds(count, lambda name: rows / float(self.children[name].ask("epoch", shuffled=shuffled)))
+        notes = {name: self.chosen[name, shuffled] + (f"; {self.mixing[name]}" if shuffled else "") for name in rates}
+        self.part.table(f"peers: {order} epoch, batches of {BATCH}", "images/s", rates, notes)
+        for name in rates:
+            if name not in (OURS, LIMIT):
+                least = (LEAST_FFCV if name == "FFCV" else LEAST) if shuffled else None
+                self.part.target(f"peers, {order}: mmcompile / {name}", ratio(rates, OURS, name), least)
+        self.part.target(f"peers, {order}: mmcompile / the limit", ratio(rates, OURS, LIMIT))
+
+    def choose(self, name: str, shuffled: bool, quick: bool) -> None:
+        found: dict[str, Any] = self.children[name].ask("choose", out=self.out(name), shuffled=shuffled, tries=0 if quick else 1)
+        self.chosen[name, shuffled] = found["setting"]
+        self.part.settings.setdefault("tried", {})[f"{name}, {'random' if shuffled else 'sequential'}"] = found["tried"]
+
+    def check(self, name: str, shuffled: bool, expected: Rows) -> None:
+        found = self.children[name].ask("check", shuffled=shuffled)
+        same = found["set"] == expected.digest(False)
+        if shuffled or WAYS[name].ordered:
+            same &= (found["ordered"] == expected.digest(True)) is not shuffled
+        order = "another order" if shuffled else "order" if WAYS[name].ordered else "whatever order its workers have"
+        self.part.checked(f"{name}: each row once, in {order}", found["rows"], same)
+
+    def memory(self, names: list[str]) -> None:
+        held: dict[str, list[float]] = {}
+        notes: dict[str, str] = {}
+
+        def watch(name: str, setting: str) -> None:
+            with self._child(name) as child:
+                child.ask("ready")
+                _, before, most = child.watched("once", out=self.out(name), shuffled=True, setting=setting)
+                held[f"{name}, {setting}"] = [most - before]
+                notes[f"{name}, {setting}"] = f"{COUNTED}; {most:,.0f} MiB with its imports"
+
+        for name in names:
+            for setting in dict.fromkeys([self.chosen[name, True], *([Ours.FRUGAL] if name == OURS else [])]):
+                self.told(name, lambda name, setting=setting: watch(name, setting))
+        self.part.table("peers: memory that a random epoch adds, at most", "MiB", held, notes)
 
 
-def streaming(folder: Path, images: np.ndarray, batch: int) -> dict[str, Run]:
-    library = importlib.import_module("streaming")
-    with library.MDSWriter(out=str(folder / "mds"), columns={"image": "ndarray:uint8:3,224,224"}) as out:
-        for image in images:
-            out.write({"image": image})
-
-    dataset = library.StreamingDataset(local=str(folder / "mds"), shuffle=True, batch_size=batch)
-    loader = DataLoader(dataset, batch)
-    return {"streaming, DataLoader, 0 workers": lambda: sum(len(b["image"]) for b in loader)}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dir", type=Path)
-    parser.add_argument("--rows", type=int, default=2048)
-    parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=7)
-    args = parser.parse_args()
-    images = noise(args.rows, (3, 224, 224), 0)
-    runs: dict[str, Run] = {}
-    print(machine())
-    with tempfile.TemporaryDirectory(dir=args.dir) as folder:
-        for make in (ours, mmap_ninja, tensordict, streaming):
-            try:
-                runs |= make(Path(folder), images, args.batch)
-            except ImportError as error:
-                print(f"{make.__name__}: not measured, {error}")
-        rates = interleaved(runs, args.rounds)
-    table = Table()
-    table.title(f"peers: {args.rows:,} images of 3 x 224 x 224 uint8, random batches of {args.batch}")
-    for name, values in rates.items():
-        table.speed(name, statistics.median(values), nbytes=150_528)
-    for name in list(rates)[2:]:
-        table.line(f"ShardLoader, 1 thread / {name}", ratio(rates, "ShardLoader, 1 thread", name))
-        table.line(f"ShardLoader, 2 threads / {name}", ratio(rates, "ShardLoader, 2 threads", name))
+def measure(args: argparse.Namespace, folder: Path) -> Part:
+    workers = max(2, min(8, len(os.sched_getaffinity(0))))
+    settings = {"rows": args.rows, "shape": [3, SIDE, SIDE], "batch": BATCH, "rounds": args.rounds, "workers": workers, "build_rounds": _BUILDS}
+    part = Part("peers", args.quick, settings, HIDDEN)
+    raw = folder / "raw"
+    make_photos(raw, args.rows, (SIDE, SIDE))
+    expected = Rows(batches_of(raw, workers))
+    with ExitStack() as stack:
+        peers = Peers(part, folder, stack)
+        peers.start()
+        peers.build(raw, 1 if args.quick else _BUILDS)
+        peers.open(args.rounds)
+        for shuffled in (False, True):
+            peers.epochs(shuffled, args.rounds, args.quick, expected)
+        if in_memory(folder):
+            part.absent("memory", "the folder is in memory itself (tmpfs), so that mapped files would be counted as memory")
+        else:
+            peers.memory([OURS] if args.quick else list(peers.children))
+    return part
 
 
 if __name__ == "__main__":
-    main()
+    run_part(__doc__ or "", 2048, 300, measure)

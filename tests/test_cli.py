@@ -110,7 +110,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Planted:
 
 
 def test_every_command_and_option_has_help() -> None:
-    assert set(cli.program.commands) == {"build", "verify", "info", "prune"}
+    assert set(cli.program.commands) == {"build", "verify", "info", "prune", "report", "tune"}
     for command in (cli.program, *cli.program.commands.values()):
         assert command.help
         for parameter in command.params:

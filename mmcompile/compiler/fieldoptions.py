@@ -11,10 +11,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+import numpy as np
+
 from mmcompile.errors import OptionError
 from mmcompile.format.fields import DTYPES
 
-__all__ = ["KINDS", "OF_MASKS", "FieldOptions", "field_text", "fields_of", "for_field", "parse_field", "parse_fields", "refuse_strange"]
+__all__ = [
+    "KINDS",
+    "OF_MASKS",
+    "FieldOptions",
+    "check_fill",
+    "field_text",
+    "fields_of",
+    "for_field",
+    "parse_field",
+    "parse_fields",
+    "refuse_strange",
+]
 
 #: What a field may be; "multilabel" is a value with a 0 or 1 for each class.
 KINDS = ("image", "mask", "volume", "boxes", "keypoints", "class", "value", "multilabel", "text")
@@ -128,11 +141,27 @@ class FieldOptions:
 
     def check(self, kind: str) -> None:
         """Raises OptionError where something is given that a field of this kind does not take."""
-        if kind == "mask" and (self.fill or 0) < 0:
-            raise OptionError(f"fill of a mask must be at least 0, found {self.fill}", options=["fill"])
+        if kind == "mask":
+            if (self.dtype is not None and DTYPES[self.dtype].kind not in "iu") or self.dtype == "bfloat16":
+                raise OptionError(
+                    f"dtype of a mask must be uint8, uint16, int16 or int32, as ids are whole numbers, found {self.dtype}", options=["dtype"]
+                )
+            if (self.fill or 0) < 0:
+                raise OptionError(f"fill of a mask must be at least 0, found {self.fill}", options=["fill"])
+            check_fill(self.fill or 0, self.dtype or "uint8")
         if strange := [name for name in self.given() if name != "kind" and name not in _TAKES[kind]]:
             takes = ", ".join(sorted(_TAKES[kind])) or "nothing"
             raise OptionError(f"{', '.join(strange)}: a field of kind {kind} takes {takes}", options=strange)
+
+
+def check_fill(fill: int, dtype: str) -> None:
+    """Raises OptionError for what a dtype of whole numbers does not hold."""
+    kind = DTYPES[dtype]
+    if dtype != "bfloat16" and kind.kind in "iu" and not np.iinfo(kind).min <= fill <= np.iinfo(kind).max:
+        raise OptionError(
+            f"fill {fill} is no value of {dtype}, which holds {np.iinfo(kind).min} to {np.iinfo(kind).max}: give another one, or a wider dtype",
+            options=["fill", "dtype"],
+        )
 
 
 def fields_of(value: object) -> tuple[tuple[str, FieldOptions], ...]:

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mmcompile.compiler.sizes import clash
 from mmcompile.errors import OptionError, spelled
+from mmcompile.text import counted
 
-__all__ = ["IMAGENET", "Normalize", "described", "is_number"]
+__all__ = ["IMAGENET", "Normalize", "check_channels", "described", "is_number"]
 
 #: (65535 - mean) / std stays finite in float32, of which 3.4e38 is the largest.
 LEAST_STD = 1e-30
@@ -44,6 +46,15 @@ class Normalize:
 
 #: Mean and standard deviation that torchvision's ImageNet models were trained with.
 IMAGENET = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+def check_channels(normalize: Normalize, wanted: int, whose: str) -> None:
+    """Raises OptionError where there is not one mean for each of so many channels; `whose`: what has these."""
+    found = len(normalize.mean)
+    if found == wanted:
+        return
+    grey = ": of grey pictures, and of volumes without channels, add --mode gray" if (found, wanted) == (1, 3) else ""
+    clash("normalize", "mode", f"mean and std have {counted(found, 'values')}, {whose} {counted(wanted, 'channels')}{grey}")
 
 
 def described(normalize: Mapping[str, Any]) -> Normalize:

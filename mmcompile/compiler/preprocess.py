@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from mmcompile.compiler.cast import PIXEL_REVISION, channel_sums, store
-from mmcompile.compiler.fieldoptions import OF_MASKS, FieldOptions, fields_of, refuse_strange
+from mmcompile.compiler.fieldoptions import OF_MASKS, FieldOptions, check_fill, fields_of, refuse_strange
 from mmcompile.compiler.modes import channels_of
-from mmcompile.compiler.normalize import IMAGENET, Normalize, described, is_number
+from mmcompile.compiler.normalize import IMAGENET, Normalize, check_channels, described, is_number
 from mmcompile.compiler.sizes import MAX_SIDE, check_side, clash, flag, pair, typed
 from mmcompile.compiler.views import Views, views_of
 from mmcompile.errors import OptionError, spelled
@@ -116,6 +116,7 @@ class Preprocess:
         self._check_transform()
         self._check_normalize()
         self._check_resampler()
+        check_fill(self.fill, self.dtype)
 
     # ---------------------------------------------------------------- checks
 
@@ -220,9 +221,8 @@ class Preprocess:
                 )
             return
         wanted = self._channels() if self.transform_shape is None or self.kind == "volume" else self.transform_shape[2]
-        found = len(_normalizer(self.normalize).mean)
-        if wanted is not None and wanted != found:
-            clash("normalize", "mode", f"mean and std have {found} values, --mode {self.mode} has {wanted} channel{'s'[: wanted - 1]}")
+        if wanted is not None and not (self.uses_volumes and self.kept_channels is None):  # whose channels are not known yet
+            check_channels(_normalizer(self.normalize), wanted, "volumes have" if self.kind == "volume" else f"--mode {self.mode} has")
 
     def _check_resampler(self) -> None:
         if self.compat == "torchvision" and self.resampler == "torch":

@@ -20,7 +20,6 @@ from typing import Any
 
 from mmcompile.compiler.broker import BrokerExecutor, connect
 from mmcompile.compiler.cluster import Cluster
-from mmcompile.compiler.engines import usable_cpus
 from mmcompile.compiler.options import BuildOptions
 from mmcompile.compiler.outcome import BuildReport, Progress, sizes_of
 from mmcompile.compiler.output import (
@@ -65,6 +64,7 @@ from mmcompile.errors import FormatError, OptionError, RemoteError, SourceError
 from mmcompile.format.canonical import canonical, name_to_json
 from mmcompile.format.catalog import load_table
 from mmcompile.format.commit import write_atomic
+from mmcompile.format.cpus import usable_cpus
 from mmcompile.format.fields import MOST_AXES
 from mmcompile.format.index import Index, load_index, read_generation
 from mmcompile.format.lock import Lock

@@ -32,9 +32,9 @@ class Augment:
     RandomHorizontalFlip (`hflip`, its probability).
 
     `crop` and `resized_crop` are an int or (height, width) and exclude each other; `padding` puts so many zeros around the image before it is
-    cropped.  `scale` is the range of the part of the area that is cut, `ratio` that of width / height.  Of volumes `crop` is an int or (depth,
-    height, width), the patch of which alone the bytes are read, and the same of all volumes of a sample; `flip` are probabilities, one for each of
-    these axes, in place of `hflip`, which is that of the last.
+    cropped, and around a volume what its build puts there, its `fill`.  `scale` is the range of the part of the area that is cut, `ratio` that of
+    width / height.  Of volumes `crop` is an int or (depth, height, width), the patch of which alone the bytes are read, and the same of all volumes
+    of a sample; `flip` are probabilities, one for each of these axes, in place of `hflip`, which is that of the last.
 
     What belongs to an image moves with it: images of one size and masks get the same cut (class ids are those of the nearest pixels, and beyond the
     image the mask's own fill), boxes and keypoints move as with the `crop` of a dataset.  A flip exchanges no left and right keypoints.

@@ -166,7 +166,8 @@ class Maker:
             for k, (column, cut) in enumerate(zip(self.columns, cuts, strict=True)):
                 raw = moved[k]
                 if resident is not None and k in split:
-                    raw = column.shaped(resident.join(column.field, *split[k], raw, cut if isinstance(cut, Patch) else None))
+                    patch = (cut, column.around) if isinstance(cut, Patch) and isinstance(column, VolumeColumn) else None
+                    raw = column.shaped(resident.join(column.field, *split[k], raw, patch))
                 if late and isinstance(cut, Cut) and isinstance(column, PixelColumn):
                     raw = column.cut(raw, cut)
                 done.append(column.numbers(raw))

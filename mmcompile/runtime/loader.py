@@ -137,7 +137,7 @@ class ShardLoader:
         self._clock = _Clock()
 
     def __len__(self) -> int:
-        """Batches that a loop yields: the whole epoch's, or after `load_state_dict` in mid-epoch, until that epoch is over, those that are left."""
+        """Batches of a whole epoch.  After `load_state_dict` in mid-epoch the next loop yields those that are left of it."""
         return len(self._course.steps() if self._given is None else self._given)
 
     def __iter__(self) -> Iterator[Any]:

@@ -24,7 +24,7 @@ from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.fields import Names
 from mmcompile.format.reader import Reader
 from mmcompile.format.rejects import load_rejects
-from tests.compiler.builds import dataset, inline, picture, run, write
+from tests.compiler.builds import age, dataset, inline, picture, run, write
 
 CATEGORIES = [{"id": 7, "name": "dog"}, {"id": 3, "name": "cat"}, {"id": 90, "name": "ant"}]
 
@@ -299,6 +299,12 @@ def test_what_is_wrong_with_one_annotation_is_a_reject_of_its_image(tmp_path: Pa
         ("bbox", [1, 2, -3, 4], "boxes: annotations[1]: [1, 2, -3, 4] is no box: x, y, width, height"),
         ("keypoints", [1, 2, 3, 1, 2, 0], "keypoints: annotations[1]: [1, 2, 3, 1, 2, 0]: expected x, y and 0, 1 or 2 of each point"),
         ("segmentation", {"size": [20, 30], "counts": [7]}, "mask: annotations[1]: [7]: expected run lengths that add up to 600"),
+        ("iscrowd", "0", "iscrowd: annotations[1]: '0': expected 0 or 1"),
+        ("iscrowd", [0], "iscrowd: annotations[1]: [0]: expected 0 or 1"),
+        ("area", "12", "area: annotations[1]: '12' is no number"),
+        ("area", True, "area: annotations[1]: true is no number"),
+        ("area", float("nan"), "area: annotations[1]: NaN is no number"),
+        ("area", 10**400, f"area: annotations[1]: {'1' + '0' * 59}… is no number"),
     ):
         made = json.loads(path.read_text())
         made["annotations"][1][name] = value
@@ -306,11 +312,28 @@ def test_what_is_wrong_with_one_annotation_is_a_reject_of_its_image(tmp_path: Pa
         assert scan(tmp_path / "b.json", fields={"mask": {"kind": "mask"}}).faults == {1: why}
 
 
-def test_an_area_of_many_digits_is_none(tmp_path: Path) -> None:
+def test_a_reject_of_an_annotation_that_changed_is_that_of_a_fresh_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inline(monkeypatch)
     made = document()
-    for shape in made["annotations"]:
-        shape["area"] = 10**400
-    assert "area" not in [f.name for f in scan(save(tmp_path, made)).fields]
+    path = save(tmp_path, made)
+    age(tmp_path)
+    run(CocoSource(str(path)), tmp_path / "out")
+    made["annotations"][0]["bbox"] = "none"
+    path.write_text(json.dumps(made))
+    for out in ("out", "fresh"):
+        run(CocoSource(str(path)), tmp_path / out, max_rejects=1)
+    assert dataset(tmp_path / "out") == dataset(tmp_path / "fresh")
+
+
+def test_a_size_that_no_picture_has_is_a_reject_and_takes_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inline(monkeypatch)
+    made = document()
+    made["images"][2] |= {"width": 1 << 30, "height": 1 << 30}
+    options = SourceOptions(fields=Preprocess(fields={"mask": {"kind": "mask"}}).fields)
+    report = run(open_source([str(save(tmp_path, made))], options), tmp_path / "out", Preprocess(crop=8, fields=dict(options.fields)), max_rejects=1)
+    assert (report.samples, report.rejects) == (4, 1)
+    (line,) = load_rejects(tmp_path / "out", Reader(tmp_path / "out").index)
+    assert line.message == "mask: images[2] says 1073741824x1073741824 (width x height), more than any picture that is taken"
 
 
 def test_a_file_without_annotations_is_said(tmp_path: Path) -> None:

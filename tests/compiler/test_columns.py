@@ -365,3 +365,14 @@ def test_lists_of_which_nothing_is_said_stay_out_and_boxes_and_classes_have_to_m
     assert any("columns of several parts left out (labels, other)" in line for line in found.counts)
     path = listed(tmp_path / "two", [{"boxes": [[1, 2, 3, 4]], "labels": ["a", "b"]}, {"boxes": [], "labels": []}])
     assert scan(path).faults == {0: "labels: 2 beside 1 boxes"}
+
+
+def test_numbers_beside_boxes_that_have_a_limit_of_their_own_have_a_count_of_their_own(tmp_path: Path) -> None:
+    rows = [{"boxes": [[1, 2, 3, 4]] * n, "labels": ["a"] * n, "score": [0.5] * n, "tokens": list(range(n))} for n in (1, 3)]
+    path = listed(tmp_path / "raw", rows)
+    boxes = {"kind": "boxes", "max": 2, "overflow": "drop"}
+    found = scan(path, {"boxes": boxes, "score": {"kind": "value"}, "tokens": {"kind": "value", "max": 4}})
+    counted = {f.name: (f.shape[0], f.count) for f in found.fields if f.count is not None}
+    assert counted == dict.fromkeys(("boxes", "labels", "score"), (2, "boxes_count")) | {"tokens": (4, "tokens_count")}
+    assert found.values["tokens"].tolist() == [[0, 0, 0, 0], [0, 1, 2, 0]]
+    assert (found.values["tokens_count"].tolist(), found.values["boxes_count"].tolist()) == ([1, 3], [1, 2])

@@ -561,7 +561,15 @@ def test_splits_stand_train_first_and_share_one_class_map(tmp_path: Path) -> Non
     assert scan.stat["size"].tolist() == [len(key) for key in scan.keys]
 
 
-@pytest.mark.parametrize("names", [("train/a/1.jpg",), ("Training/a/1.jpg", "Test/a/1.jpg"), ("valid/a/1.jpg", "docs/x.txt", "new/", ".git/1.jpg")])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("train/a/1.jpg",),
+        ("Train/a/1.jpg", "dev/a/1.jpg", "Test/a/1.jpg"),
+        ("Training/a/1.jpg", "Test/a/1.jpg"),
+        ("valid/a/1.jpg", "docs/x.txt", "new/", ".git/1.jpg"),
+    ],
+)
 def test_splits_keep_the_names_of_their_folders(tmp_path: Path, names: tuple[str, ...]) -> None:
     wanted = [name.split("/")[0] for name in names if name.endswith("a/1.jpg")]
     assert found(source(make(tmp_path, *names)).scan()) == {name: [(f"{name}/a/1.jpg", 0)] for name in wanted}

@@ -225,6 +225,20 @@ def test_wrong_json_is_one_line(tmp_path: Path, text: str, named: str) -> None:
 # ---------------------------------------------------------------- columns
 
 
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize("called", ["label", "note"])
+def test_a_text_that_no_index_holds_is_named_by_row_before_anything_is_decoded(tmp_path: Path, form: str, called: str) -> None:
+    rows = [{"path": f"{i}.png", called: "z" * 1_200_000 if i == 2 else "cat"} for i in range(4)]
+    raw = make(tmp_path / "raw", f"path,{called}\n" + "".join(f"{row['path']},{row[called]}\n" for row in rows), f"list.{form}")
+    if form == "jsonl":
+        raw.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif form == "parquet":
+        pa = pytest.importorskip("pyarrow")
+        pytest.importorskip("pyarrow.parquet").write_table(pa.Table.from_pylist(rows), raw)
+    with pytest.raises(SourceError, match=rf"(row 3.*|list.parquet#2): column {called} holds a text of 1,200,000 characters \('zzz"):
+        scan(raw, columns=(called,))
+
+
 def column(tmp_path: Path, texts: list[str], **options: Any) -> tuple[Any, Scan]:
     """What becomes of a column `x` of four cells: its Field (None where there is none), and the scan."""
     found = scan(make(tmp_path, "path,x\n" + "".join(f"{i}.png,{cell}\n" for i, cell in enumerate(texts))), **options)
@@ -638,6 +652,23 @@ def test_metadata_of_images_that_is_not_understood_is_an_error(tmp_path: Path, t
     with pytest.raises((SourceError, OptionError), match=why):
         scan(tmp_path)
     assert not isinstance(open_source([str(tmp_path)], SourceOptions(source="folder")), ManifestSource)
+
+
+@pytest.mark.parametrize("folder", ["data/train", "Data", "a/b/test"])
+def test_metadata_further_down_in_a_folder_that_is_built_without_it_is_said(tmp_path: Path, folder: str) -> None:
+    write(tmp_path, {f"{folder}/{i}.png": picture(i) for i in range(3)})
+    assert not scanned(tmp_path).warnings
+    (tmp_path / folder / "metadata.csv").write_text("file_name,label\n" + "".join(f"{i}.png,{i}\n" for i in range(3)))
+    inner = {"data/train": "data", "Data": "Data", "a/b/test": "a/b"}[folder]
+    said = f"{folder}/metadata.csv tells of the images beside it, and is not used: to use it, mmcompile build {tmp_path / inner} OUT"
+    assert scanned(tmp_path).warnings == (said,)
+    assert scan(tmp_path / inner).classes == ("0", "1", "2")
+
+
+def scanned(raw: Path) -> Scan:
+    found = open_source([str(raw)], SourceOptions())
+    assert isinstance(found, FolderSource)
+    return found.scan()
 
 
 @pytest.mark.parametrize("name", ["labels.csv", "train.tsv", "x.jsonl"])

@@ -471,6 +471,9 @@ def test_a_text_file_that_changed_moves_its_boxes_and_decodes_nothing(tmp_path: 
         ("2 0.5 0.5 1 1", "expected a class from 0 to 1, found 2"),
         ("0 20 10 5 5", "expected shares of the picture from 0 to 1, found 20 10 5 5|0 20 10 5 5"),
         ("0 nan 0.5 1 1", "expected class and 4 numbers"),
+        ("inf 0.5 0.5 1 1", "expected class and 4 numbers"),
+        ("1_0 0.5 0.5 1 1", "expected class x y width height, found 1_0 0.5 0.5 1 1"),
+        ("\u0661 0.5 0.5 1 1", "expected class x y width height"),
     ],
 )
 def test_a_line_that_is_no_box_is_a_reject_naming_file_and_line(tmp_path: Path, line: str, said: str) -> None:
@@ -483,6 +486,15 @@ def test_a_line_that_is_no_box_is_a_reject_naming_file_and_line(tmp_path: Path, 
     (reject,) = load_rejects(tmp_path / "out", Reader(tmp_path / "out").index)
     assert reject.message.startswith("boxes: labels/b.txt line 2: ")
     assert any(words in reject.message for words in said.split("|"))
+
+
+@pytest.mark.parametrize("kind", ["1e300", "9223372036854775808", "9007199254740993"])
+def test_a_number_of_a_class_is_one_that_can_be_told(tmp_path: Path, kind: str) -> None:
+    yolo(tmp_path / "raw")
+    write(tmp_path / "raw", {"labels/b.txt": f"{kind} 0.5 0.5 1 1\n".encode()})
+    run(Raw(tmp_path / "raw"), tmp_path / "out", Preprocess(crop=8), max_rejects=1)
+    (reject,) = load_rejects(tmp_path / "out", Reader(tmp_path / "out").index)
+    assert reject.message == f"boxes: labels/b.txt line 1: expected a whole number from 0 to 9007199254740991, found {kind}"
 
 
 def test_boxes_over_the_maximum_are_refused_or_cut_and_counted(tmp_path: Path) -> None:
@@ -550,6 +562,40 @@ def test_ids_are_those_in_the_file_and_lossy_masks_are_counted(tmp_path: Path) -
     with Image.open(io.BytesIO(grey(ids % 16, 4))) as opened:
         found = decode.picture_mask(opened, Preprocess(keep_size=(12, 10), fields={"mask": {"kind": "mask"}}).of("mask"), (10, 12), 1)
     assert np.array_equal(found, ids % 16)
+
+
+def pgm(ids: Any, white: int) -> bytes:
+    """A PGM whose white is this value."""
+    return b"P5 %d %d %d\n" % (*ids.shape[::-1], white) + ids.astype(">u2" if white > 255 else "u1").tobytes()
+
+
+@pytest.mark.parametrize("white", [1, 7, 100, 254, 255, 256, 1000, 40000, 65535])
+@pytest.mark.parametrize("plain", [False, True])
+def test_ids_of_a_pgm_are_those_in_the_file_whatever_its_white_is(tmp_path: Path, white: int, plain: bool) -> None:
+    ids = (np.arange(120).reshape(12, 10) * 331) % (white + 1)
+    text = " ".join(map(str, ids.reshape(-1).tolist()))
+    data = f"P2 10 12 {white}\n{text}\n".encode() if plain else pgm(ids, white)
+    write(tmp_path / "raw", {"images/a.png": picture(0), "masks/a.pgm": data})
+    run(source(tmp_path / "raw", source="pairs"), tmp_path / "out", Preprocess(keep_size=(12, 10), fields={"mask": {"dtype": "int32"}}))
+    assert np.array_equal(rows_of(tmp_path / "out")["mask"][0], ids)
+
+
+def test_ids_of_a_mask_that_was_loaded_are_those_in_its_file(tmp_path: Path) -> None:
+    options = Preprocess(keep_size=(12, 10), fields={"mask": {"kind": "mask", "dtype": "int32"}}).of("mask")
+    ids = np.arange(120, dtype=np.uint8).reshape(12, 10) % 4
+    files = {"a.png": grey(ids, 2), "b.pgm": pgm(ids, 9), "c.png": grey(ids, 4)}
+    write(tmp_path, files)
+    for name, data in files.items():
+        at_hand: list[Any] = [tmp_path / name] if name.endswith("pgm") else [tmp_path / name, io.BytesIO(data)]
+        for file in at_hand:
+            with Image.open(file) as opened:
+                opened.load()
+                assert np.array_equal(decode.picture_mask(opened, options, (10, 12), 1), ids)
+    with Image.open(tmp_path / "a.png") as opened:
+        opened.load()
+        (tmp_path / "a.png").unlink()
+        opened._fp = None  # type: ignore[attr-defined]
+        assert np.array_equal(decode.picture_mask(opened, options, (10, 12), 1), ids * 85)
 
 
 # -------------------------------------------------------------------- real pairs

@@ -211,3 +211,20 @@ def test_notes_say_which_kernel_was_taken():
 )
 def test_a_reader_divides_by_the_full_scale_of_integers(dtype, scale, divisor):
     assert Preprocess(**SIZE, dtype=dtype, scale=scale).read_scale() == divisor
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ({"dtype": "float32"}, "dtype of a mask must be uint8, uint16, int16 or int32, as ids are whole numbers, found float32"),
+        ({"dtype": "bfloat16"}, "dtype of a mask must be"),
+        ({"fill": 256}, "fill 256 is no value of uint8, which holds 0 to 255: give another one, or a wider dtype"),
+        ({"fill": 40000, "dtype": "int16"}, "fill 40000 is no value of int16"),
+    ],
+)
+def test_a_mask_holds_whole_numbers_its_fill_too(field, message):
+    with pytest.raises(OptionError, match=message):
+        Preprocess(crop=8, fields={"mask": {"kind": "mask", **field}})
+    with pytest.raises(OptionError, match=message):
+        Preprocess(crop=8, fields={"mask": field}).with_parts((("image", "image"), ("mask", "mask")))
+    assert Preprocess(crop=8, fields={"mask": {"kind": "mask", "fill": 300, "dtype": "int32"}}).options

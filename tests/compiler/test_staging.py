@@ -27,6 +27,8 @@ from mmcompile.format.verify import verify
 from tests.compiler.builds import BROKEN, dataset, inline, make_raw, picture, run, write
 from tests.s3 import Bucket, Proxy
 
+pytestmark = pytest.mark.usefixtures("home")
+
 
 def local(raw: Path, out: Path, **more: Any) -> dict[str, bytes]:
     run(raw, out, **more)
@@ -42,16 +44,6 @@ def published(bucket: Bucket, folder: str = "out") -> dict[str, bytes]:
 
 def files_of(raw: Path) -> dict[str, bytes]:
     return {str(p.relative_to(raw)): p.read_bytes() for p in raw.rglob("*") if p.is_file()}
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where work folders are; at the end none is left."""
-    folder = tmp_path / "tmp"
-    folder.mkdir()
-    monkeypatch.setenv("TMPDIR", str(folder))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    return folder
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from mmcompile.compiler.sources.jsonparts import is_unicode
 from mmcompile.compiler.sources.keys import Keys
 from mmcompile.compiler.sources.names import show
 from mmcompile.compiler.sources.numbers import Misfit, shown
-from mmcompile.compiler.sources.outlines import CROWD, check_outline, mask_key
+from mmcompile.compiler.sources.outlines import CROWD, check_outline, mask_key, may_be_drawn
 from mmcompile.compiler.sources.ragged import Ragged, laid_out, padded
 from mmcompile.compiler.spatial import Form
 from mmcompile.errors import OptionError, SourceError
@@ -138,9 +138,14 @@ class Annotations:
             self._boxes.extend([np.nan] * 4)
         else:
             self._boxes.extend(box)
-        area = member.get("area")
-        self._area.append(float(area) if isinstance(area, int | float) and abs(area) < 3e38 else np.nan)
-        self._crowd.append(bool(member.get("iscrowd")))
+        area, crowd = member.get("area"), member.get("iscrowd")
+        if area is not None and not (type(area) in (int, float) and abs(area) < 3e38):
+            self._wrong.setdefault(number, f"area: annotations[{number}]: {shown(area)} is no number")
+            area = None
+        if crowd not in (None, 0, 1):
+            self._wrong.setdefault(number, f"iscrowd: annotations[{number}]: {shown(crowd)}: expected 0 or 1")
+        self._area.append(np.nan if area is None else area)
+        self._crowd.append(crowd in (1,))
         points: Any = member.get("keypoints") or ()
         sound = isinstance(points, list | tuple) and len(points) % 3 == 0 and all(type(v) in (int, float) and abs(v) < 3e38 for v in points)
         if not sound or not all(v in (0, 1, 2) for v in points[2::3]):
@@ -264,6 +269,9 @@ class Annotations:
                 height, width = self._sizes[row].tolist()
                 if not width * height:
                     faults.setdefault(at, f"mask: images[{row}] says no width and height, which its outlines belong to")
+                elif not may_be_drawn(width, height):
+                    faults.setdefault(at, f"mask: images[{row}] says {width}x{height} (width x height), more than any picture that is taken")
+                    height = width = 0
                 outlines = []
                 for number in self._order[start:stop].tolist():
                     shape = json.loads(self._shapes[int(ends[number]) - self._shape_lengths[number] : int(ends[number])])

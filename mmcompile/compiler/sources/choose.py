@@ -104,7 +104,8 @@ class Raw(SourceOptions):
 
     Folders side by side: `columns`: those beside the pictures that are taken.
 
-    Tables: `columns`, `label_column`; `group_by`, `order_by`: names; `split_by`, as "ts=2023-01-01,2024-01-01".
+    Tables: `columns`, `label_column`; `group_by`, `order_by`: names; `split_by`, as "ts=2023-01-01,2024-01-01", or a list of these
+    parts.
 
     Datasets: `where`, a condition on rows.  `rows`: numbers of rows, or a file of them.  `columns`: the fields beside the images that are kept.
     """
@@ -132,6 +133,8 @@ def _checked(name: str, value: Any) -> Any:
             return os.fspath(value)
     elif name == "columns" and isinstance(value, str):
         return tuple(column.strip() for column in next(csv.reader([value]), []) if column.strip())
+    elif name == "split_by" and isinstance(value, tuple | list) and value and all(isinstance(part, str) for part in value):
+        return ",".join(value)
     elif name == "shape" and isinstance(value, tuple | list) and value and all(isinstance(n, int) for n in value):
         return "x".join(map(str, value))
     elif name in _SEVERAL:

@@ -28,7 +28,7 @@ from mmcompile.compiler.sources.sampleparts import (
     with_visibility,
 )
 from mmcompile.compiler.sources.samples import Declared
-from mmcompile.compiler.sources.samplevalues import PICTURES, as_array, is_bfloat16, is_picture, numbers, tv_kind
+from mmcompile.compiler.sources.samplevalues import PICTURES, as_array, coordinates, is_bfloat16, is_picture, numbers, tv_kind
 from mmcompile.compiler.spatial import Form
 from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.fields import CLASS_LISTS, Field, Names, field_name
@@ -68,6 +68,10 @@ def with_pictures(sample: Any, names: Sequence[str] | None, asked: Preprocess) -
     main = _main(named, kinds)
     if main is None:
         return asked, None
+    called: dict[str, str] = {}
+    for name in named.parts:
+        if (first := called.setdefault(field_name(name), name)) != name:
+            raise SourceError(f"{name} and {first}: both are the field {field_name(name)}; rename one")
     pixels = {name: kind for name, kind in kinds.items() if kind == "mask" or (kind == "image" and is_picture(named.parts[name]))}
     others = [(field_name(name), kind) for name, kind in pixels.items() if name != main]
     return asked.with_parts(((field_name(main), "image"), *others)), main
@@ -255,7 +259,7 @@ class _Declaring:
         """Boxes or keypoints."""
         if self._main is None:
             raise SourceError(f"{name}: {kind} without a picture of Pillow's that they lie in: give the picture with them")
-        array = as_array(value, name)
+        array = coordinates(value, name)
         relative = bool(own.relative)
         field = field_name(name)
         if kind == "boxes":
@@ -300,7 +304,7 @@ class _Declaring:
         if not is_picture(value):
             raise SourceError(f"{name}: {type(value).__name__}; expected {PICTURES}")
         options = self._preprocess if name == self._main else self._preprocess.of(field_name(name))
-        made = pixels(value, options)
+        made = pixels(value, options, name)
         c, h, w = options.sample_shape()
         shape = (c, h, w) if options.layout == "chw" else (h, w, c)
         if made.dtype.name not in ("uint8", "uint16", "int32", "float32"):

@@ -30,7 +30,7 @@ from mmcompile.errors import DecodeError, SourceError
 from mmcompile.format.fields import Field, row_dtype
 from mmcompile.text import counted
 
-__all__ = ["Declared"]
+__all__ = ["Declared", "told"]
 
 Array = npt.NDArray[Any]
 
@@ -66,7 +66,7 @@ class Declared:
 
     def measure(self, sample: Any, row: int, found: dict[str, int], lost: dict[str, int]) -> None:
         """Take the sizes of a sample into `found`, the largest of each part, and of lists that are cut the rows into `lost`."""
-        with _told(row):
+        with told(row):
             values = self._values(sample)
             for part in self.parts:
                 if part.unsized or part.name in self.cuts:
@@ -105,7 +105,7 @@ class Declared:
 
         Raises SourceError for one that is not as declared.
         """
-        with _told(row):
+        with told(row):
             values = self._values(sample)
             facts = Facts((0, 0))
             if self.main is not None and self.pictures is not None and is_picture(values[self.main]):
@@ -169,9 +169,11 @@ class Declared:
 
 
 @contextmanager
-def _told(row: int) -> Iterator[None]:
-    """What is wrong with a row is an error with its number."""
+def told(row: int) -> Iterator[None]:
+    """What is wrong with a row is an error with its number, or with that of another row that was looked at."""
     try:
         yield
     except (SourceError, DecodeError) as error:
+        if "row" in error.details:
+            raise
         raise SourceError(f"row {row:,}: {error}", row=row) from error
