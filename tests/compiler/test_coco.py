@@ -298,6 +298,8 @@ def test_what_is_wrong_with_one_annotation_is_a_reject_of_its_image(tmp_path: Pa
     for name, value, why in (
         ("bbox", [1, 2, -3, 4], "boxes: annotations[1]: [1, 2, -3, 4] is no box: x, y, width, height"),
         ("keypoints", [1, 2, 3, 1, 2, 0], "keypoints: annotations[1]: [1, 2, 3, 1, 2, 0]: expected x, y and 0, 1 or 2 of each point"),
+        ("keypoints", [1, 2, 2], "keypoints: annotations[1]: 1 point, where dog has 2"),
+        ("keypoints", [1, 2, 2] * 3, "keypoints: annotations[1]: 3 points, where dog has 2"),
         ("segmentation", {"size": [20, 30], "counts": [7]}, "mask: annotations[1]: [7]: expected run lengths that add up to 600"),
         ("iscrowd", "0", "iscrowd: annotations[1]: '0': expected 0 or 1"),
         ("iscrowd", [0], "iscrowd: annotations[1]: [0]: expected 0 or 1"),
