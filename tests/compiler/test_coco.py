@@ -16,7 +16,7 @@ from PIL import Image
 
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.sources import Scan, jsonparts
-from mmcompile.compiler.sources.choose import SourceOptions, open_source
+from mmcompile.compiler.sources.choose import Raw, SourceOptions, open_source
 from mmcompile.compiler.sources.coco import CocoSource
 from mmcompile.compiler.sources.jsonparts import list_members
 from mmcompile.compiler.spatial import Form
@@ -24,6 +24,7 @@ from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.fields import Names
 from mmcompile.format.reader import Reader
 from mmcompile.format.rejects import load_rejects
+from mmcompile.format.verify import verify
 from tests.compiler.builds import age, dataset, inline, picture, run, write
 
 CATEGORIES = [{"id": 7, "name": "dog"}, {"id": 3, "name": "cat"}, {"id": 90, "name": "ant"}]
@@ -291,6 +292,18 @@ def test_another_size_than_the_file_says_is_a_reject_that_names_both(tmp_path: P
     run(open_source([str(path)], SourceOptions(fields=masked.fields)), tmp_path / "masks", masked, max_rejects=1)
     (line,) = load_rejects(tmp_path / "masks", Reader(tmp_path / "masks").index)
     assert line.message.startswith("mask (a.json#1): a mask of 31x20 (width x height) for a picture of 30x20")
+
+
+def test_lists_that_are_chosen_of_a_dataset_keep_their_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inline(monkeypatch)
+    asked = Preprocess(crop=12, fields={"mask": {"kind": "mask"}, "shows": {"kind": "multilabel"}})
+    run(open_source([str(drawn(tmp_path))], SourceOptions(fields=asked.fields)), tmp_path / "out", asked)
+    run(Raw(tmp_path / "out", columns=("labels", "boxes")), tmp_path / "some", None)
+    reader, whole = Reader(tmp_path / "some"), Reader(tmp_path / "out")
+    assert [f.name for f in reader.index.fields] == ["image", "mask", "labels", "boxes", "boxes_count"]
+    for name in ("mask", "labels", "boxes", "boxes_count"):
+        assert np.array_equal(reader.gather(name, np.arange(3)), whole.gather(name, np.arange(3)))
+    assert verify(tmp_path / "some").ok
 
 
 def test_what_is_wrong_with_one_annotation_is_a_reject_of_its_image(tmp_path: Path) -> None:
