@@ -174,6 +174,7 @@ def test_positional_arguments_are_those_of_the_stock_loader(roots: dict[str, Pat
         ({"seed": -1}, ValueError, "seed"),
         ({"augment": torch.nn.Identity()}, TypeError, "batch_transform="),
         ({"batch_transform": 3}, TypeError, "batch_transform"),
+        ({"batch_transform": lambda batch: batch}, TypeError, r"function of \(batch, rng\)"),
         ({"weights": [1.0]}, ValueError, "for each of the 23 samples"),
         ({"sampler": [1], "shuffle": True}, ValueError, "a sampler decides"),
         ({"sampler": [1], "weights": "balanced"}, ValueError, "a sampler decides"),
