@@ -180,7 +180,7 @@ def _page(data: Opened, info: dict[str, Any], rows: Rows, wish: _Wish) -> str:
         thumbs = thumbnails(rejects, Path(wish.raw))
     name = Path(data.root).name or str(data.root)
     parts = [
-        Section("samples", "Samples", _samples(data, gallery, samples, wish)),
+        Section("samples", "Samples", _samples(data, gallery, samples, wish, len(info["classes"] or ()))),
         Section("classes", "Classes", sections.class_bars(info)),
         Section("sources", "Sources", sections.sources(found) if found is not None else ""),
         Section("values", "Values", sections.values(info, drawn, looked) if len(data) else ""),
@@ -197,10 +197,9 @@ def _page(data: Opened, info: dict[str, Any], rows: Rows, wish: _Wish) -> str:
     return render(name, sub, first_facts(info), parts, foot)
 
 
-def _samples(data: Opened, gallery: Gallery, samples: list[Sample], wish: _Wish) -> str:
+def _samples(data: Opened, gallery: Gallery, samples: list[Sample], wish: _Wish, classes: int) -> str:
     if not samples:
         return f"<p>{'No samples were asked for' if len(data) else 'This dataset holds no samples'}.</p>"
-    labels = {s.label for s in samples}
     if wish.told:
         said = f"{text.number(len(samples), 'sample')}, as asked for."
     elif len(samples) == len(data):
@@ -208,9 +207,8 @@ def _samples(data: Opened, gallery: Gallery, samples: list[Sample], wish: _Wish)
     elif not wish.each:
         said = f"{len(samples):,} of {text.number(len(data), 'sample')}, from everywhere in the dataset."
     else:
-        of = (
-            f"{len(labels):,} of {len(data.classes):,} classes" if len(data.classes) > len(labels) else f"each of {text.number(len(labels), 'class')}"
-        )
+        labels = len({s.label for s in samples})
+        of = f"{labels:,} of {classes:,} classes" if classes > labels else f"each of {text.number(labels, 'class')}"
         said = f"{f'Up to {wish.each}' if wish.each > 1 else 'One'} of {of}, picked by seed {wish.seed}."
     again = {} if wish.replay is None else replayed(data, [s.row for s in samples], wish.replay)
     if wish.replay is not None:
