@@ -426,7 +426,7 @@ class Build:
     def _contents(self, parts: list[Part], rejects: list[dict[str, Any]], rows: Sequence[int]) -> Contents:
         """`rows`: how many are stored of each task."""
         wanted, splits = self.wanted, self.planned.stored_splits(rows)
-        made = wanted.settings, wanted.versions, wanted.preprocess.scale == "unit", wanted.auto, True, ()
+        made = wanted.settings, wanted.versions, wanted.counts, wanted.auto, True, ()
         return Contents(parts, rejects, wanted.fields, splits, wanted.lists, self.scan.classes, *made, wanted.revision, wanted.trace)
 
     def _standing(self) -> BuildReport:

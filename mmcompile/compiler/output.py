@@ -92,8 +92,8 @@ class Part:
 class Contents:
     """All that a generation is made of: finished shards in order, rejects in order, and what the index says.
 
-    `unit`: pixels count from 0 to 1.  `auto` are the fields whose normalisation is that of their own statistics.  `groups` are names and where the
-    rows of each end; they stand in the index where they say something.
+    `counts` are the fields whose pixels count as they are, not from 0 to 1.  `auto` are the fields whose normalisation is that of their own
+    statistics.  `groups` are names and where the rows of each end; they stand in the index where they say something.
     """
 
     parts: list[Part]
@@ -104,7 +104,7 @@ class Contents:
     classes: tuple[str, ...] | None
     settings: dict[str, Any]
     versions: dict[str, str]
-    unit: bool = True
+    counts: frozenset[str] = frozenset()
     auto: tuple[str, ...] = ()
     keyed: bool = True
     groups: tuple[tuple[str, int], ...] = ()
@@ -397,7 +397,8 @@ def _statistics(contents: Contents, parts: list[Part]) -> dict[str, dict[str, An
     for split in (Split("all", 0, sum(part.rows for part in parts)), *contents.splits):
         first, last = np.searchsorted(stops, [split.start, split.stop], side="right").tolist()
         within = parts[first:last]
-        out[split.name] = {f.name: combine_statistics([p.sums[f.name] for p in within], contents.unit) for f in contents.fields if f.name in names}
+        found = {f.name: [p.sums[f.name] for p in within] for f in contents.fields if f.name in names}
+        out[split.name] = {name: combine_statistics(sums, name not in contents.counts) for name, sums in found.items()}
     return out
 
 

@@ -148,7 +148,7 @@ class Origins:
             except ValueError as error:
                 raise ValueError(f"{self._files.root}: {error}") from None
         if row is None:
-            raise KeyError(as_text(key))
+            raise KeyError(f"{self._files.root}: no sample has the source {as_text(key)!r}; source(0) shows how they are called")
         return row
 
     def _find(self, key: bytes) -> int | None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import Subset
 
 from mmcompile.runtime.ahead import Ahead
+from mmcompile.runtime.arguments import takes
 from mmcompile.runtime.augment import Augment, RowRandom
 from mmcompile.runtime.batches import Job, Made, Maker, Times, labelled
 from mmcompile.runtime.buffers import can_pin
@@ -113,7 +114,7 @@ class ShardLoader:
             warnings.warn("pin_memory=True without CUDA: batches come in ordinary memory", stacklevel=2)
         if augment is not None and not isinstance(augment, Augment):
             raise TypeError(f"augment must be an Augment, not {augment!r}; a function of whole batches is batch_transform=")
-        if batch_transform is not None and not callable(batch_transform):
+        if batch_transform is not None and not takes(batch_transform, 2):
             raise TypeError(f"batch_transform must be a function of (batch, rng), not {batch_transform!r}")
         self.batch_transform = batch_transform
         self.sampler, self.batch_sampler = sampler, batch_sampler

@@ -189,8 +189,6 @@ class ListPart(Part):
             canvas = getattr(value, "canvas_size", None)
             if canvas is not None and tuple(canvas) != facts.size[::-1]:
                 raise SourceError(f"{self.name}: of a canvas of {tuple(canvas)}, and the picture is {facts.size[::-1]} (height, width)")
-            if self.field.meaning == "keypoints" and not np.isfinite(array).all():
-                raise SourceError(f"{self.name}: a coordinate that is no finite number")
         if array.ndim == 0 or array.shape[1:] != inner:
             raise SourceError(f"{self.name}: expected rows of {inner}, found {array.shape}")
         if self.form is not None and self.field.meaning == "boxes" and (wrong := box_faults(array, self.form.format)):
@@ -315,7 +313,10 @@ def pixels(image: Any, options: Preprocess, name: str) -> Array:
 
 
 def with_visibility(array: Array, name: str, flat: bool) -> Array:
-    """Keypoints (…, 3) of (…, 2), all of which are to be seen, or of (…, 3); `flat`: of (n, 3 P), as COCO writes them."""
+    """Keypoints (…, 3) of (…, 2), all of which are to be seen, or of (…, 3); `flat`: of (n, 3 P), as COCO writes them.  Raises SourceError."""
+    with np.errstate(over="ignore"):
+        if not np.isfinite(array.astype(np.float32)).all():
+            raise SourceError(f"{name}: a coordinate that is no number, or beyond float32")
     if flat and array.shape[-1] % 3 == 0:
         return array.reshape(len(array), -1, 3)
     if array.shape[-1] == 2:
