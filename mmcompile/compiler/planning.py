@@ -170,9 +170,17 @@ class Wanted:
     @property
     def auto(self) -> tuple[str, ...]:
         """The fields whose normalisation is that of their own statistics, which follow from the rows."""
-        main, parts = pixel_fields(self.fields)[0].name, dict.fromkeys(self.preprocess.parts)
-        own = {main: self.preprocess, **{name: self.preprocess.of(name) for name in parts}}
+        own = self._own()
         return tuple(f.name for f in self.fields if f.name in own and own[f.name].normalize == "auto")
+
+    @property
+    def counts(self) -> frozenset[str]:
+        """The fields whose pixels count as they are, not from 0 to 1."""
+        return frozenset(name for name, preprocess in self._own().items() if preprocess.scale == "none")
+
+    def _own(self) -> dict[str, Preprocess]:
+        """The settings of each pixel field."""
+        return {pixel_fields(self.fields)[0].name: self.preprocess, **{name: self.preprocess.of(name) for name in self.preprocess.parts}}
 
 
 @dataclass(frozen=True)
