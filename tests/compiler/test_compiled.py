@@ -452,19 +452,6 @@ def test_the_fields_beside_the_images_are_chosen(tmp_path: Path) -> None:
         source(*outs, columns=("lable",))
 
 
-def test_the_count_of_lists_that_are_kept_stays_with_them(tmp_path: Path) -> None:
-    write(tmp_path / "raw", {f"images/{i}.png": picture(i) for i in range(3)} | {f"labels/{i}.txt": b"0 .5 .5 .5 .5\n" * i for i in range(3)})
-    run(source(tmp_path / "raw"), tmp_path / "out")
-    for columns, names in ((("boxes",), ["image", "boxes", "boxes_count"]), (("boxes_count", "labels"), ["image", "boxes_count", "labels"])):
-        merge(tmp_path / "some", tmp_path / "out", columns=columns)
-        assert [f.name for f in Reader(tmp_path / "some").index.fields] == names
-        assert Reader(tmp_path / "some").gather("boxes_count", np.arange(3)).tolist() == [0, 1, 2]
-    samples = [{"x": np.arange(3), "y": list(range(i)), "z": i} for i in range(3)]
-    build(samples, tmp_path / "rows", preprocess=Preprocess(fields={"y": {"max": 2}}))
-    build(source(tmp_path / "rows", columns=("y",)), tmp_path / "few")
-    assert [f.name for f in Reader(tmp_path / "few").index.fields] == ["y", "y_count"]
-
-
 @pytest.mark.parametrize("damage", ["lost", "empty", "cut", "hand"])
 def test_a_dataset_without_its_index_is_recognised_and_its_index_is_put_back(tmp_path: Path, damage: str) -> None:
     run(make_raw(tmp_path / "raw", 2), tmp_path / "out")

@@ -314,6 +314,7 @@ def test_what_does_not_fit_is_an_error_with_its_row(tmp_path: Path, data: Any, o
         (sample_of(keypoints=[[True, False]])[3:], {}, "row 0: keypoints: expected coordinates, found true and false"),
         ([{"t": "abc"}, {"t": "abcd"}], {"t": {"kind": "text", "shape": 3}}, "row 1: t: 'abcd' has 4 bytes, and shape=3"),
         ([{"t": [1, 2]}, {"t": [1, 2, 3]}], {}, r"row 1: t: .* say how many rows are kept: fields=\{'t': \{'max': N\}\}"),
+        ([{"img": np.zeros((3, 4, 5), np.uint8)}, {"img": np.zeros((3, 4, 6), np.uint8)}], {}, r"row 1: img: .*\(3, 4, 6\); .* as Pillow images"),
     ],
 )
 def test_what_cannot_be_a_field_is_said(tmp_path: Path, data: Any, asked: Any, message: str) -> None:

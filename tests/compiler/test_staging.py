@@ -167,10 +167,10 @@ def test_out_holds_something_else_or_lies_in_raw(raw: Path, s3_bucket: Bucket, t
     with pytest.raises(OutputExistsError, match="inside RAW"):
         run(f"file://{raw}", raw / "out")
     s3_bucket.fill({"notes.txt": b"mine"}, "other")
-    with pytest.raises(OutputExistsError, match=f"{s3_bucket.url}/other: holds what is not ours .'notes.txt'"):
+    with pytest.raises(OutputExistsError, match=f"{s3_bucket.url}/other: holds what mmcompile did not write .'notes.txt'"):
         run(raw, s3_bucket.url + "/other")
     s3_bucket.fill({"index.json": b"{}"}, "third")
-    with pytest.raises(OutputExistsError, match=r"an index\.json that is not ours"):
+    with pytest.raises(OutputExistsError, match=r"an index\.json that mmcompile did not write"):
         run(raw, s3_bucket.url + "/third")
     assert set(s3_bucket.files("other")) == {"notes.txt"}
 

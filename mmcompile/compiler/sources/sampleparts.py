@@ -83,9 +83,12 @@ class NumberPart(Part):
     def make(self, value: Any, facts: Facts) -> Array:
         array = numbers(value, self.name, self.given)
         if array.shape != self.shape or (array.dtype != self.dtype and not self.cast):
-            more = f"; of lists that differ in length say how many rows are kept: fields={{{self.name!r}: {{'max': N}}}}"
-            ragged = array.shape[1:] == self.shape[1:] and array.ndim > 0 and array.dtype == self.dtype
-            raise SourceError(f"{self.name}: expected {self.dtype} {self.shape}, found {array.dtype} {array.shape}{more if ragged else ''}")
+            more = ""
+            if self.field.meaning == "image":
+                more = "; arrays are stored as they are: give pictures that differ in size as Pillow images, with --resize and --crop"
+            elif array.shape[1:] == self.shape[1:] and array.ndim > 0 and array.dtype == self.dtype:
+                more = f"; of lists that differ in length say how many rows are kept: fields={{{self.name!r}: {{'max': N}}}}"
+            raise SourceError(f"{self.name}: expected {self.dtype} {self.shape}, found {array.dtype} {array.shape}{more}")
         if self.cast:
             return exact(array, self.field, self.name).reshape(self.field.shape)
         return as_stored(array[None], self.field).reshape(self.field.shape)
@@ -101,7 +104,7 @@ class PicturePart(Part):
 
     def make(self, value: Any, facts: Facts) -> Array:
         if not is_picture(value):
-            raise SourceError(f"{self.name}: expected a picture, found {type(value).__name__}")
+            raise SourceError(f"{self.name}: expected a picture of Pillow's, as in the first sample, found {type(value).__name__}")
         made = pixels(value, self.options, self.name)
         if made.shape != self.shape or made.dtype != self.dtype:
             raise SourceError(f"{self.name}: expected {self.dtype} {self.shape} (H, W, C), found {made.dtype} {made.shape}")
