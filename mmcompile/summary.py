@@ -221,7 +221,7 @@ def verify_lines(report: Mapping[str, Any]) -> list[str]:
     if report["extra"]:
         lines.append(f"no generation names {_listed([name(n) for n in report['extra']])}; `mmcompile prune` removes what older builds left")
     if report["misnamed"]:
-        lines.append(f"not ours, and left alone: {_listed([name(n) for n in report['misnamed']])}")
+        lines.append(f"not made by mmcompile, and left alone: {_listed([name(n) for n in report['misnamed']])}")
     return lines
 
 
@@ -265,7 +265,7 @@ def prune_lines(report: Mapping[str, Any]) -> list[str]:
     else:
         lines.append("nothing to delete")
     if report["others"]:
-        lines.append(f"not ours, and left alone: {_listed([name(n) for n in report['others']])}")
+        lines.append(f"not made by mmcompile, and left alone: {_listed([name(n) for n in report['others']])}")
     return lines
 
 

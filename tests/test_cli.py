@@ -834,6 +834,7 @@ def test_a_build_says_what_a_sample_holds() -> None:
         (1, "extension .cls", "1 extension .cls"),
         (1, "excluded", "1 excluded"),
         (1, "class", "1 class"),
+        (1, "boxes by column b", "1 box by column b"),
         (0, "folders", "0 folders"),
         (2000, "rows of a.csv", "2,000 rows of a.csv"),
     ],

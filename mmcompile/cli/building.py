@@ -209,7 +209,7 @@ def build(ctx: click.Context, /, raw: tuple[str, ...], out: str, dry_run: bool, 
             source, out, preprocess=preprocess, options=options, max_rejects=0 if max_rejects is None else max_rejects, progress=show, dry_run=dry_run
         )
     except BrokenPipeError as error:  # not standard output, see `say`
-        raise EngineError("the connection to a worker process broke") from error
+        raise EngineError("the connection to a worker process broke; everything finished is kept: run the same command again") from error
     finally:
         show.close()
     if as_json:

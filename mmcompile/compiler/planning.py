@@ -27,7 +27,8 @@ from mmcompile.compiler.previous import Previous, Whole
 from mmcompile.compiler.reuse import OldShard, RowList, list_rows, write_table
 from mmcompile.compiler.run import ShardWork
 from mmcompile.compiler.seals import Seal
-from mmcompile.compiler.sources import Scan, Source
+from mmcompile.compiler.sources import LABEL, Scan, Source
+from mmcompile.compiler.sources.cells import long_name, long_text
 from mmcompile.compiler.sources.keys import Keys
 from mmcompile.compiler.sources.splits import train_of
 from mmcompile.compiler.spatial import Mover
@@ -127,6 +128,10 @@ class Wanted:
         lists: dict[str, bytes] = {}
         mover = Mover(preprocess, scan.fields, scan.forms) if scan.forms else None
         fields = (*pixels, *(with_lists(spec, lists) for spec in (scan.fields if mover is None else mover.stored)))
+        lists_of = ((LABEL.name, scan.classes), *((f.name, names.listed) for f in fields for names in (f.columns, f.categories) if names is not None))
+        for called, listed in lists_of:
+            if text := long_name(listed or ()):
+                raise OptionError(long_text(f"field {called}", text))
         if len({f.name for f in fields}) < len(fields):
             raise OptionError(f"two fields of one name among {', '.join(f.name for f in fields)}: name a column otherwise", options=["columns"])
         versions, revision = (versions_of(preprocess), PIXEL_REVISION) if scan.lent is None else (scan.lent.versions, scan.lent.revision)

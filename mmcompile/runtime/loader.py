@@ -119,11 +119,13 @@ class ShardLoader:
         self.batch_transform = batch_transform
         self.sampler, self.batch_sampler = sampler, batch_sampler
         if batch_sampler is not None and (batch_size != 1 or shuffle or sampler is not None or drop_last):
-            raise ValueError("batch_sampler is mutually exclusive with batch_size, shuffle, sampler and drop_last")
+            raise ValueError("batch_sampler is mutually exclusive with batch_size, shuffle, sampler and drop_last: leave these out")
         settings: dict[str, Any] = {"uneven": uneven, "weights": weights, "rank": rank, "world_size": world_size}
         given = sampler if sampler is not None else batch_sampler
         if given is not None and (shuffle or node_groups != 1 or any(value is not None for value in settings.values())):
-            raise ValueError(f"a sampler decides about the order alone: shuffle, {', '.join(settings)}, node_groups are for iterating without one")
+            raise ValueError(
+                f"a sampler decides the order by itself: leave shuffle, {', '.join(settings)} and node_groups out, or leave the sampler out"
+            )
         self._given: Given | None = None
         if isinstance(sampler, ShardSampler):
             self._course = _course_of(sampler, dataset, self.batch_size, self.drop_last, seed)

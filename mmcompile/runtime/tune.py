@@ -40,10 +40,14 @@ _BATCH_S = 0.25
 #: sample, of memory and of the parts, and of seeing the choice beside steps.
 _SLICE_S = 0.5
 _SLICE, _TRIAL, _DISK, _READ, _MEMORY, _PARTS, _STEPS = 1 / 80, 0.25, 0.12, 0.15, 0.03, 0.03, 0.08
+#: Seconds that the first candidate, which is the simplest, may take whatever the time: without any figures there is no choice.
+_FIRST_S = 20.0
 #: Rounds after which more would say little.
 _ROUNDS = 15
 #: Share of the time that a loop may wait beside steps, for a choice to keep up.
 _WAITING = 0.05
+#: Steps that must fit into the time for that.
+_SEEN = 4
 
 
 @dataclass(frozen=True)
@@ -238,13 +242,14 @@ class _Run:
                         self._try(trials, replace(plain, pin_memory=False))
 
     def _try(self, trials: Trials, candidate: Candidate) -> Candidate:
-        self.say(f"trying {candidate.name}")
+        self.say(f"trying {candidate.name}" + (f", {candidate.ahead} batches ahead" if candidate.ahead else ""))
         left = self.left()
-        if left <= 0 and any(c.rates for c in self.candidates):
+        if left <= 0 and self.candidates:
             found = replace(candidate, failed="not tried: the time was over")
         else:
-            found = trials.run(candidate, self.slice_s, max(0.5, min(left, _TRIAL * self.seconds)))
-            if found.failed is not None and not found.rates and self.left() <= 0:
+            limit_s = max(0.5, min(left, _TRIAL * self.seconds)) if self.candidates else _FIRST_S
+            found = trials.run(candidate, self.slice_s, limit_s)
+            if found.failed is not None and self.candidates and self.left() <= 0:
                 found = replace(found, failed="not finished: the time was over")
         self.candidates.append(found)
         return found
@@ -275,9 +280,11 @@ class _Run:
                 raise TimeoutError(f"{self.given.root}: no loader gave a batch in {self.seconds:.0f} s ({said}); give it more seconds") from None
             if not choice.keeps_up or self.step_s is None:
                 return choice, None
-            step = self.step_s * trials.wish.batch_size / self.wish.batch_size
+            step, for_s = self.step_s * trials.wish.batch_size / self.wish.batch_size, _STEPS / 2 * self.seconds
+            if step > for_s / _SEEN:  # the figures must do
+                return choice, None
             self.say(f"seeing whether {choice.candidate.name} keeps up")
-            waited = trials.waiting(choice.candidate, step, max(10 * step, _STEPS / 2 * self.seconds))
+            waited = trials.waiting(choice.candidate, step, for_s)
             if waited <= _WAITING:
                 return choice, waited
             refused.append(choice.candidate)

@@ -81,10 +81,13 @@ def _rate(dataset: MMapShardDataset, rows: Rows, batch_size: int, for_s: float) 
     reach = np.arange(dataset._reach + 1)
     begun, done = time.perf_counter(), 0
     batches = [(order[at : at + batch_size, None] + reach).reshape(-1) for at in range(0, len(order), batch_size)]
+    largest = max(fields, key=reader.row_bytes)
     for k, batch in enumerate(batches):
+        for coming in batches[k + 1 if k else 0 : k + 2]:
+            if reader.cold(largest, coming, 3):
+                for field in fields:
+                    reader.advise(field, coming)
         for field in fields:
-            for coming in batches[k : k + 2] if not k else batches[k + 1 : k + 2]:
-                reader.advise(field, coming)
             reader.gather(field, batch)
         done += len(batch)
         if time.perf_counter() - begun > for_s:
@@ -105,16 +108,18 @@ def _are_gone(dataset: MMapShardDataset, rows: Rows) -> bool:
 
 def _drop(dataset: MMapShardDataset, rows: Rows) -> int:
     """Ask the kernel to let go of the pages that hold these rows, or windows that begin with them; their bytes."""
-    reader, total = dataset._reader, 0
+    reader, total, rows = dataset._reader, 0, np.unique(rows)
+    shards = np.unique(reader.shards_of(rows))
+    bounds = np.searchsorted(rows, np.append(reader.starts[shards], reader.starts[shards[-1] + 1])).tolist()
     for field in fields_of(dataset):
         width = reader.row_bytes(field)
-        for shard in np.unique(reader.shards_of(rows)).tolist():
+        for shard, first_row, end_row in zip(shards.tolist(), bounds, bounds[1:], strict=False):
             start, stop = int(reader.starts[shard]), int(reader.starts[shard + 1])
             fd = os.open(reader.path(field, shard), os.O_RDONLY | os.O_CLOEXEC)
             try:
                 size = os.fstat(fd).st_size
                 head = size - (stop - start) * width  # the rows are what a file ends with
-                for begin, end in _runs(rows[(rows >= start) & (rows < stop)] - start, dataset._reach + 1, width):
+                for begin, end in _runs(rows[first_row:end_row] - start, dataset._reach + 1, width):
                     first, last = (head + begin) // _FOLIO * _FOLIO, min(size, -(-(head + end) // _FOLIO) * _FOLIO)
                     os.posix_fadvise(fd, first, last - first, os.POSIX_FADV_DONTNEED)
                     total += last - first
@@ -124,8 +129,7 @@ def _drop(dataset: MMapShardDataset, rows: Rows) -> int:
 
 
 def _runs(rows: Rows, reach: int, width: int) -> list[tuple[int, int]]:
-    """The bytes [begin, end) of `reach` rows from each of these on, as ranges that are at least a folio apart."""
-    rows = np.unique(rows)
+    """The bytes [begin, end) of `reach` rows from each of these rising ones on, as ranges that are at least a folio apart."""
     cuts = np.flatnonzero(np.diff(rows) > reach + _FOLIO // width) + 1
     begins, ends = rows[np.append(0, cuts)], rows[np.append(cuts - 1, len(rows) - 1)] + reach
     return [(begin * width, end * width) for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -112,26 +113,49 @@ def stored_bytes(dataset: MMapShardDataset) -> int:
 
 
 def sample_of(dataset: MMapShardDataset, least: int, most_bytes: int, for_s: float) -> Sample:
-    """Some `least` samples or more, in pieces from all over the dataset, that are in memory afterwards, as far as they could be read in `for_s`."""
+    """Some `least` samples or more, in pieces from all over the dataset, that are in memory afterwards, as far as they could be read in `for_s`.
+
+    With a cache whole shards, from the first on, as they come: at least one.
+    """
     n, width = len(dataset), width_of(dataset)
-    upcoming = dataset.upcoming()
+    far = dataset.upcoming() is not None
     count = min(n, max(least, min(_SAMPLE_ROWS, min(_SAMPLE_BYTES, most_bytes) // max(1, width))))
-    pieces = max(1, min(_PIECES, count))
-    if upcoming is not None:  # shards that are not here come whole: one after the other, from the first
-        pieces = 1
-    firsts = [k * n // pieces for k in range(pieces)]
-    sizes = [(k + 1) * count // pieces - k * count // pieces for k in range(pieces)]
-    chosen, end = [], time.monotonic() + for_s
-    for first, size in zip(firsts, sizes, strict=True):
-        chosen.append(np.arange(first, min(first + size, n), dtype=np.int64))
-        warming = dataset.subset(chosen[-1]).warm()
-        if not warming.wait(max(0.1, end - time.monotonic())):
+    begun, whole = time.monotonic(), False
+    done: list[Rows] = []
+    for first, stop in _shards(dataset, count) if far else _spread(n, count):
+        rows = np.arange(first, stop, dtype=np.int64)
+        warming = dataset.subset(rows).warm()
+        whole = warming.wait(max(0.1, begun + for_s - time.monotonic()))
+        if not whole:
             warming.stop()
+        if whole or not done:
+            done.append(rows)
+        if not whole:
             break
-    rows = np.concatenate(chosen)
-    note = f"{len(rows):,} of {n:,} samples, " if len(rows) < n else f"all {n:,} samples, "
-    where = "which are on this machine" if upcoming is not None else "in memory"
-    return Sample(dataset if len(rows) == n else dataset.subset(rows), note + where)
+    rows, took = np.concatenate(done), time.monotonic() - begun
+    note = f"{len(rows):,} of {n:,} samples, " if len(rows) < n else "all samples, "
+    note += "in memory" if whole or len(done) > 1 else "as far as they could be read in time"
+    if far:
+        note += f", which came through the cache at {len(rows) * width / took / 1e6:,.0f} MB/s at most"
+    return Sample(dataset if len(rows) == n else dataset.subset(rows), note)
+
+
+def _spread(n: int, count: int) -> list[tuple[int, int]]:
+    """`count` of n samples as ranges [first, stop) that are spread evenly."""
+    pieces = min(_PIECES, count)
+    cuts = [k * count // pieces for k in range(pieces + 1)]
+    gaps = [k * (n - count) // pieces for k in range(pieces)]
+    return [(gap + first, gap + stop) for gap, (first, stop) in zip(gaps, pairwise(cuts), strict=True)]
+
+
+def _shards(dataset: MMapShardDataset, count: int) -> list[tuple[int, int]]:
+    """The first shards with together `count` samples or more; all samples where they do not rise by shards."""
+    try:
+        bounds = dataset.blocks().tolist()
+    except ValueError:
+        return [(0, len(dataset))]
+    found = [(first, stop) for first, stop in pairwise(bounds) if first < count]
+    return found or [(0, len(dataset))]
 
 
 def one_by_one(dataset: MMapShardDataset, wish: Wish, for_s: float) -> float:
@@ -171,10 +195,9 @@ def measured_parts(dataset: MMapShardDataset, wish: Wish, for_s: float) -> tuple
             sums[name] += times[name]
         iterator.close()
     each = {name: value / samples for name, value in sums.items()}
-    # a dataset's hooks run in the loop's thread after the gather; what no part says is the loop's own
-    left = each["elapsed_s"] - each["gathered_s"] - each["converted_s"] - each["transformed_s"] - (0.0 if wish.cuda else each["moved_s"])
-    parts = Parts(each["gathered_s"], each["converted_s"], each["transformed_s"], each["moved_s"], max(0.0, left))
-    return parts, most
+    whole = each.pop("elapsed_s")  # every batch was waited for, also on its way to the device: what no part says is the loop's own
+    left = max(0.0, whole - sum(each.values()))
+    return Parts(each["gathered_s"], each["converted_s"], each["transformed_s"], each["moved_s"], left), most
 
 
 def _nbytes(batch: Any) -> int:

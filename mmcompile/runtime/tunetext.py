@@ -153,10 +153,14 @@ def _step(t: Tuning) -> str:
     """How a step compares with a batch."""
     step = t.step_time_s or 0.0
     batch = t.batch_size / (t.choice.samples_per_s or 1.0)
-    times = f"a step takes {step * 1000:.3g} ms, a batch {batch * 1000:.3g} ms"
+    times = f"a step takes {_short(step)}, a batch {_short(batch)}"
     if t.keeps_up:
         seen = "" if t.waited is None else f" (seen: {t.waited:.1%} of the time, beside steps of that length)"
         return f"the GPU will not wait: {times}{seen}"
     if batch > step:
         return f"the GPU will wait {(batch - step) / batch:.0%} of the time: {times}"
     return f"the GPU may wait now and then: {times}, which leaves no margin"
+
+
+def _short(seconds: float) -> str:
+    return f"{seconds * 1000:.3g} ms" if seconds < 1 else duration(seconds)

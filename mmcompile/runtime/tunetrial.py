@@ -10,8 +10,8 @@ import multiprocessing
 import os
 import time
 import warnings
-from collections.abc import Callable, Generator
-from contextlib import closing, suppress
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -89,16 +89,15 @@ class Trials:
             return replace(candidate, failed=refusal)
         before = private_bytes()
         try:
-            rate, after = self._rate(candidate, slice_s, time.monotonic() + limit_s)
+            with _quiet():
+                rate, after = self._rate(candidate, slice_s, time.monotonic() + limit_s)
         except _Late:
             return replace(candidate, failed=f"gave no batch of {self.wish.batch_size:,} within {limit_s:.0f} s")
         except Exception as error:
-            if isinstance(error, TimeoutError) and str(error).startswith("no batch within"):  # ShardLoader's own
-                return replace(candidate, failed=str(error))
+            if _timed_out(error):
+                return replace(candidate, failed=f"gave no batch of {self.wish.batch_size:,} within {limit_s:.0f} s")
             if candidate.loader == "ShardLoader" or not candidate.num_workers:
                 raise
-            if "timed out" in str(error):
-                return replace(candidate, failed=f"gave no batch of {self.wish.batch_size:,} within {limit_s:.0f} s")
             return replace(candidate, failed=f"{type(error).__name__}: {_last_line(error)}")
         peak = candidate.peak_bytes
         if before is not None and after is not None:
@@ -108,8 +107,16 @@ class Trials:
 
     def waiting(self, candidate: Candidate, step_s: float, for_s: float) -> float:
         """The share of a loop's time that goes into waiting for batches, where each step takes `step_s` in which the CPU has nothing to do."""
+        try:
+            return self._waiting(candidate, step_s, for_s)
+        except Exception as error:
+            if not _timed_out(error):
+                raise
+            return 1.0
+
+    def _waiting(self, candidate: Candidate, step_s: float, for_s: float) -> float:
         waited = total = 0.0
-        with closing(self._batches(candidate, max(10.0, 10 * step_s))) as batches:
+        with _quiet(), closing(self._batches(candidate, max(10.0, 10 * step_s))) as batches:
             for _ in range(candidate.ahead + _FRESH):
                 next(batches)
             end = time.perf_counter() + for_s
@@ -147,18 +154,15 @@ class Trials:
         timeout = {"timeout": timeout_s} if candidate.num_workers else {}
         loader = make_loader(self.dataset, self.wish, candidate, {"rank": 0, "world_size": 1, **timeout})
         there = candidate.loader == "DataLoader" and self.wish.cuda
-        with warnings.catch_warnings():
-            # more workers than CPUs, a fork beside torch's own threads: what is tried here is our choice, not the user's
-            warnings.simplefilter("ignore")
-            try:
-                while True:
-                    for k, batch in enumerate(loader):
-                        held = _moved(batch, self.wish.device) if there else batch  # noqa: F841
-                        yield min(size, n - k * size)
-            finally:
-                iterator: Any = getattr(loader, "_iterator", None)  # of a DataLoader with worker processes
-                if hasattr(iterator, "_shutdown_workers"):
-                    iterator._shutdown_workers()
+        try:
+            while True:
+                for k, batch in enumerate(loader):
+                    held = _moved(batch, self.wish.device) if there else batch  # noqa: F841
+                    yield min(size, n - k * size)
+        finally:
+            iterator: Any = getattr(loader, "_iterator", None)  # of a DataLoader with worker processes
+            if hasattr(iterator, "_shutdown_workers"):
+                iterator._shutdown_workers()
 
     def _too_large(self, candidate: Candidate) -> str | None:
         """Why this candidate's batches have no room; None where they have."""
@@ -184,6 +188,19 @@ def private_bytes() -> int | None:
                 if line.startswith("Pss_Anon:"):
                     total, found = total + (int(line.split()[1]) << 10), True
     return total if found else None
+
+
+def _timed_out(error: Exception) -> bool:
+    """Is this what a loader says whose batch did not come in time?"""
+    return str(error).startswith(("no batch within", "DataLoader timed out"))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without warnings of more workers than CPUs, or of a fork beside torch's threads: what is tried here is our choice, not the user's."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _moved(batch: Any, device: torch.device) -> Any:

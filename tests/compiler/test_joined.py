@@ -381,7 +381,7 @@ def test_the_command_line_says_splits_and_what_repeats(raw: Path, tmp_path: Path
             "error: --classes-from nope: no such file or folder; expected a dataset, or a file with one name a line",
         ),
         (["raw/train", "raw/train/ant", "out"], "its images would be taken twice; give one of them"),
-        (["raw/train", "raw/val", "raw/test"], "raw/test: holds what is not ours"),
+        (["raw/train", "raw/val", "raw/test"], "raw/test: holds what mmcompile did not write"),
         (
             ["raw", "out", "--source", "folder", "--columns", "x"],
             "error: --columns does not go with --source folder: leave it out, or give another --source (",
