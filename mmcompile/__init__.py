@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from mmcompile.runtime.dataset import MMapShardDataset
     from mmcompile.runtime.loader import ShardLoader
     from mmcompile.runtime.sampler import ShardSampler
+    from mmcompile.runtime.tune import Tuning, tune
 
     __version__: str
 
@@ -63,9 +64,11 @@ __all__ = [
     "ShardLoader",
     "ShardSampler",
     "SourceError",
+    "Tuning",
     "VersionError",
     "__version__",
     "build",
+    "tune",
     "verify",
 ]
 
@@ -81,7 +84,9 @@ _HOMES = {
     "RowPreprocess": "mmcompile.compiler.rowstore",
     "ShardLoader": "mmcompile.runtime.loader",
     "ShardSampler": "mmcompile.runtime.sampler",
+    "Tuning": "mmcompile.runtime.tune",
     "build": "mmcompile.compiler.driver",
+    "tune": "mmcompile.runtime.tune",
     "verify": "mmcompile.format.verify",
 }
 

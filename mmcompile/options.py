@@ -36,6 +36,7 @@ __all__ = [
     "SECONDS",
     "SIDES",
     "SIZE",
+    "STEP",
     "TRIPLE",
     "VIEWS",
     "Form",
@@ -136,6 +137,11 @@ def _seconds(text: str) -> float:
     return float(text)
 
 
+def _step(text: str) -> float:
+    number, unit = (text[:-2], 1000) if text.endswith("ms") else (text.removesuffix("s"), 1)
+    return _seconds(number) / unit
+
+
 def _rejects(text: str) -> int | str:
     return text if re.fullmatch(r"(100|[0-9]{1,2}(\.[0-9]{1,9})?)%", text) else _whole(text)
 
@@ -173,6 +179,7 @@ NUMBERS = Form(
 RANGE = Form("LO:HI", "two numbers as LO:HI", _range, ":", (str,))
 BYTES = Form("BYTES", "a whole number above 0, or one with K, M, G or T behind it (powers of 1024)", _bytes)
 SECONDS = Form("SECONDS", "a number of seconds above 0", _seconds, types=(int, float))
+STEP = Form("TIME", "a time above 0 in seconds, or as in 40ms", _step, types=(str, int, float))
 REJECTS = Form("N|P%", "a whole number, or a share of the images from 0% to 100%", _rejects)
 COLUMNS = Form("A,B,...", "names with commas between them, in double quotes where they hold one; a comma alone for none", _columns, types=(str,))
 VIEWS = Form("K[:KEY=VALUE,...]", "how many, as in 8, or 8:scale=0.25:1,hflip=0.5", _views)

@@ -36,9 +36,11 @@ PUBLIC = [
     "ShardLoader",
     "ShardSampler",
     "SourceError",
+    "Tuning",
     "VersionError",
     "__version__",
     "build",
+    "tune",
     "verify",
 ]
 

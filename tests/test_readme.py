@@ -1,68 +1,127 @@
-"""What the README says is typed here, word for word, on a small folder of images."""
+"""What the README says is typed here, word for word, from top to bottom, on a small folder of images."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-import re
-import shlex
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
-from PIL import Image
 
-ROOT = Path(__file__).resolve().parents[1]
-#: The package is found from any folder, installed or not.
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
+from mmcompile import MMapShardDataset
+from tests.readme.blocks import Block, blocks, headings, links
+from tests.readme.prepare import planes
+from tests.readme.typist import ROOT, Typist, lacks
+
 README = (ROOT / "README.md").read_text("utf-8")
+BLOCKS = blocks(README)
+#: Where what a library wrote is built to.
+MOVED = {
+    "ffcv": "ffcv-out/",
+    "streaming": "mds-out/",
+    "litdata": "litdata-out/",
+    "tensordict": "td-out/",
+    "mmap_ninja": "ninja-out/",
+    "datasets": "hf-out/",
+    "webdataset": "tars-out/",
+    "torchvision": "photos-out/",
+}
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+class Ray:
+    """A cluster in a process of its own, with a pipe that ends it."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[str] | None = None
+
+    def address(self, environment: dict[str, str]) -> str:
+        pytest.importorskip("ray")
+        call = [sys.executable, "-m", "tests.compiler.ray_cluster"]
+        env = environment | {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+        self.process = subprocess.Popen(call, cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def stop(self) -> None:
+        if self.process is not None:
+            children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+            self.process.communicate()
+            for child in children:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(child), signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working folder with raw/ in it: two classes, sizes that differ."""
-    place = tmp_path_factory.mktemp("readme")
-    rng = np.random.default_rng(0)
-    for name in ("cat", "dog"):
-        (place / "raw" / name).mkdir(parents=True)
-        for i in range(6):
-            pixels = rng.integers(0, 256, (260 + 10 * i, 300, 3), np.uint8)
-            Image.fromarray(pixels).save(place / "raw" / name / f"{i}.png")
-    (place / "secret.key").write_bytes(b"of a test, and of no one else")
-    return place
+def typist(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Typist]:
+    ray = Ray()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        made = Typist(tmp_path_factory.mktemp("readme"), BLOCKS, lambda: str(request.getfixturevalue("s3_server")), ray.address)
+        yield made
+        made.stop()
+        ray.stop()
 
 
-@pytest.fixture(scope="module")
-def commands(folder: Path) -> dict[str, subprocess.CompletedProcess[str]]:
-    """Every line of the README's bash blocks that calls mmcompile, run in order."""
-    done = {}
-    for line in "".join(blocks("bash")).splitlines():
-        words = shlex.split(line, comments=True)
-        if words[:1] == ["mmcompile"]:
-            done[" ".join(words)] = subprocess.run(
-                [sys.executable, "-m", *words], cwd=folder, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, env=ENVIRONMENT
-            )
-    return done
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_a_block_runs(block: Block, typist: Typist) -> None:
+    if typist.outcome(block) is None:
+        pytest.skip(f"could not import {', '.join(lacks(block))}")
 
 
-def test_every_command_in_the_readme_runs(commands: dict[str, subprocess.CompletedProcess[str]]) -> None:
-    assert len(commands) >= 6
-    for line, done in commands.items():
-        assert done.returncode == 0, (line, done.stderr)
+def test_what_a_block_prints_is_what_its_neighbours_say(typist: Typist) -> None:
+    for block in BLOCKS:
+        if "print(report.samples, report.rejects, report.decoded, report.copied, report.kept)" in block.text:
+            assert (typist.outcome(block) or "").split() == ["12", "0", "12", "0", "0"]
 
 
-def test_python_in_the_readme_runs_from_top_to_bottom(folder: Path, commands: dict[str, subprocess.CompletedProcess[str]]) -> None:
-    assert (folder / "out" / "index.json").exists(), commands
-    program = "\n".join(blocks("python"))
-    assert program.count("import") >= 4
-    done = subprocess.run([sys.executable, "-W", "error", "-c", program], cwd=folder, capture_output=True, text=True, check=False, env=ENVIRONMENT)
-    assert done.returncode == 0, done.stderr
-    assert "12 0 12 0 0" in done.stdout
+@pytest.mark.parametrize(("library", "out"), MOVED.items())
+def test_what_another_library_wrote_is_in_the_dataset_made_of_it(typist: Typist, library: str, out: str) -> None:
+    told = [block for block in BLOCKS if library in block.needs and out in block.text]
+    if not told or typist.outcome(told[0]) is None:
+        pytest.skip(f"no block, or no library {library}")
+    dataset = MMapShardDataset(typist.place / out)
+    images, labels = dataset[range(len(dataset))]
+    assert np.array_equal(images.numpy(), planes()["image"])
+    assert np.array_equal(labels.numpy(), planes()["label"])
+
+
+@pytest.mark.parametrize(
+    ("markdown", "fault"),
+    [
+        ("```\nmmcompile build raw/ out/\n```\n", "line 2: no test runs a block marked ''"),
+        ("```toml\nx = 1\n```\n", "line 2: no test runs a block marked 'toml'"),
+        ("```text\na drawing\n```\n", "line 2: 0 checks know this drawing"),
+        ("x\n```bash\ntrue\nmmcompile build nowhere out/\n```\n", "line 4: mmcompile build nowhere out/"),
+        ("```bash\npip install 'mmcompile[nonsense]'\n```\n", "setup.cfg has no extra nonsense"),
+        ("```bash\nbash scripts/none.sh\n```\n", "no script"),
+        ("```python\nx = 1\n```\n```python\nassert x == 2\n```\n", 'File "README.md", line 5'),
+        ("```diff\n-x = (\n+x = 1\n```\n", "never closed"),
+        ("```diff\n-x = 1\n+x = y\n```\n", "name 'y' is not defined"),
+        ("```csv\nfile_name,label,age\na.png,x,none\n```\n", "the columns {'age'} are no fields"),
+    ],
+)
+def test_a_block_that_is_wrong_fails(tmp_path: Path, markdown: str, fault: str) -> None:
+    typed = Typist(tmp_path, blocks(markdown), lambda: "", lambda _: "")
+    try:
+        *before, last = blocks(markdown)
+        for block in before:
+            typed.outcome(block)
+        with pytest.raises((AssertionError, SyntaxError)) as raised:
+            typed.outcome(last)
+        assert fault in str(raised.value)
+    finally:
+        typed.stop()
+
+
+def test_a_block_that_does_not_end_is_an_error() -> None:
+    with pytest.raises(AssertionError, match="line 3 does not end"):
+        blocks("```sh\n```\n```python\nx = 1\n")
 
 
 def test_every_command_and_option_of_build_stands_in_the_readme() -> None:
@@ -77,6 +136,21 @@ def test_every_command_and_option_of_build_stands_in_the_readme() -> None:
                 assert parameter.opts[-1] in README, parameter.opts[-1]
 
 
-def test_every_file_that_the_readme_links_is_there() -> None:
-    for target in re.findall(r"\]\(([^)#:]+)\)", README):
-        assert (ROOT / target).exists(), target
+def test_every_file_and_heading_that_the_readme_links_is_there() -> None:
+    found = [target for target in links(README) if "://" not in target]
+    assert len(found) > 10
+    for target in found:
+        path, _, anchor = unquote(target).partition("#")
+        assert (ROOT / path).exists(), target
+        if anchor:
+            text = (ROOT / path).read_text("utf-8") if path else README
+            assert anchor in headings(text), f"no heading has the anchor {target}"
+
+
+def test_headings_have_the_anchors_that_github_gives_them() -> None:
+    assert headings("# One, `two` & three!\n## Same\n## Same\n```sh\n# no heading\n```\n## A [link](x.md)\n") == [
+        "one-two--three",
+        "same",
+        "same-1",
+        "a-link",
+    ]

@@ -5,6 +5,8 @@
 
 from mmcompile.cli.building import build
 from mmcompile.cli.program import main, program
+from mmcompile.cli.reporting import report
+from mmcompile.cli.tuning import tune
 from mmcompile.cli.upkeep import info, prune, verify
 
-__all__ = ["build", "info", "main", "program", "prune", "verify"]
+__all__ = ["build", "info", "main", "program", "prune", "report", "tune", "verify"]

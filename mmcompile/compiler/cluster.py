@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from mmcompile.compiler.away import share, unshare
-from mmcompile.compiler.engines import run_pickled, usable_cpus
+from mmcompile.compiler.engines import run_pickled
 from mmcompile.compiler.run import Counts
 from mmcompile.compiler.shardcall import shard_folder
 from mmcompile.errors import EngineError, RemoteError
+from mmcompile.format.cpus import usable_cpus
 
 __all__ = ["Cluster", "Done", "Job", "Work"]
 

@@ -8,7 +8,6 @@ How workers are started, and why they inherit nothing and end when their parent 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import pickle
 import queue
@@ -19,13 +18,13 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from concurrent.futures import wait as wait_for
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, NoReturn
 
 from mmcompile.compiler.template import Template, WorkerProcess
 from mmcompile.errors import EngineError, OptionError
+from mmcompile.format.cpus import usable_cpus
 
-__all__ = ["LocalExecutor", "make_executor", "result_within", "run_pickled", "signal_name", "usable_cpus"]
+__all__ = ["LocalExecutor", "make_executor", "result_within", "run_pickled", "signal_name"]
 
 #: Seconds between two looks at whether a silent worker is still there: its pipe may be held open by a process that it left behind.
 _ALIVE_S = 2.0
@@ -38,34 +37,6 @@ _BEGUN_S = 0.2
 def make_executor(workers: int | None) -> Executor:
     """Worker processes on this machine; `workers=None` takes as many as this process may use."""
     return LocalExecutor(usable_cpus() if workers is None else workers)
-
-
-def usable_cpus() -> int:
-    """Processors that this process may use: its affinity, cut by the CPU quota of its control group."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min([count, *(math.ceil(q) for q in _quotas())]))
-
-
-def _quotas(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> list[float]:
-    """CPU quotas on the way from this process's control group to the root, in processors (cgroup v2 and v1)."""
-    out: list[float] = []
-    with contextlib.suppress(OSError, ValueError):
-        for line in own.read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            base = root if not controllers else root / "cpu"
-            if controllers and "cpu" not in controllers.split(","):
-                continue
-            parts = Path(path.lstrip("/")).parts
-            for depth in range(len(parts) + 1):
-                folder = base.joinpath(*parts[:depth])
-                with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
-                    if controllers:
-                        quota, period = (folder / "cpu.cfs_quota_us").read_text(), (folder / "cpu.cfs_period_us").read_text()
-                    else:
-                        quota, period = (folder / "cpu.max").read_text().split()
-                    if quota.strip() != "max" and int(quota) > 0:
-                        out.append(int(quota) / int(period))
-    return out
 
 
 def signal_name(number: int) -> str:
@@ -99,7 +70,7 @@ class LocalExecutor(Executor):
 
     def __init__(self, workers: int) -> None:
         if not 1 <= workers <= MOST_WORKERS:
-            raise OptionError(f"workers must be from 1 to {MOST_WORKERS:,}, not {workers:,}", options=["workers"])
+            raise OptionError(f"--workers must be from 1 to {MOST_WORKERS:,}, not {workers:,}", options=["workers"])
         self.workers = workers
         self._queue: queue.SimpleQueue[tuple[Future[Any], bytes] | None] = queue.SimpleQueue()
         self._processes: dict[int, WorkerProcess] = {}

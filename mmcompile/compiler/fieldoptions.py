@@ -5,14 +5,29 @@ Pure: words and values in, a frozen record out.  What is not given is as the sam
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
+
+import numpy as np
 
 from mmcompile.errors import OptionError
 from mmcompile.format.fields import DTYPES
 
-__all__ = ["KINDS", "FieldOptions", "field_text", "fields_of", "parse_field", "parse_fields"]
+__all__ = [
+    "KINDS",
+    "OF_MASKS",
+    "FieldOptions",
+    "check_fill",
+    "field_text",
+    "fields_of",
+    "for_field",
+    "parse_field",
+    "parse_fields",
+    "refuse_strange",
+]
 
 #: What a field may be; "multilabel" is a value with a 0 or 1 for each class.
 KINDS = ("image", "mask", "volume", "boxes", "keypoints", "class", "value", "multilabel", "text")
@@ -30,6 +45,26 @@ _TAKES: dict[str, frozenset[str]] = {
     "multilabel": frozenset({"dtype"}),
     "text": frozenset({"shape"}),
 }
+#: What a mask has whatever its picture has: class ids, the nearest of them.
+OF_MASKS: dict[str, Any] = {
+    "kind": "mask",
+    "mode": "keep",
+    "dtype": "uint8",
+    "layout": "chw",
+    "normalize": None,
+    "scale": "none",
+    "compat": None,
+    "resampler": None,
+    "filter": "nearest",
+    "alpha": None,
+    "depth16": None,
+    "range": None,
+    "icc": "ignore",
+    "jpeg_scaling": None,
+    "kept_mode": None,
+}
+#: What a message of pixels tells to give, that a field may have for itself.
+_REMEDY = re.compile(rf"--(dtype (?:{'|'.join(DTYPES)})|mode (?:gray|rgb|keep)|depth16 (?:scale|clip)|range LO:HI)\b")
 _FORMATS = ("xyxy", "xywh", "cxcywh")
 _OVERFLOWS = _MISSING = ("refuse", "drop")
 _ORIENTATIONS = ("image", "own")
@@ -43,7 +78,7 @@ class FieldOptions:
     An image or a volume takes the options of `Preprocess` that say how pixels are stored, and geometry of its own in place of the sample's; a mask
     takes `dtype` (uint8 by default) and `fill`, the class id beyond the picture (0), or what lies around a volume, and `orientation`: "image" to turn
     one without EXIF of its own as its picture is turned, where it has the size of that as stored (so by default), "own" to leave it.
-    A value takes `dtype` and `shape`; text `shape`, its bytes.
+    A value takes `dtype` and `shape`; text `shape`, its bytes: (64,), or 64.
     Of lists that differ in length from sample to sample `max` rows are kept (by default as many as the longest has), and one that is longer is an
     error, or with `overflow="drop"` cut and counted.  Boxes come as `format` "xyxy", "xywh" or "cxcywh", in pixels of the file or `relative` to its
     size; one of which less than the part `min_visibility` of its area is left by a crop is dropped (by default only where nothing is left).
@@ -87,8 +122,11 @@ class FieldOptions:
             raise OptionError(f"max must be a whole number of at least 1, found {self.max!r}", options=["max"])
         if self.fill is not None and (isinstance(self.fill, bool) or not isinstance(self.fill, int)):
             raise OptionError(f"fill must be a whole number, found {self.fill!r}", options=["fill"])
-        if self.shape is not None and not (self.shape and all(type(n) is int and n >= 1 for n in self.shape)):
-            raise OptionError(f"shape must be whole numbers of at least 1, found {self.shape!r}", options=["shape"])
+        shape: Any = self.shape
+        shape = (shape,) if type(shape) is int else shape  # one axis
+        if shape is not None and not (isinstance(shape, tuple) and shape and all(type(n) is int and n >= 1 for n in shape)):
+            raise OptionError(f"shape must be whole numbers of at least 1, found {shape!r}", options=["shape"])
+        object.__setattr__(self, "shape", shape)
         share = self.min_visibility
         if share is not None and (isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1):
             raise OptionError(f"min_visibility must be a number from 0 to 1, found {share!r}", options=["min_visibility"])
@@ -103,11 +141,27 @@ class FieldOptions:
 
     def check(self, kind: str) -> None:
         """Raises OptionError where something is given that a field of this kind does not take."""
-        if kind == "mask" and (self.fill or 0) < 0:
-            raise OptionError(f"fill of a mask must be at least 0, found {self.fill}", options=["fill"])
+        if kind == "mask":
+            if (self.dtype is not None and DTYPES[self.dtype].kind not in "iu") or self.dtype == "bfloat16":
+                raise OptionError(
+                    f"dtype of a mask must be uint8, uint16, int16 or int32, as ids are whole numbers, found {self.dtype}", options=["dtype"]
+                )
+            if (self.fill or 0) < 0:
+                raise OptionError(f"fill of a mask must be at least 0, found {self.fill}", options=["fill"])
+            check_fill(self.fill or 0, self.dtype or "uint8")
         if strange := [name for name in self.given() if name != "kind" and name not in _TAKES[kind]]:
             takes = ", ".join(sorted(_TAKES[kind])) or "nothing"
             raise OptionError(f"{', '.join(strange)}: a field of kind {kind} takes {takes}", options=strange)
+
+
+def check_fill(fill: int, dtype: str) -> None:
+    """Raises OptionError for what a dtype of whole numbers does not hold."""
+    kind = DTYPES[dtype]
+    if dtype != "bfloat16" and kind.kind in "iu" and not np.iinfo(kind).min <= fill <= np.iinfo(kind).max:
+        raise OptionError(
+            f"fill {fill} is no value of {dtype}, which holds {np.iinfo(kind).min} to {np.iinfo(kind).max}: give another one, or a wider dtype",
+            options=["fill", "dtype"],
+        )
 
 
 def fields_of(value: object) -> tuple[tuple[str, FieldOptions], ...]:
@@ -118,7 +172,7 @@ def fields_of(value: object) -> tuple[tuple[str, FieldOptions], ...]:
     out: dict[str, FieldOptions] = {}
     for name, options in pairs:
         if not isinstance(options, FieldOptions | Mapping):
-            raise OptionError(f"fields: {name}: expected FieldOptions, found {options!r:.80}", options=["fields"])
+            raise OptionError(f"fields: {name}: expected settings, as in {{'kind': 'mask'}}, found {options!r:.80}", options=["fields"])
         out[str(name)] = options if isinstance(options, FieldOptions) else _made(str(name), dict(options))
     return tuple(sorted(out.items()))
 
@@ -132,6 +186,15 @@ def _made(name: str, given: dict[str, Any]) -> FieldOptions:
         return FieldOptions(**values)
     except OptionError as error:
         raise OptionError(f"field {name}: {error}", options=error.details.get("options", [])) from None
+
+
+def refuse_strange(asked: Iterable[str], known: Iterable[str]) -> None:
+    """Raises OptionError where settings are `asked` of a field that is not `known`: nothing that is said is left undone without a word."""
+    names = list(dict.fromkeys(known))
+    if strange := sorted(set(asked) - set(names)):
+        near = difflib.get_close_matches(strange[0], names, 1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        raise OptionError(f"--field {strange[0]}: samples have no such field{meant} (they have {', '.join(names)})", options=["field"])
 
 
 def parse_field(text: str) -> tuple[str, dict[str, Any]]:
@@ -160,6 +223,11 @@ def parse_fields(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
             raise OptionError(f"--field {text}: {twice[0]} of {name} twice", options=["field"])
         known |= given
     return out
+
+
+def for_field(name: str, message: str) -> str:
+    """What a message says of a field beside the first: the options that it names, as those of this field alone."""
+    return _REMEDY.sub(lambda found: f"--field {name}:{found[1].replace(' ', '=')}", message)
 
 
 def field_text(name: str, given: Mapping[str, Any]) -> str:

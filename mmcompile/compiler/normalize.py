@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mmcompile.compiler.sizes import clash
 from mmcompile.errors import OptionError, spelled
+from mmcompile.text import counted
 
-__all__ = ["IMAGENET", "Normalize", "described", "is_number"]
+__all__ = ["IMAGENET", "Normalize", "check_channels", "described", "is_number"]
 
 #: (65535 - mean) / std stays finite in float32, of which 3.4e38 is the largest.
 LEAST_STD = 1e-30
@@ -32,18 +34,27 @@ class Normalize:
         for name in ("mean", "std"):
             values = getattr(self, name)
             if not isinstance(values, tuple) or not values or not all(is_number(v) for v in values):
-                raise OptionError(f"{name} must be finite numbers, one for each channel, found {values!r}", options=[name])
+                raise OptionError(f"--{name} must be finite numbers, one for each channel, found {values!r}", options=[name])
             object.__setattr__(self, name, tuple(float(v) for v in values))
         if len(self.mean) != len(self.std):
             raise OptionError(
-                f"mean has {len(self.mean)} values and std has {len(self.std)}: give one of each for every channel", options=["mean", "std"]
+                f"--mean has {len(self.mean)} values and --std has {len(self.std)}: give one of each for every channel", options=["mean", "std"]
             )
         if min(self.std) < LEAST_STD:
-            raise OptionError(f"std must be at least {LEAST_STD} for every channel, or values become infinite; found {self.std}", options=["std"])
+            raise OptionError(f"--std must be at least {LEAST_STD} for every channel, or values become infinite; found {self.std}", options=["std"])
 
 
 #: Mean and standard deviation that torchvision's ImageNet models were trained with.
 IMAGENET = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+def check_channels(normalize: Normalize, wanted: int, whose: str) -> None:
+    """Raises OptionError where there is not one mean for each of so many channels; `whose`: what has these."""
+    found = len(normalize.mean)
+    if found == wanted:
+        return
+    grey = ": of grey pictures, and of volumes without channels, add --mode gray" if (found, wanted) == (1, 3) else ""
+    clash("normalize", "mode", f"mean and std have {counted(found, 'values')}, {whose} {counted(wanted, 'channels')}{grey}")
 
 
 def described(normalize: Mapping[str, Any]) -> Normalize:

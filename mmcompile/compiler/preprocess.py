@@ -8,16 +8,16 @@ fingerprints and the index are made of.  Nothing here looks at a pixel: that is 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
 from mmcompile.compiler.cast import PIXEL_REVISION, channel_sums, store
-from mmcompile.compiler.fieldoptions import FieldOptions, fields_of
+from mmcompile.compiler.fieldoptions import OF_MASKS, FieldOptions, check_fill, fields_of, refuse_strange
 from mmcompile.compiler.modes import channels_of
-from mmcompile.compiler.normalize import IMAGENET, Normalize, described, is_number
+from mmcompile.compiler.normalize import IMAGENET, Normalize, check_channels, described, is_number
 from mmcompile.compiler.sizes import MAX_SIDE, check_side, clash, flag, pair, typed
 from mmcompile.compiler.views import Views, views_of
 from mmcompile.errors import OptionError, spelled
@@ -47,24 +47,6 @@ _FLOATS = ("float16", "bfloat16", "float32", "float64")
 TORCH_FILTERS = ("bilinear", "bicubic")
 _NEWER = frozenset({"axes", "jpeg_scaling", "transform", "transform_version", "transform_shape", "kind", "fill", "fields", "kept_channels", "views"})
 _GEOMETRY = ("resize", "crop", "pad", "keep_size")
-#: What a mask has whatever its picture has: class ids, the nearest of them.
-_OF_MASKS: dict[str, Any] = {
-    "kind": "mask",
-    "mode": "keep",
-    "dtype": "uint8",
-    "layout": "chw",
-    "normalize": None,
-    "scale": "none",
-    "compat": None,
-    "resampler": None,
-    "filter": "nearest",
-    "alpha": None,
-    "depth16": None,
-    "range": None,
-    "icc": "ignore",
-    "jpeg_scaling": None,
-    "kept_mode": None,
-}
 _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _COLOUR = re.compile(r"#[0-9a-f]{6}")
 
@@ -134,6 +116,7 @@ class Preprocess:
         self._check_transform()
         self._check_normalize()
         self._check_resampler()
+        check_fill(self.fill, self.dtype)
 
     # ---------------------------------------------------------------- checks
 
@@ -227,6 +210,8 @@ class Preprocess:
             raise OptionError(f"normalize must be a Normalize, 'imagenet' or 'auto', found {self.normalize!r}", options=["normalize"])
         if self.dtype in ("int16", "int32") and self.scale == "unit":
             clash("normalize", "dtype", f"{self.dtype} holds counts of no fixed depth: add --scale none, or store uint8, uint16 or a float")
+        if self.normalize == "imagenet" and self.scale == "none":
+            clash("normalize", "scale", "imagenet's numbers are of values from 0 to 1: leave --scale out, or give --mean and --std of the counts")
         if self.normalize == "auto":
             if self.dtype in _FLOATS:
                 clash(
@@ -236,9 +221,8 @@ class Preprocess:
                 )
             return
         wanted = self._channels() if self.transform_shape is None or self.kind == "volume" else self.transform_shape[2]
-        found = len(_normalizer(self.normalize).mean)
-        if wanted is not None and wanted != found:
-            clash("normalize", "mode", f"mean and std have {found} values, --mode {self.mode} has {wanted} channel{'s'[: wanted - 1]}")
+        if wanted is not None and not (self.uses_volumes and self.kept_channels is None):  # whose channels are not known yet
+            check_channels(_normalizer(self.normalize), wanted, "volumes have" if self.kind == "volume" else f"--mode {self.mode} has")
 
     def _check_resampler(self) -> None:
         if self.compat == "torchvision" and self.resampler == "torch":
@@ -297,12 +281,15 @@ class Preprocess:
 
     # ---------------------------------------------------------------- fields
 
-    def with_parts(self, parts: tuple[tuple[str, str], ...]) -> Preprocess:
+    def with_parts(self, parts: tuple[tuple[str, str], ...], others: Iterable[str] | None = None) -> Preprocess:
         """These options for samples of these pixel fields, (name, kind) each: what was said of the first is said of the sample.
 
-        The kinds of the others stand in `fields`, so that settings tell them.  Raises OptionError.
+        The kinds of the others stand in `fields`, so that settings tell them.  `others` are the names of all that samples hold beside them, where
+        that is known: settings of a field that is not there are refused, never ignored.  Raises OptionError.
         """
         known = dict(self.options)
+        if others is not None:
+            refuse_strange(known, [*(name for name, _ in parts), *others])
         main = parts[0][0]
         for name, kind in parts:
             given = known.get(name, FieldOptions())
@@ -333,7 +320,7 @@ class Preprocess:
         shared: dict[str, Any] = {"fields": (), **dict.fromkeys(["transform", "transform_version", "transform_shape", *decided])}
         if options.kind == "mask":
             turned = self.resolved().orientation
-            shared |= {**_OF_MASKS, "orientation": "own" if given.pop("orientation", "") == "own" and turned == "apply" else turned}
+            shared |= {**OF_MASKS, "orientation": "own" if given.pop("orientation", "") == "own" and turned == "apply" else turned}
         if options.kind == "volume":
             shared |= {"kept_channels": 0, "layout": "chw", "normalize": None, "range": None, "depth16": None, "fill": 0}
         try:

@@ -40,7 +40,10 @@ class Opened:
         """The settings that its rows were made with.  Raises FormatError where this release does not know them."""
         preprocess = marks_of_made(made_as(self.index))[1]
         if preprocess is None:
-            raise FormatError(f"{self.root}: its settings are not understood by this release; install the one that made it", path=self.root)
+            raise FormatError(
+                f"{self.root}: this release does not know all of its settings; install the release of mmcompile that made it",
+                path=self.root,
+            )
         return preprocess
 
     @property
@@ -78,6 +81,13 @@ def settled(datasets: list[Opened], asked: Preprocess | None, given: Collection[
     for name in (n for n in _REST if asked is not None and n in given):
         value = getattr(asked, name)
         if value is not None and value != getattr(kept[0], name):
+            if name == "fields":
+                names = ", ".join(field for field, _ in value)
+                raise OptionError(
+                    f"--field {names}: the fields of {datasets[0].name} are made, and its rows are copied, not decoded: leave it out, or build "
+                    "from the images",
+                    options=["field"],
+                )
             raise OptionError(
                 f"{_flag(name)} {_shown(value)}: the rows of {datasets[0].name} were made with {_shown(getattr(kept[0], name))}, and they are "
                 "copied, not decoded: leave it out, or build from the images",

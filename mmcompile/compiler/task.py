@@ -19,7 +19,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from mmcompile.compiler import decode, resample, volumetask
+from mmcompile.compiler import decode, fieldoptions, resample, volumetask
 from mmcompile.compiler.ahead import ReadAhead
 from mmcompile.compiler.copying import Copier
 from mmcompile.compiler.formats import belongs, extension, may_be_tga
@@ -200,7 +200,7 @@ def run_piece(job: Job, piece: Piece) -> PieceResult:
             values = piece.values[i : i + 1]
             data = None
             try:
-                if piece.known[i] and not job.trace.sha256:  # else the row that was found does not have it
+                if piece.known[i] and not job.trace.sha256 and i not in piece.faults:  # these need a SHA-256, or a reject that says a size
                     digest = pair_hash(piece.hashes[i])
                 else:
                     data = _read(ahead.read, at)
@@ -392,7 +392,7 @@ def _decode_part(
             )
         sums = _stored(decoded.pixels, options, decoded.depth, row)
     except DecodeError as error:
-        raise DecodeError(f"{spec.name}{job.trace.called(name)}: {error}", **error.details) from error
+        raise DecodeError(f"{spec.name}{job.trace.called(name)}: {fieldoptions.for_field(spec.name, str(error))}", **error.details) from error
     except (MMCompileError, MemoryError):
         raise
     except Exception as error:

@@ -32,9 +32,9 @@ class Augment:
     RandomHorizontalFlip (`hflip`, its probability).
 
     `crop` and `resized_crop` are an int or (height, width) and exclude each other; `padding` puts so many zeros around the image before it is
-    cropped.  `scale` is the range of the part of the area that is cut, `ratio` that of width / height.  Of volumes `crop` is an int or (depth,
-    height, width), the patch of which alone the bytes are read, and the same of all volumes of a sample; `flip` are probabilities, one for each of
-    these axes, in place of `hflip`, which is that of the last.
+    cropped, and around a volume what its build puts there, its `fill`.  `scale` is the range of the part of the area that is cut, `ratio` that of
+    width / height.  Of volumes `crop` is an int or (depth, height, width), the patch of which alone the bytes are read, and the same of all volumes
+    of a sample; `flip` are probabilities, one for each of these axes, in place of `hflip`, which is that of the last.
 
     What belongs to an image moves with it: images of one size and masks get the same cut (class ids are those of the nearest pixels, and beyond the
     image the mask's own fill), boxes and keypoints move as with the `crop` of a dataset.  A flip exchanges no left and right keypoints.
@@ -86,9 +86,7 @@ class Augment:
                 assert isinstance(self.resized_crop, tuple)
                 return self.resized_crop
             if not of_images:
-                raise ValueError(
-                    f"resized_crop is for images, and {what} are not resampled: use crop={self.resized_crop}, with as many numbers as axes"
-                )
+                raise ValueError(f"resized_crop is for images, and {what} are not resampled: use crop=, an int or a number for each axis")
         if self.flip is not None and (of_images or len(self.flip) != len(shape)):
             said = "use hflip" if of_images else f"it takes {len(shape)} probabilities"
             raise ValueError(f"flip {self.flip} is not for {what} ({axes}): {said}")

@@ -25,7 +25,7 @@ from mmcompile.runtime.selection import Selection
 if TYPE_CHECKING:
     from mmcompile.runtime.dataset import MMapShardDataset
 
-__all__ = ["Mover", "Resident", "Sent", "device_of", "free_bytes", "to_device"]
+__all__ = ["Mover", "Resident", "Sent", "device_of", "free_bytes", "settle", "to_device"]
 
 Rows = npt.NDArray[np.int64]
 Memory = Callable[[int], Tensor]
@@ -118,13 +118,15 @@ class Resident:
         places = self._held.places(rows)
         return places, (places >= 0) & (places < len(self))
 
-    def join(self, field: str, places: Rows, here: npt.NDArray[np.bool_], rest: Tensor, patch: Patch | None = None) -> Tensor:
-        """Rows of a field on the device, or of each its patch: the resident ones, and the others from `rest`, which holds them in order."""
+    def join(self, field: str, places: Rows, here: npt.NDArray[np.bool_], rest: Tensor, cut: tuple[Patch, Tensor] | None = None) -> Tensor:
+        """Rows of a field on the device, the resident ones, and the others from `rest`, which holds them in order; of each the patch that is `cut`,
+        with what lies beyond the rows."""
         store = signed(self._store[field])
-        if patch is not None:
+        if cut is not None:
+            patch, around = cut
             out = torch.empty((len(places), *rest.shape[1:]), dtype=store.dtype, device=self.device)
             out[self._at(np.flatnonzero(~here))] = signed(rest)
-            apply(store, places, patch, out, np.flatnonzero(here))
+            apply(store, places, patch, out, np.flatnonzero(here), signed(around).to(self.device))
             return out.view(rest.dtype)
         if not len(places):
             return self._store[field][:0]
@@ -167,6 +169,12 @@ def device_of(device: str | torch.device) -> torch.device:
         if found.index is None:
             found = torch.device("cuda", torch.cuda.current_device())
     return found
+
+
+def settle(device: torch.device) -> None:
+    """Wait until a device has done all that it was told to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def free_bytes(device: torch.device) -> int:

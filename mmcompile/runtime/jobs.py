@@ -66,11 +66,11 @@ class Given:
         self._replaces = batch_size is not None and getattr(sampler, "replacement", False) is True
 
     def __len__(self) -> int:
-        """Batches that are left of the epoch that runs, else of the next.  Raises what `len` of the sampler raises."""
-        left = max(0, len(self._sampler) - self.course.steps().start)
+        """Batches of a whole epoch.  Raises what `len` of the sampler raises."""
+        count = len(self._sampler)
         if self._batch_size is None:
-            return left
-        return left // self._batch_size if self._drop_last else -(-left // self._batch_size)
+            return count
+        return count // self._batch_size if self._drop_last else -(-count // self._batch_size)
 
     def set_epoch(self, epoch: int) -> None:
         """Tell those that want to know, as DistributedSampler."""

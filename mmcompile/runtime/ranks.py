@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from torch import distributed
 
 from mmcompile.runtime.selection import whole
 
-__all__ = ["MOST", "ranks"]
+__all__ = ["MOST", "ranks", "ranks_of_indices"]
 
 #: Batch sizes and ranks are below this: a step's positions fit into 64 bits.
 MOST = 1 << 31
@@ -47,6 +48,23 @@ def ranks(rank: int | None = None, world_size: int | None = None) -> tuple[int, 
         if texts["SLURM_PROCID"] not in ("", "0") or texts["SLURM_NTASKS"] not in ("", "1"):
             raise RuntimeError(f"several processes may run here, but SLURM_STEP_NUM_TASKS of srun is not set ({_listed(texts)}); {_REMEDY}")
     return 0, 1
+
+
+def ranks_of_indices(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
+    """`ranks`, for indices that a DataLoader takes.
+
+    Raises RuntimeError in one of several processes of Accelerate's that was not said: its `prepare` makes of a DataLoader one that divides whatever
+    indices there are, so that each rank would read a part of its part, and nothing tells whether a DataLoader was prepared.
+    """
+    found = ranks(rank, world_size)
+    accelerate = sys.modules.get("accelerate.state")
+    if rank is None and found[1] > 1 and accelerate is not None and accelerate.is_initialized():
+        raise RuntimeError(
+            f"Accelerate runs {found[1]} processes, and its prepare() divides the indices of a DataLoader among them, which ShardSampler does too: "
+            "use ShardLoader, which prepare() leaves as it is, or say to ShardSampler who divides: rank=0, world_size=1 where the DataLoader is "
+            "prepared, rank=accelerator.process_index, world_size=accelerator.num_processes where it is not"
+        )
+    return found
 
 
 def _said(rank_name: str, size_name: str) -> tuple[int, int] | None:

@@ -9,18 +9,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import Sampler, Subset
+from torch.utils.data import DistributedSampler, Subset
 
 from mmcompile.errors import GenerationError
 from mmcompile.runtime.order import Order, Steps, balanced, cumulative
-from mmcompile.runtime.ranks import MOST, ranks
+from mmcompile.runtime.ranks import MOST, ranks, ranks_of_indices
 from mmcompile.runtime.seeding import SampleIndex
 from mmcompile.runtime.selection import whole
 
@@ -169,11 +169,13 @@ class Course:
         if run is self._latest:
             self._position, self._used = position, True
 
+    def check_indices(self) -> None:
+        """Raise RuntimeError where a DataLoader would take indices of a part of this rank's part."""
+        ranks_of_indices(self._rank, self._world_size)
+
     def steps(self) -> Steps:
-        """The steps of the iteration that runs, else of the next one; `len()` of it is their number."""
-        if self._latest is not None and self._position < self._each:
-            return self._latest.steps
-        return self._ahead()[2]
+        """The steps of a whole epoch, whatever of it was received; `len()` of it is their number."""
+        return replace(self._ahead()[2], start=0)
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration be this epoch, from its beginning unless a state in the middle of it was loaded."""
@@ -264,13 +266,14 @@ class Course:
         return epoch, node, steps
 
 
-class ShardSampler(Sampler[SampleIndex]):
+class ShardSampler(DistributedSampler[SampleIndex]):
     """Indices for a stock DataLoader, in the order and with the seeds of ShardLoader, divided among ranks, that can stop and go on anywhere.
 
         DataLoader(ds, batch_size=256, sampler=ShardSampler(ds, batch_size=256, shuffle=True))
 
     Step s takes the next world_size * batch_size samples of the epoch's order, rank r the r-th slice of them; all ranks have as many steps and as
     many samples in each.  Each iteration is the next epoch, and its indices carry seed and epoch, so that workers need not be told.
+    A DistributedSampler by type: the indices of others are divided among the ranks once more, as by Lightning.
 
     batch_size: the DataLoader's; batches are those of ShardLoader then, and `state_dict(received=)` counts them.  None: sample by sample.
     shuffle: True for an order from (seed, epoch) alone; "block" for one that keeps to `block_shards` shards at a time.
@@ -311,6 +314,7 @@ class ShardSampler(Sampler[SampleIndex]):
 
     def __iter__(self) -> Iterator[SampleIndex]:
         """Begins with the first index that is asked for, not before."""
+        self._course.check_indices()
         run = self._course.begin()
         at = run.steps.start
         for rows, flags, draws, after in _batches(run):
@@ -322,7 +326,8 @@ class ShardSampler(Sampler[SampleIndex]):
             at = after
 
     def __len__(self) -> int:
-        """The number of indices that this rank gets from the iteration that runs, else from the next one."""
+        """Indices of a whole epoch for this rank.  After `load_state_dict` in mid-epoch the next iteration gives those that are left of it."""
+        self._course.check_indices()
         steps = self._course.steps()
         last = len(steps) - 1
         return 0 if last < 0 else last * steps.batch_size + len(steps.positions(last)[0])

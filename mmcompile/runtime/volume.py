@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
-from mmcompile.format.fields import SPATIAL
+from mmcompile.format.fields import PIXELS, SPATIAL
+from mmcompile.format.reader import Reader
 from mmcompile.format.runs import Slices
 from mmcompile.runtime.column import Column
+from mmcompile.runtime.numbers import as_array
 from mmcompile.runtime.patch import Patch, mirrored
 from mmcompile.runtime.pixels import ImageColumn
 
@@ -21,11 +26,19 @@ __all__ = ["VolumeColumn", "check_together"]
 
 Rows = npt.NDArray[np.int64]
 
+#: Full scale of an 8- and a 16-bit source, and what takes the first to the second.
+_FULL, _8_TO_16 = {8: 255, 16: 65535}, 257
+
 
 class VolumeColumn(ImageColumn):
     """A volume, read as (D, H, W) or (C, D, H, W) samples and batches of them; what is cut from it is a Patch."""
 
     axes = 3
+
+    @functools.cached_property
+    def around(self) -> Tensor:
+        """What lies beyond a volume, as it is stored: what the build puts around one.  (), or one value for each channel, (C, 1, 1, 1)."""
+        return _around(self._reader, self.field, self.stored)
 
     def cold(self, rows: Rows, cut: Any, sample: int) -> bool:
         if cut is None:
@@ -50,11 +63,12 @@ class VolumeColumn(ImageColumn):
             self.advise(rows, cut)
         found = self._reader.flat(self.field, rows)
         at = rows if found is None else found[1]
+        around = as_array(self.around)
         canvas: Any
         for row, into, (part, place, flip) in zip(at.tolist(), out, self._boxes(cut), strict=True):
             canvas = mirrored(into, flip)
             if place is not None:
-                into[...] = 0
+                into[...] = around
                 canvas = canvas[(..., *place)]
             if found is None:
                 self._reader.part(self.field, row, part, canvas)
@@ -67,6 +81,36 @@ class VolumeColumn(ImageColumn):
         begins = tuple(cut.start for cut in self._region[-self.axes :]) or (0,) * self.axes
         for part, place, flip in cut.boxes(self.spatial, begins):
             yield (*lead, *part), place, flip
+
+
+def _around(reader: Reader, name: str, stored: torch.dtype) -> Tensor:
+    """The `fill` of a volume, scaled and normalised as a build does that with its values."""
+    settings = reader.index.settings.get("preprocess")
+    made: Mapping[str, Any] = settings if isinstance(settings, dict) else {}
+    if name != next((f.name for f in reader.index.fields if f.meaning in PIXELS), None):  # one beside the first has settings of its own
+        own = made.get("fields")
+        own = own.get(name) if isinstance(own, dict) else None
+        made = {"scale": made.get("scale"), **(own if isinstance(own, dict) else {})}
+    fill, normalize = made.get("fill", 0), made.get("normalize")
+    value = torch.tensor(fill if isinstance(fill, int) else 0, dtype=torch.float64 if stored == torch.float64 else torch.float32, device="cpu")
+    if not stored.is_floating_point:
+        widened = fill and stored == torch.uint16 and made.get("scale") == "unit" and _depth(reader, made) == 8
+        return torch.tensor((fill * _8_TO_16 if widened else fill) if isinstance(fill, int) else 0, dtype=stored, device="cpu")
+    if fill and made.get("scale") == "unit" and (depth := _depth(reader, made)):
+        value = value / _FULL[depth]
+    if isinstance(normalize, dict):
+        mean, std = (torch.tensor(normalize[key], dtype=value.dtype, device="cpu") for key in ("mean", "std"))
+        value = (value - mean) / std
+        value = value[0] if len(value) == 1 else value[:, None, None, None]
+    return value.to(stored)
+
+
+def _depth(reader: Reader, made: Mapping[str, Any]) -> int:
+    """8 or 16 for volumes of so many bits, unsigned, as the first one is; 0 for signed values and floats, which are stored as they are."""
+    mode = bytes(reader.samples(0)["mode"][0]) if reader.index.keyed and len(reader) else b"F"
+    if mode[:1] == b"F" or (mode[:1] == b"I" and mode[:4] != b"I;16") or (mode[:1] == b"I" and made.get("range") is not None):
+        return 8 if made.get("depth16") == "clip" else 0
+    return 16 if mode[:4] == b"I;16" and made.get("depth16") == "keep" else 8
 
 
 def check_together(where: str, augment: Augment, columns: Sequence[Column]) -> None:

@@ -19,3 +19,13 @@ def raw(tmp_path: Path) -> Path:
 def out(tmp_path: Path) -> Path:
     """Where OUT may be made."""
     return tmp_path / "out"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where work folders are; at the end none is left."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    return folder

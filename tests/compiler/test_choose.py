@@ -124,6 +124,7 @@ def test_options_of_raw_are_given_in_python_as_on_the_command_line(tmp_path: Pat
     for given, wanted in (("a, b", ("a", "b")), ('"a,b",c', ("a,b", "c")), (",", ()), (["a,b"], ("a,b",)), ("x=a+b,label", ("x=a+b", "label"))):
         assert Raw("raw", columns=given).columns == wanted
     assert Raw("raw", shape=(28, 3)).shape == Raw("raw", shape="28x3").shape == "28x3"
+    assert Raw("t.csv", split_by=["ts=2023-01-01", "2024-01-01"]).split_by == Raw("t.csv", split_by="ts=2023-01-01,2024-01-01").split_by
 
 
 def test_what_compat_takes_of_raw_is_that_of_the_preprocess(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,6 +147,7 @@ def test_what_compat_takes_of_raw_is_that_of_the_preprocess(tmp_path: Path, monk
         ({"rows": ""}, "rows must be a file, or numbers of rows, not ''"),
         ({"classes_from": ""}, "classes_from must be a path, not ''"),
         ({"rows": [0.5]}, r"rows must be a file, or numbers of rows, not \[0.5\]"),
+        ({"split_by": [3]}, r"split_by must be a text, not \[3\]"),
         ({"as_": 1}, "as_ must be a list of texts, not 1"),
     ],
 )

@@ -535,6 +535,10 @@ def test_splits_beside_other_folders_are_refused_with_what_to_say(tmp_path: Path
         (("train/1.jpg", "test/1.jpg"), "splits without labels"),
         (("images/a/1.jpg", "images/b/1.jpg"), "there is one class"),
         (("data/train/a/1.jpg", "data/val/a/1.jpg"), "there is one class"),
+        (
+            ("cat/train/1.jpg", "cat/val/2.jpg", "dog/train/1.jpg", "dog/val/1.jpg"),
+            "each class, as cat, holds folders named like splits (train, val)",
+        ),
     ],
 )
 def test_a_layout_that_may_not_be_meant_is_warned_of(tmp_path: Path, names: tuple[str, ...], word: str) -> None:
@@ -561,7 +565,15 @@ def test_splits_stand_train_first_and_share_one_class_map(tmp_path: Path) -> Non
     assert scan.stat["size"].tolist() == [len(key) for key in scan.keys]
 
 
-@pytest.mark.parametrize("names", [("train/a/1.jpg",), ("Training/a/1.jpg", "Test/a/1.jpg"), ("valid/a/1.jpg", "docs/x.txt", "new/", ".git/1.jpg")])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("train/a/1.jpg",),
+        ("Train/a/1.jpg", "dev/a/1.jpg", "Test/a/1.jpg"),
+        ("Training/a/1.jpg", "Test/a/1.jpg"),
+        ("valid/a/1.jpg", "docs/x.txt", "new/", ".git/1.jpg"),
+    ],
+)
 def test_splits_keep_the_names_of_their_folders(tmp_path: Path, names: tuple[str, ...]) -> None:
     wanted = [name.split("/")[0] for name in names if name.endswith("a/1.jpg")]
     assert found(source(make(tmp_path, *names)).scan()) == {name: [(f"{name}/a/1.jpg", 0)] for name in wanted}

@@ -225,6 +225,20 @@ def test_wrong_json_is_one_line(tmp_path: Path, text: str, named: str) -> None:
 # ---------------------------------------------------------------- columns
 
 
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize("called", ["label", "note"])
+def test_a_text_that_no_index_holds_is_named_by_row_before_anything_is_decoded(tmp_path: Path, form: str, called: str) -> None:
+    rows = [{"path": f"{i}.png", called: "z" * 1_200_000 if i == 2 else "cat"} for i in range(4)]
+    raw = make(tmp_path / "raw", f"path,{called}\n" + "".join(f"{row['path']},{row[called]}\n" for row in rows), f"list.{form}")
+    if form == "jsonl":
+        raw.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif form == "parquet":
+        pa = pytest.importorskip("pyarrow")
+        pytest.importorskip("pyarrow.parquet").write_table(pa.Table.from_pylist(rows), raw)
+    with pytest.raises(SourceError, match=rf"(row 3.*|list.parquet#2): column {called} holds a text of 1,200,000 characters \('zzz"):
+        scan(raw, columns=(called,))
+
+
 def column(tmp_path: Path, texts: list[str], **options: Any) -> tuple[Any, Scan]:
     """What becomes of a column `x` of four cells: its Field (None where there is none), and the scan."""
     found = scan(make(tmp_path, "path,x\n" + "".join(f"{i}.png,{cell}\n" for i, cell in enumerate(texts))), **options)
@@ -338,7 +352,7 @@ def test_text_is_left_out_unless_it_is_asked_for(tmp_path: Path) -> None:
     cells = ["b", "", "a", "b"]
     field, found = column(tmp_path, cells)
     assert field is None
-    assert found.counts["columns of text left out (x); --columns takes such as categories"] == 1
+    assert found.counts["columns of text left out (x); --columns takes such as categories, --field NAME:kind=text as they are"] == 1
     field, found = column(tmp_path, cells, columns=("x",))
     assert (field.categories.listed, values(found, "x")) == (("a", "b"), [1, -1, 0, 1])
     assert any("1 missing in column x (first: row 2): -1" in line for line in found.warnings)
@@ -640,6 +654,23 @@ def test_metadata_of_images_that_is_not_understood_is_an_error(tmp_path: Path, t
     assert not isinstance(open_source([str(tmp_path)], SourceOptions(source="folder")), ManifestSource)
 
 
+@pytest.mark.parametrize("folder", ["data/train", "Data", "a/b/test"])
+def test_metadata_further_down_in_a_folder_that_is_built_without_it_is_said(tmp_path: Path, folder: str) -> None:
+    write(tmp_path, {f"{folder}/{i}.png": picture(i) for i in range(3)})
+    assert not scanned(tmp_path).warnings
+    (tmp_path / folder / "metadata.csv").write_text("file_name,label\n" + "".join(f"{i}.png,{i}\n" for i in range(3)))
+    inner = {"data/train": "data", "Data": "Data", "a/b/test": "a/b"}[folder]
+    said = f"{folder}/metadata.csv tells of the images beside it, and is not used: to use it, mmcompile build {tmp_path / inner} OUT"
+    assert scanned(tmp_path).warnings == (said,)
+    assert scan(tmp_path / inner).classes == ("0", "1", "2")
+
+
+def scanned(raw: Path) -> Scan:
+    found = open_source([str(raw)], SourceOptions())
+    assert isinstance(found, FolderSource)
+    return found.scan()
+
+
 @pytest.mark.parametrize("name", ["labels.csv", "train.tsv", "x.jsonl"])
 @pytest.mark.parametrize("folder", ["images", "."])
 def test_a_list_of_images_in_a_folder_that_is_built_without_it_is_said(tmp_path: Path, name: str, folder: str) -> None:
@@ -655,6 +686,24 @@ def test_a_list_of_images_in_a_folder_that_is_built_without_it_is_said(tmp_path:
     assert made.warnings == (f"{name} names these images, and is not used: to use it, mmcompile build {path} OUT",)
     assert len(made.keys) == 8
     assert len(scan(path).keys) == 1
+
+
+@pytest.mark.parametrize("file", ["anno.json", "annotations/instances.json", "train/_annotations.coco.json"])
+def test_annotations_in_a_folder_of_images_that_is_built_without_them_are_said(tmp_path: Path, file: str) -> None:
+    write(tmp_path, {f"train/{i}.png": picture(i) for i in range(3)})
+    write(tmp_path, {"about.json": b'{"a": 1}', file: b'{"images": [], "annotations": [], "categories": []}'})
+    os.mkfifo(tmp_path / "pipe.json")
+    warnings = open_source([str(tmp_path)], SourceOptions()).scan().warnings
+    said = f"{file} says what is on images, and is not used: to use it, mmcompile build {tmp_path / file} OUT"
+    assert [line for line in warnings if ".json" in line] == [said]
+
+
+def test_columns_that_are_left_out_are_said_with_what_takes_them(tmp_path: Path) -> None:
+    write(tmp_path, {f"{i}.png": picture(i) for i in range(4)})
+    write(tmp_path, {"list.csv": b"front,back,note\n0.png,1.png,red\n2.png,3.png,blue\n"})
+    found = scan(tmp_path / "list.csv").counts
+    assert found["columns of paths of images left out (back); --field NAME:kind=image (or mask) takes such"] == 1
+    assert found["columns of text left out (note); --columns takes such as categories, --field NAME:kind=text as they are"] == 1
 
 
 @pytest.mark.parametrize("cell", ["03392", "6/03392", "7"])

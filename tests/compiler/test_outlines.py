@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from mmcompile.compiler.sources import outlines
 from mmcompile.compiler.sources.numbers import Misfit
 from mmcompile.compiler.sources.outlines import mask_bytes, mask_key, mask_stat, outline
 
@@ -56,6 +58,27 @@ def test_large_polygons() -> None:
         np.testing.assert_array_equal(outline(shape, 640, 480), oracle(shape, 640, 480))
     shape = [[0, 0, 9, 0, 9, 9], [10.5, 3, 20, 30.25]]
     np.testing.assert_array_equal(outline(shape, 64, 48), oracle(shape, 64, 48))
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 100])
+def test_edges_are_walked_a_piece_at_a_time(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    rng = np.random.default_rng(4)
+    shapes = [[(rng.random(2 * int(rng.integers(3, 12))) * 30 - 5).round(2).tolist()] for _ in range(20)]
+    whole = [outline(shape, 24, 18) for shape in shapes]
+    monkeypatch.setattr(outlines, "_CHUNK", chunk)
+    for shape, wanted in zip(shapes, whole, strict=True):
+        np.testing.assert_array_equal(outline(shape, 24, 18), wanted)
+
+
+def test_an_outline_that_leads_far_away_takes_little_memory() -> None:
+    shape = [[-4e5, -4e5, 4e5, 4e5, 4e5, 4.1e5] * 2]
+    tracemalloc.start()
+    try:
+        found = outline(shape, 24, 18)
+        assert tracemalloc.get_traced_memory()[1] < 500 << 20
+    finally:
+        tracemalloc.stop()
+    np.testing.assert_array_equal(found, oracle(shape, 24, 18))
 
 
 def test_later_objects_cover_earlier_ones_and_a_crowd_is_beneath() -> None:

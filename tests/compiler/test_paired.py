@@ -129,7 +129,7 @@ def test_more_than_two_folders_and_one_that_a_field_names(tmp_path: Path) -> Non
         "mask": (2, 8, 8),
         "thermal": (2, 1, 8, 8),
     }
-    with pytest.raises(OptionError, match="--field flow: no such field: the folders are image, depth, mask"):
+    with pytest.raises(OptionError, match=r"--field flow: samples have no such field \(they have image, depth, mask\)"):
         scanned(raw, fields={"flow": {"kind": "image"}})
 
 
@@ -142,7 +142,7 @@ def test_left_and_right_are_pairs_where_nothing_else_can_be_meant(tmp_path: Path
     write(turns, {"straight/0.jpg": picture(0, "JPEG")})
     assert scanned(stereo).parts == (("left", "image"), ("right", "image"))
     assert scanned(classes).classes == ("left", "right")
-    with pytest.raises(OptionError, match="--field image: no such field: the folders are left, right"):
+    with pytest.raises(OptionError, match=r"--field image: samples have no such field \(they have left, right\)"):
         scanned(stereo, fields={"image": {"mode": "gray"}})
     assert scanned(turns).classes == ("left", "right", "straight")
 
@@ -265,6 +265,35 @@ def test_splits_must_have_the_same_folders(tmp_path: Path) -> None:
         scanned(tmp_path)
 
 
+def test_a_field_that_is_the_name_of_a_folder_says_that_folders_lie_side_by_side(tmp_path: Path) -> None:
+    for name in ("images", "back", "top"):
+        write(tmp_path, {f"{name}/{i}.jpg": picture(i, "JPEG") for i in range(3)})
+    assert scanned(tmp_path).classes == ("back", "images", "top")
+    made = scanned(tmp_path, fields={"back": {"kind": "image"}})
+    assert made.parts == (("image", "image"), ("back", "image"))
+    assert any("not used, as their names say nothing: top" in line for line in made.warnings)
+    with pytest.raises(SourceError, match=r"beside images lie back, top, and no name says .* --field NAME:kind=image"):
+        scanned(tmp_path, source="pairs")
+
+
+def test_settings_of_a_field_that_is_not_there_come_before_files_without_a_partner(tmp_path: Path) -> None:
+    pairs(tmp_path, ["a", "b"], "JPEGImages", "SegmentationClass")
+    write(tmp_path, {"JPEGImages/c.jpg": picture(3, "JPEG")})
+    with pytest.raises(OptionError, match=r"--field mask: samples have no such field \(they have image, segmentationclass\)"):
+        scanned(tmp_path, fields={"mask": {"missing": "drop"}})
+    assert len(scanned(tmp_path, fields={"segmentationclass": {"missing": "drop"}}).keys) == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"), [({"mask": {"fill": 3}}, r"\(they have image, label\)"), ({"imgae": {"mode": "gray"}}, "did you mean image")]
+)
+def test_settings_of_a_field_that_a_folder_of_classes_lacks_are_refused(tmp_path: Path, fields: Any, said: str) -> None:
+    write(tmp_path / "raw", {"cats/a.jpg": picture(0, "JPEG"), "dogs/b.jpg": picture(1, "JPEG")})
+    with pytest.raises(OptionError, match=f"samples have no such field.*{said}"):
+        run(tmp_path / "raw", tmp_path / "out", Preprocess(crop=8, fields=fields))
+    assert not (tmp_path / "out" / "index.json").exists()
+
+
 def test_a_folder_without_any_pair_says_what_is_expected(tmp_path: Path) -> None:
     write(tmp_path, {"cats/a.jpg": picture(0, "JPEG")})
     with pytest.raises(SourceError, match="no folders side by side: expected one called images"):
@@ -365,6 +394,31 @@ def test_arrays_are_pictures_beside_others_and_in_a_list_and_a_plain_folder_says
         scanned(tmp_path / "raw" / "images", source="folder")
 
 
+def test_statistics_of_a_field_count_as_the_field_does(tmp_path: Path) -> None:
+    """Ids of organs, and depths in millimetres, are counts, though the pictures beside them go from 0 to 1."""
+    depths = np.random.default_rng(0).integers(0, 50_000, (4, 6, 8)).astype(np.uint16)
+    for i, deep in enumerate(depths):
+        out = io.BytesIO()
+        Image.fromarray(deep).save(out, "PNG")
+        write(tmp_path / "raw", {f"images/{i}.png": picture(i, "PNG", (8, 6)), f"depth/{i}.png": out.getvalue()})
+    own = {"mode": "gray", "dtype": "uint16", "scale": "none", "normalize": "auto"}
+    run(Raw(tmp_path / "raw"), tmp_path / "out", Preprocess(keep_size=(6, 8), fields={"depth": own}))
+    index = Reader(tmp_path / "out").index
+    deep = next(f for f in index.fields if f.name == "depth")
+    assert deep.scale == 1
+    assert deep.normalize is not None
+    assert np.allclose([deep.normalize[0], deep.normalize[1]], [[depths.mean()], [depths.std()]])
+    assert index.statistics["all"]["image"]["mean"][0] < 1
+
+
+def test_what_a_field_does_not_hold_is_said_with_the_settings_of_that_field(tmp_path: Path) -> None:
+    out = io.BytesIO()
+    Image.fromarray(np.full((12, 10), 40_000, np.uint16)).save(out, "PNG")
+    write(tmp_path / "raw", {"images/a.png": picture(0), "depth/a.png": out.getvalue()})
+    with pytest.raises(DecodeError, match=r"depth \(depth/a.png\): .*--field depth:depth16=scale .*--field depth:range=LO:HI, .*depth:dtype=uint16"):
+        run(Raw(tmp_path / "raw"), tmp_path / "out", Preprocess(crop=8))
+
+
 # -------------------------------------------------------------------- boxes
 
 YAML = {
@@ -417,6 +471,9 @@ def test_a_text_file_that_changed_moves_its_boxes_and_decodes_nothing(tmp_path: 
         ("2 0.5 0.5 1 1", "expected a class from 0 to 1, found 2"),
         ("0 20 10 5 5", "expected shares of the picture from 0 to 1, found 20 10 5 5|0 20 10 5 5"),
         ("0 nan 0.5 1 1", "expected class and 4 numbers"),
+        ("inf 0.5 0.5 1 1", "expected class and 4 numbers"),
+        ("1_0 0.5 0.5 1 1", "expected class x y width height, found 1_0 0.5 0.5 1 1"),
+        ("\u0661 0.5 0.5 1 1", "expected class x y width height"),
     ],
 )
 def test_a_line_that_is_no_box_is_a_reject_naming_file_and_line(tmp_path: Path, line: str, said: str) -> None:
@@ -429,6 +486,15 @@ def test_a_line_that_is_no_box_is_a_reject_naming_file_and_line(tmp_path: Path, 
     (reject,) = load_rejects(tmp_path / "out", Reader(tmp_path / "out").index)
     assert reject.message.startswith("boxes: labels/b.txt line 2: ")
     assert any(words in reject.message for words in said.split("|"))
+
+
+@pytest.mark.parametrize("kind", ["1e300", "9223372036854775808", "9007199254740993"])
+def test_a_number_of_a_class_is_one_that_can_be_told(tmp_path: Path, kind: str) -> None:
+    yolo(tmp_path / "raw")
+    write(tmp_path / "raw", {"labels/b.txt": f"{kind} 0.5 0.5 1 1\n".encode()})
+    run(Raw(tmp_path / "raw"), tmp_path / "out", Preprocess(crop=8), max_rejects=1)
+    (reject,) = load_rejects(tmp_path / "out", Reader(tmp_path / "out").index)
+    assert reject.message == f"boxes: labels/b.txt line 1: expected a whole number from 0 to 9007199254740991, found {kind}"
 
 
 def test_boxes_over_the_maximum_are_refused_or_cut_and_counted(tmp_path: Path) -> None:
@@ -496,6 +562,40 @@ def test_ids_are_those_in_the_file_and_lossy_masks_are_counted(tmp_path: Path) -
     with Image.open(io.BytesIO(grey(ids % 16, 4))) as opened:
         found = decode.picture_mask(opened, Preprocess(keep_size=(12, 10), fields={"mask": {"kind": "mask"}}).of("mask"), (10, 12), 1)
     assert np.array_equal(found, ids % 16)
+
+
+def pgm(ids: Any, white: int) -> bytes:
+    """A PGM whose white is this value."""
+    return b"P5 %d %d %d\n" % (*ids.shape[::-1], white) + ids.astype(">u2" if white > 255 else "u1").tobytes()
+
+
+@pytest.mark.parametrize("white", [1, 7, 100, 254, 255, 256, 1000, 40000, 65535])
+@pytest.mark.parametrize("plain", [False, True])
+def test_ids_of_a_pgm_are_those_in_the_file_whatever_its_white_is(tmp_path: Path, white: int, plain: bool) -> None:
+    ids = (np.arange(120).reshape(12, 10) * 331) % (white + 1)
+    text = " ".join(map(str, ids.reshape(-1).tolist()))
+    data = f"P2 10 12 {white}\n{text}\n".encode() if plain else pgm(ids, white)
+    write(tmp_path / "raw", {"images/a.png": picture(0), "masks/a.pgm": data})
+    run(source(tmp_path / "raw", source="pairs"), tmp_path / "out", Preprocess(keep_size=(12, 10), fields={"mask": {"dtype": "int32"}}))
+    assert np.array_equal(rows_of(tmp_path / "out")["mask"][0], ids)
+
+
+def test_ids_of_a_mask_that_was_loaded_are_those_in_its_file(tmp_path: Path) -> None:
+    options = Preprocess(keep_size=(12, 10), fields={"mask": {"kind": "mask", "dtype": "int32"}}).of("mask")
+    ids = np.arange(120, dtype=np.uint8).reshape(12, 10) % 4
+    files = {"a.png": grey(ids, 2), "b.pgm": pgm(ids, 9), "c.png": grey(ids, 4)}
+    write(tmp_path, files)
+    for name, data in files.items():
+        at_hand: list[Any] = [tmp_path / name] if name.endswith("pgm") else [tmp_path / name, io.BytesIO(data)]
+        for file in at_hand:
+            with Image.open(file) as opened:
+                opened.load()
+                assert np.array_equal(decode.picture_mask(opened, options, (10, 12), 1), ids)
+    with Image.open(tmp_path / "a.png") as opened:
+        opened.load()
+        (tmp_path / "a.png").unlink()
+        opened._fp = None  # type: ignore[attr-defined]
+        assert np.array_equal(decode.picture_mask(opened, options, (10, 12), 1), ids * 85)
 
 
 # -------------------------------------------------------------------- real pairs

@@ -57,6 +57,7 @@ SIZE = {"resize": 256, "crop": 224}
         ({"normalize": "auto", "dtype": "float32"}, {"normalize", "dtype"}),
         ({"normalize": "auto", "dtype": "bfloat16"}, {"normalize", "dtype"}),
         ({"normalize": "imagenet", "mode": "gray"}, {"normalize", "mode"}),
+        ({"normalize": "imagenet", "scale": "none"}, {"normalize", "scale"}),
         ({"normalize": "imagenet", "mode": "rgba"}, {"normalize", "mode"}),
         ({"normalize": ONE}, {"normalize", "mode"}),
         ({"normalize": IMAGENET, "mode": "keep", "kept_mode": "L"}, {"normalize", "mode"}),
@@ -144,7 +145,7 @@ def test_settings_of_a_stranger_are_an_option_error(settings):
 
 def test_the_pixel_fingerprint_ignores_how_rows_are_stored():
     base = Preprocess(**SIZE)
-    assert base.pixel_settings() == replace(base, layout="hwc", normalize="imagenet", scale="none").pixel_settings()
+    assert base.pixel_settings() == replace(base, layout="hwc", normalize=Normalize((1.0, 2.0, 3.0), (4.0, 5.0, 6.0)), scale="none").pixel_settings()
     assert base.pixel_settings() == Preprocess(**SIZE, resampler="torch", alpha="white").pixel_settings()
     # 16-bit sources are rejected by one and kept by the other.
     assert base.pixel_settings() != replace(base, dtype="float32").pixel_settings()
@@ -210,3 +211,20 @@ def test_notes_say_which_kernel_was_taken():
 )
 def test_a_reader_divides_by_the_full_scale_of_integers(dtype, scale, divisor):
     assert Preprocess(**SIZE, dtype=dtype, scale=scale).read_scale() == divisor
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ({"dtype": "float32"}, "dtype of a mask must be uint8, uint16, int16 or int32, as ids are whole numbers, found float32"),
+        ({"dtype": "bfloat16"}, "dtype of a mask must be"),
+        ({"fill": 256}, "fill 256 is no value of uint8, which holds 0 to 255: give another one, or a wider dtype"),
+        ({"fill": 40000, "dtype": "int16"}, "fill 40000 is no value of int16"),
+    ],
+)
+def test_a_mask_holds_whole_numbers_its_fill_too(field, message):
+    with pytest.raises(OptionError, match=message):
+        Preprocess(crop=8, fields={"mask": {"kind": "mask", **field}})
+    with pytest.raises(OptionError, match=message):
+        Preprocess(crop=8, fields={"mask": field}).with_parts((("image", "image"), ("mask", "mask")))
+    assert Preprocess(crop=8, fields={"mask": {"kind": "mask", "fill": 300, "dtype": "int32"}}).options

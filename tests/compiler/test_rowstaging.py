@@ -22,15 +22,7 @@ from tests.compiler.builds import dataset
 from tests.compiler.test_rowbuild import rows
 from tests.s3 import Bucket
 
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where work folders are; at the end none is left."""
-    folder = tmp_path / "tmp"
-    folder.mkdir()
-    monkeypatch.setenv("TMPDIR", str(folder))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    return folder
+pytestmark = pytest.mark.usefixtures("home")
 
 
 def run(source: Any, out: Any, *, workers: int = 1, dry_run: bool = False, **more: Any) -> BuildReport:

@@ -260,14 +260,20 @@ def sample_of(**more: Any) -> Any:
 @pytest.mark.parametrize(
     ("data", "options", "message"),
     [
-        (sample_of(mask=np.zeros((15, 24), int)), {}, "row 3: a mask of 24x15 .* for a picture of 24x16"),
-        (sample_of(mask=np.full((16, 24), 300)), {}, "row 3: a pixel of the mask is 300, and dtype=uint8"),
+        (sample_of(mask=np.zeros((15, 24), int)), {}, "row 3: mask: a mask of 24x15 .* for a picture of 24x16"),
+        (sample_of(mask=np.full((16, 24), 300)), {}, "row 3: mask: a pixel of the mask is 300, and dtype=uint8"),
         (sample_of(mask=np.full((16, 24), 0.5)), {}, r"row 3: mask: 0.5 in a mask of float64: .* fields=\{'mask': \{'kind': 'value'\}\}"),
-        (sample_of(mask=Image.fromarray(np.arange(16 * 24 * 3).astype(np.uint8).reshape(16, 24, 3))), {}, "row 3: a mask of mode RGB: colours"),
+        (sample_of(mask=Image.fromarray(np.arange(16 * 24 * 3).astype(np.uint8).reshape(16, 24, 3))), {}, "row 3: mask: a mask of mode RGB: colours"),
         (sample_of(boxes=np.zeros((1, 5))), {}, r"row 3: boxes: expected rows of \(4,\), found \(1, 5\)"),
         (sample_of(boxes=np.array([[12, 12, 4, 6]])), {}, r"row 3: boxes: \[12.0, 12.0, 4.0, 6.0\]: its second corner before its first"),
         (sample_of(boxes=np.array([[12, 12, 4, -1]])), {"format": "cxcywh"}, r"row 3: boxes: .*: a negative size \(format=cxcywh\)"),
         (sample_of(boxes=np.array([[0, 0, 1, np.nan]])), {}, "row 3: boxes: .*a number that is none, or beyond float32"),
+        (sample_of(boxes=[[False, False, True, True]]), {}, "row 3: boxes: expected coordinates, found true and false"),
+        (sample_of(boxes=np.ones((1, 4), bool)), {}, "row 3: boxes: expected coordinates, found true and false"),
+        (sample_of(boxes=np.zeros((1, 4), "M8[s]")), {}, "row 3: boxes: expected coordinates, found times"),
+        (sample_of(boxes=None, labels=None), {}, "row 3: boxes: NoneType; expected"),
+        (sample_of(boxes=3.0, labels=None), {}, "row 3: boxes: 3.0; expected a list"),
+        (sample_of(image=Image.fromarray(np.full((16, 24), 0.5, "f4"))), {}, "row 3: image: float pixels do not fit in uint8"),
         (sample_of(labels=np.array([1, 2])), {"max": 2}, "row 3: labels: 2 beside 1 boxes"),
         (sample_of(labels=np.array([1.5])), {}, "row 3: labels: 1.5, which int64 cannot hold"),
     ],
@@ -290,7 +296,8 @@ def test_what_does_not_fit_is_an_error_with_its_row(tmp_path: Path, data: Any, o
         ),
         (sample_of(label=np.zeros((16, 24), int))[3:], {}, r"row 0: label: 16 x 24 as its picture image, .*fields=\{'label': \{'kind': 'mask'\}\}"),
         (sample_of(depth=np.zeros((16, 24), "f4"))[3:], {}, "row 0: depth: 16 x 24 as its picture image"),
-        (sample_of(image=np.zeros((16, 24, 3), "u1"))[3:], {"image": {"kind": "image"}}, r"row 0: image: ndarray; .* Image.fromarray\(array\)"),
+        (sample_of(image=np.zeros((16, 24, 3), "f4"))[3:], {"image": {"kind": "image"}}, r"row 0: image: ndarray; .* Image.fromarray\(array\)"),
+        (sample_of(image=np.zeros((16, 24, 2), "u1"))[3:], {"image": {"kind": "image"}}, "row 0: image: ndarray; .* uint8 with 1, 3 or 4 channels"),
         ([{"x": 1, "t": "é"}], {}, r"row 0: t: text; .*: keep it by fields=\{'t': \{'kind': 'text'\}\}"),
         (sample_of(x=[[1, 2], [3]])[3:], {}, "row 0: x: list that is no array of numbers"),
         ([{"t": []}, {"t": [1, 2]}], {}, r"row 0: t: an empty list, .* fields=\{'t': \{'max': N\}\}"),
@@ -299,7 +306,15 @@ def test_what_does_not_fit_is_an_error_with_its_row(tmp_path: Path, data: Any, o
         ([{"x": [1, 5]}], {"x": {"kind": "text"}}, "row 0: x: expected text, found list"),
         ([{"x": np.array([0, 2])}], {"x": {"kind": "multilabel"}}, "row 0: x: expected 2 times 0 or 1"),
         ([{"t": "abc"}, {"t": "abcd"}], {"t": {"kind": "text", "shape": (3,)}}, "row 1: t: 'abcd' has 4 bytes, and shape=3"),
+        ([{"t": "abc"}, {"t": "ab\0"}], {"t": {"kind": "text"}}, r"row 1: t: 'ab\\x00' holds a NUL"),
+        ([{"image": sample_of()[0]["image"], "Image": 3}], {}, "row 0: Image and image: both are the field image; rename one"),
+        (sample_of(image=Image.fromarray(np.full((16, 24), 0.5, "f4")))[3:], {}, "row 0: image: float pixels do not fit in uint8"),
+        (sample_of(keypoints=[[float("nan"), 1]])[3:], {}, "row 0: keypoints: a coordinate that is no number, or beyond float32"),
+        (sample_of(keypoints=np.full((2, 3), 1e39))[3:], {}, "row 0: keypoints: a coordinate that is no number, or beyond float32"),
+        (sample_of(keypoints=[[True, False]])[3:], {}, "row 0: keypoints: expected coordinates, found true and false"),
+        ([{"t": "abc"}, {"t": "abcd"}], {"t": {"kind": "text", "shape": 3}}, "row 1: t: 'abcd' has 4 bytes, and shape=3"),
         ([{"t": [1, 2]}, {"t": [1, 2, 3]}], {}, r"row 1: t: .* say how many rows are kept: fields=\{'t': \{'max': N\}\}"),
+        ([{"img": np.zeros((3, 4, 5), np.uint8)}, {"img": np.zeros((3, 4, 6), np.uint8)}], {}, r"row 1: img: .*\(3, 4, 6\); .* as Pillow images"),
     ],
 )
 def test_what_cannot_be_a_field_is_said(tmp_path: Path, data: Any, asked: Any, message: str) -> None:
@@ -375,6 +390,25 @@ def test_arrays_are_no_pictures_and_what_is_asked_of_them_says_so(tmp_path: Path
         built(data, tmp_path / "out")
 
 
+@pytest.mark.parametrize("as_", [np.asarray, lambda image: torch.from_numpy(np.array(image)).permute(2, 0, 1)])
+@pytest.mark.parametrize("way", [list, iter])
+def test_arrays_are_pictures_where_somebody_says_so(tmp_path: Path, as_: Any, way: Any) -> None:
+    samples = list(sample_of()[:3])
+    asked = Preprocess(resize=20, crop=12, fields={"boxes": {"max": 2}})
+    built(way(samples), tmp_path / "pillow", asked)
+    said = Preprocess(resize=20, crop=12, fields={"image": {"kind": "image"}, "boxes": {"max": 2}})
+    built(way([sample | {"image": as_(sample["image"])} for sample in samples]), tmp_path / "arrays", said)
+    assert dataset(tmp_path / "arrays") == dataset(tmp_path / "pillow")
+
+
+def test_arrays_of_one_channel_and_of_a_tuple_are_pictures_too(tmp_path: Path) -> None:
+    grey = [np.random.default_rng(i).integers(0, 256, (9, 7), dtype=np.uint8) for i in range(3)]
+    _, rows = built(
+        [(array[:, :, None] if i else array, 5) for i, array in enumerate(grey)], tmp_path / "out", Preprocess(fields={"x": {"kind": "image"}})
+    )
+    assert np.array_equal(rows["x"], np.stack([np.stack([array] * 3) for array in grey]))
+
+
 def test_views_are_of_files(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="--views: drawn from the key of a file"):
         built(sample_of(), tmp_path / "out", Preprocess(crop=12, views=2))
@@ -387,7 +421,20 @@ def test_bytes_are_the_same_from_one_process_and_from_two_processes(tmp_path: Pa
     assert dataset(tmp_path / "one") == dataset(tmp_path / "two")
 
 
-@pytest.mark.parametrize("empty", [[], iter(())])
+@pytest.mark.parametrize("splits", [{"train": sample_of()[:2], "val": []}, {"train": [], "val": sample_of()[:2]}])
+def test_a_split_without_samples_is_empty(tmp_path: Path, splits: Any) -> None:
+    built(splits, tmp_path / "out")
+    found = {split.name: split.stop - split.start for split in Reader(tmp_path / "out").index.splits}
+    assert found == {name: len(samples) for name, samples in splits.items()}
+
+
+def test_an_error_of_the_first_sample_of_an_iterable_has_its_row(tmp_path: Path) -> None:
+    wide = [{"image": Image.fromarray(np.full((16, 24), 0.5, "f4"))}]
+    with pytest.raises(SourceError, match=r"^row 0: image: float pixels do not fit"):
+        built(iter(wide), tmp_path / "out")
+
+
+@pytest.mark.parametrize("empty", [[], iter(()), {"train": [], "val": []}])
 def test_a_dataset_without_samples_is_said_whatever_was_asked_of_pictures(tmp_path: Path, empty: Any) -> None:
     with pytest.raises(SourceError, match=r"^the dataset: there are no rows$"):
         built(empty, tmp_path / "out")

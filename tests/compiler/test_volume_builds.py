@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 from PIL import Image
 
+from mmcompile import Augment, MMapShardDataset, ShardLoader
 from mmcompile.cli import program
-from mmcompile.compiler.preprocess import Preprocess
+from mmcompile.compiler.preprocess import Normalize, Preprocess
 from mmcompile.compiler.sources.choose import Raw, SourceOptions, open_source
 from mmcompile.errors import DecodeError, OptionError, SourceError
 from mmcompile.format.reader import Reader
@@ -284,3 +286,59 @@ def test_pages_with_masks_of_pages(tmp_path: Path) -> None:
     rows = rows_of(tmp_path / "out")
     assert np.array_equal(rows["image"], [np.abs(values(i)) for i in range(2)])
     assert np.array_equal(rows["mask"], [values(i) > 0 for i in range(2)])
+
+
+@pytest.mark.parametrize("engine", ["mmap", "pread", "resident"])
+@pytest.mark.parametrize(
+    ("source", "fill", "options"),
+    [
+        ("int16", -1024, {"dtype": "int16"}),
+        ("int16", -1000, {"dtype": "float32", "normalize": Normalize((5.0,), (3.0,))}),
+        ("int16", 0, {"dtype": "float16", "normalize": Normalize((5.0,), (3.0,))}),
+        ("uint8", 200, {"dtype": "bfloat16", "normalize": Normalize((0.3,), (0.2,))}),
+        ("uint8", 7, {"dtype": "uint16"}),
+        ("uint8", 7, {"dtype": "uint8", "normalize": Normalize((0.3,), (0.2,))}),
+        ("uint16", 999, {"dtype": "float64"}),
+        ("uint16", 99, {"dtype": "uint8", "depth16": "scale"}),
+        ("uint16", 999, {"dtype": "float32", "scale": "none"}),
+        ("uint16", 999, {"dtype": "uint16"}),
+        ("int16", 1, {"dtype": "float32", "range": (-1000, 2000)}),
+        ("uint8", 9, {"dtype": "float32", "range": (-1000, 2000)}),
+        ("float32", 5, {"dtype": "float32"}),
+        ("channels", 60, {"dtype": "float32", "normalize": Normalize((0.3, 0.1), (0.2, 0.4))}),
+    ],
+)
+def test_beyond_a_patch_lies_what_lies_around_a_volume(tmp_path: Path, engine: str, source: str, fill: int, options: dict[str, Any]) -> None:
+    shape = (4, 6, 8, 2) if source == "channels" else (4, 6, 8)
+    data = np.abs(values(0, shape)) % 250 if source in ("uint8", "channels") else values(0, shape)
+    write(tmp_path / "raw", {f"imagesTr/{i}.npy": npy(data.astype("uint8" if source == "channels" else source)) for i in range(2)})
+    write(tmp_path / "raw", {f"labelsTr/{i}.npy": npy(np.ones((4, 6, 8), np.uint8)) for i in range(2)})
+    asked = Preprocess(pad=(6, 8, 10), fields={"image": {"kind": "volume", "fill": fill}, "label": {"fill": 9}}, **options)
+    run(Raw(tmp_path / "raw"), tmp_path / "out", asked)
+    ds = MMapShardDataset(tmp_path / "out", "train", engine="mmap" if engine == "resident" else engine)
+    if engine == "resident":
+        ds = ds.to_device("cpu")
+    shown = 0
+    for epoch in range(6):
+        augment = Augment(crop=(6, 8, 10), padding=3, flip=(0.5, 0.5, 0.5))
+        loader = ShardLoader(ds, 2, augment=augment, shuffle=False, num_workers=0)
+        loader.set_epoch(epoch)
+        image, label = next(iter(loader))
+        corner = ds[0][0][..., :1, :1, :1]
+        beyond = label == 9
+        shown += int(beyond.sum())
+        assert torch.equal(label == 9, ~(label == 1))
+        around = image.movedim(-4, -1)[beyond] if source == "channels" else image[beyond]
+        assert torch.equal(around, corner.reshape(1, -1).expand(len(around), -1) if source == "channels" else corner.reshape(-1).expand(len(around)))
+    assert shown > 3 * (480 - 192)
+
+
+def test_means_of_volumes_are_as_many_as_their_channels_and_a_fill_is_one_of_the_dtype(tmp_path: Path) -> None:
+    write(tmp_path / "raw", {f"{i}.npy": npy(values(i, (4, 6, 8, 2))) for i in range(2)})
+    with pytest.raises(OptionError, match="mean and std have 1 value, volumes have 2 channels"):
+        run(Raw(tmp_path / "raw"), tmp_path / "out", Preprocess(dtype="float32", normalize=Normalize((5.0,), (3.0,)), fields=KIND))
+    with pytest.raises(OptionError, match=r"mean and std have 1 value, --mode rgb has 3 channels: .*of volumes without channels, add --mode gray"):
+        Preprocess(dtype="float32", normalize=Normalize((5.0,), (3.0,)))
+    for fill, dtype in ((-1, "uint8"), (256, "uint8"), (40000, "int16")):
+        with pytest.raises(OptionError, match=f"fill {fill} is no value of {dtype}, which holds"):
+            run(Raw(tmp_path / "raw"), tmp_path / "out", Preprocess(dtype=dtype, pad=9, fields={"image": {"kind": "volume", "fill": fill}}))

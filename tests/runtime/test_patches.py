@@ -132,7 +132,7 @@ def test_a_patch_of_any_number_of_axes_is_what_indexing_gives(shape: list[int], 
     start = np.stack([chance.integers(-padding, n + padding - part + 1, 3) for n, part in zip(shape, size, strict=True)], 1)
     patch = Patch(start, chance.random((3, axes)) < 0.5, tuple(size))
     there = torch.full((3, *lead, *size), 255, dtype=torch.uint8)
-    apply(torch.from_numpy(volumes), np.array([2, 0, 1]), patch, there, np.array([0, 1, 2]))
+    apply(torch.from_numpy(volumes), np.array([2, 0, 1]), patch, there, np.array([0, 1, 2]), torch.tensor(0, dtype=torch.uint8))
     for i, row in enumerate((2, 0, 1)):
         out = np.zeros((*lead, *size), np.uint8)
         whole = (slice(None),) * len(lead)
@@ -298,7 +298,7 @@ def resident_pages(path: Path) -> Any:
 def test_what_cannot_be_done_is_refused(root: Path, tmp_path: Path) -> None:
     ds = MMapShardDataset(root)
     for augment, said in (
-        (Augment(resized_crop=8), r"resized_crop is for images, and volumes are not resampled: use crop=\(8, 8\), with as many numbers as axes"),
+        (Augment(resized_crop=8), r"resized_crop is for images, and volumes are not resampled: use crop=, an int or a number for each axis"),
         (Augment(crop=(4, 4)), r"crop \(4, 4\) is not for volumes: give an int, or 3 numbers \(depth x height x width\)"),
         (
             Augment(crop=(4, 4, 14)),

@@ -5,6 +5,7 @@ Ids are palette indices or whole numbers, never colours.  A mask is turned as it
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,10 @@ __all__ = ["is_lossy", "mask", "nearest", "picture_mask", "settled", "turns_unse
 Ids = npt.NDArray[Any]
 #: Floats up to here are exact, and no class id is larger.
 _LARGEST = 2**53
-#: Greys of 2 and 4 bits, by the start of Pillow's raw mode, and what they are multiplied by.
-_STEPS = {"L;2": 85, "L;4": 17}
+#: The largest grey of 2 and 4 bits, by the start of Pillow's raw mode.
+_GREYS = {"L;2": 3, "L;4": 15}
+#: Pillow's decoders of PGM, whose last argument is the largest grey.
+_PGM = ("ppm", "ppm_plain")
 
 
 def mask(data: bytes, name: str, options: Preprocess, size: tuple[int, int], orientation: int, shown: tuple[Shown, ...] | None = None) -> Ids:
@@ -38,28 +41,28 @@ def mask(data: bytes, name: str, options: Preprocess, size: tuple[int, int], ori
         image = opened(data, name, options, log)
         if isinstance(image, Stored):
             return _of_stored(image, options, size, orientation, shown)
-        step = _step(image)
+        white = _white(image)
         with opening.stage("load", f"{image.format} data"):
             own = opening.tiff_orientation(image) if image.format == "TIFF" else 1
             image.load()
         if own == 1 and image.format != "TIFF":
             own, _ = opening.orientation(image, log)
         with opening.stage("convert", f"{image.format} pixels"):
-            ids = _ids(image, step)
+            ids = _ids(image, white)
             if own in opening.TRANSPOSE and image.format != "TIFF" and options.orientation != "ignore":
                 ids = _turned(ids, own)
     return settled(ids, options, size, orientation, stands=own != 1, shown=shown)
 
 
 def picture_mask(image: Image.Image, options: Preprocess, size: tuple[int, int], orientation: int) -> Ids:
-    """As `mask`, of a picture that somebody has opened."""
+    """As `mask`, of a picture that somebody has opened, or loaded: of greys of few bits the file is looked at again, where it is at hand."""
     with opening.pillow(options) as log:
-        step = _step(image)
+        white = _white(image) if getattr(image, "tile", None) else _white_of_file(image)
         with opening.stage("load", "mask"):
             image.load()
         own, _ = opening.orientation(image, log) if image.format != "TIFF" else (1, False)
         with opening.stage("convert", "mask"):
-            ids = _ids(image, step)
+            ids = _ids(image, white)
             if own in opening.TRANSPOSE and options.orientation != "ignore":
                 ids = _turned(ids, own)
     return settled(ids, options, size, orientation, stands=own != 1)
@@ -154,18 +157,36 @@ def is_lossy(data: bytes) -> bool:
     return data.startswith(b"\xff\xd8\xff") or (data.startswith(b"RIFF") and data[8:16] == b"WEBPVP8 ")
 
 
-def _step(image: Image.Image) -> int:
-    """What Pillow multiplies values of 2 and 4 bits by, so that white is 255, when this image is loaded."""
-    tiles: Any = getattr(image, "tile", None) or [(None,) * 4]
-    args = tiles[0][3]
-    raw = str(args[0] if isinstance(args, tuple) and args else args)
-    return _STEPS.get(raw[:3], 1)
+def _white(image: Image.Image) -> int | None:
+    """The largest value that pixels may have in the file of an image that is not loaded, where loading makes another one of it: 255, or 65535 of
+    mode I.  None where values stay as they are."""
+    tiles: Any = getattr(image, "tile", None) or [("", None, None, None)]
+    codec, args = tiles[0][0], tiles[0][3]
+    if codec in _PGM:
+        return int(args[-1])
+    return _GREYS.get(str(args[0] if isinstance(args, tuple) and args else args)[:3])
 
 
-def _ids(image: Image.Image, step: int) -> Ids:
-    """Whole numbers (H, W) of an image as they stand in its file: its palette indices, or its values, which loading multiplied by `step`."""
-    if image.mode == "L" and step > 1:
-        return np.asarray(image) // step
+def _white_of_file(image: Image.Image) -> int | None:
+    """As `_white`, of an image that is loaded."""
+    if image.mode not in ("L", "I", "RGB"):
+        return None
+    for name in ("_fp", "filename"):
+        with contextlib.suppress(OSError, ValueError, SyntaxError, AttributeError), Image.open(getattr(image, name)) as again:
+            return _white(again) if (again.format, again.mode, again.size) == (image.format, image.mode, image.size) else None
+    return None
+
+
+def _ids(image: Image.Image, white: int | None) -> Ids:
+    """Whole numbers (H, W) of an image as they stand in its file: its palette indices, or its values, of which loading brought `white` to the top."""
+    ids = _loaded(image)
+    if white is None:
+        return ids
+    top = 65535 if image.mode == "I" else 255
+    return (ids.astype(np.int64) * white + top // 2) // top
+
+
+def _loaded(image: Image.Image) -> Ids:
     if image.mode in ("P", "L", "1"):
         return np.asarray(image if image.mode != "1" else image.convert("L").point(lambda v: v and 1))
     if image.mode == "PA":

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mmcompile.compiler.engines import LocalExecutor, usable_cpus
+from mmcompile.compiler.engines import LocalExecutor
 from mmcompile.compiler.marks import Fingerprints, marks_of_index, versions_of
 from mmcompile.compiler.options import BuildOptions
 from mmcompile.compiler.plan import ShardTask
@@ -31,6 +31,7 @@ from mmcompile.compiler.task import Job, hash_items
 from mmcompile.compiler.trace import Trace, made_trace
 from mmcompile.errors import OptionError
 from mmcompile.format.canonical import name_from_json
+from mmcompile.format.cpus import usable_cpus
 from mmcompile.format.index import Index
 from mmcompile.format.samples import hash_pair, pair_hash
 

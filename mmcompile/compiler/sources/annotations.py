@@ -19,12 +19,13 @@ from mmcompile.compiler.sources.jsonparts import is_unicode
 from mmcompile.compiler.sources.keys import Keys
 from mmcompile.compiler.sources.names import show
 from mmcompile.compiler.sources.numbers import Misfit, shown
-from mmcompile.compiler.sources.outlines import CROWD, check_outline, mask_key
+from mmcompile.compiler.sources.outlines import CROWD, check_outline, mask_key, may_be_drawn
 from mmcompile.compiler.sources.ragged import Ragged, laid_out, padded
 from mmcompile.compiler.spatial import Form
 from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.fields import Field, Names
 from mmcompile.text import counted
+from mmcompile.text import number as points
 
 __all__ = ["LISTS", "Annotations", "asked"]
 
@@ -138,9 +139,14 @@ class Annotations:
             self._boxes.extend([np.nan] * 4)
         else:
             self._boxes.extend(box)
-        area = member.get("area")
-        self._area.append(float(area) if isinstance(area, int | float) and abs(area) < 3e38 else np.nan)
-        self._crowd.append(bool(member.get("iscrowd")))
+        area, crowd = member.get("area"), member.get("iscrowd")
+        if area is not None and not (type(area) in (int, float) and abs(area) < 3e38):
+            self._wrong.setdefault(number, f"area: annotations[{number}]: {shown(area)} is no number")
+            area = None
+        if crowd not in (None, 0, 1):
+            self._wrong.setdefault(number, f"iscrowd: annotations[{number}]: {shown(crowd)}: expected 0 or 1")
+        self._area.append(np.nan if area is None else area)
+        self._crowd.append(crowd in (1,))
         points: Any = member.get("keypoints") or ()
         sound = isinstance(points, list | tuple) and len(points) % 3 == 0 and all(type(v) in (int, float) and abs(v) < 3e38 for v in points)
         if not sound or not all(v in (0, 1, 2) for v in points[2::3]):
@@ -173,6 +179,20 @@ class Annotations:
         self._labels[has] = self._places(numbers, kinds[has], "category", np.flatnonzero(has))
         #: Annotations image by image.
         self._order = np.argsort(self._of, kind="stable")
+        self._count_points([len(self._points.get(number, ())) for number in numbers.tolist()])
+
+    def _count_points(self, named: list[int]) -> None:
+        """Keypoints of which some are missing are wrong: `named` are those that each category names; one without has as many as most of its own."""
+        counts = _numbers(self._point_counts)
+        wanted = np.array([*named, 0], np.int64)
+        most = np.zeros_like(wanted)
+        np.maximum.at(most, self._labels, counts)
+        wanted = np.where(wanted > 0, wanted, most)[self._labels]
+        for number in np.flatnonzero((counts > 0) & (counts != wanted)).tolist():
+            kind = self._names[self._labels[number]] if self._labels[number] >= 0 else "no category"
+            self._wrong.setdefault(
+                number, f"keypoints: annotations[{number}]: {points(int(counts[number]), 'point')}, where {show(kind)} has {wanted[number]}"
+            )
 
     def _places(
         self, known: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64], what: str, numbers: npt.NDArray[np.int64] | None = None
@@ -264,6 +284,9 @@ class Annotations:
                 height, width = self._sizes[row].tolist()
                 if not width * height:
                     faults.setdefault(at, f"mask: images[{row}] says no width and height, which its outlines belong to")
+                elif not may_be_drawn(width, height):
+                    faults.setdefault(at, f"mask: images[{row}] says {width}x{height} (width x height), more than any picture that is taken")
+                    height = width = 0
                 outlines = []
                 for number in self._order[start:stop].tolist():
                     shape = json.loads(self._shapes[int(ends[number]) - self._shape_lengths[number] : int(ends[number])])

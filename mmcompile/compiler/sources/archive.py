@@ -26,7 +26,7 @@ from mmcompile.compiler.sources.pairedlayout import CERTAIN, find_sets, kind_of,
 from mmcompile.compiler.sources.pairing import Pairing
 from mmcompile.compiler.sources.parts import read_item, stat_item
 from mmcompile.compiler.sources.scanning import Wishes
-from mmcompile.compiler.sources.splits import Layout, rank
+from mmcompile.compiler.sources.splits import SPLITS, Layout, rank
 from mmcompile.compiler.sources.tar import BLOCK
 from mmcompile.compiler.sources.webdataset import TarMembers, list_tar
 from mmcompile.compiler.sources.zips import list_zip, read_member
@@ -44,7 +44,7 @@ _ENDINGS = {
     "zip": (".zip",),
 }
 #: What a split may be called in the name of an archive.
-_SPLIT_IN_NAME = re.compile(r"(?:^|[^a-z])(train|training|val|valid|validation|test|testing)(?=[^a-z]|$)", re.IGNORECASE)
+_SPLIT_IN_NAME = re.compile(rf"(?:^|[^a-z])({'|'.join(sorted(SPLITS))})(?=[^a-z]|$)", re.IGNORECASE)
 
 
 def is_archive(path: str, form: str, *, inner: bool = False) -> bool:

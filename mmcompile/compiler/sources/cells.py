@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,9 +18,12 @@ from mmcompile.compiler.sources.celltext import GAPS, KINDS, Times, as_times, ho
 from mmcompile.compiler.sources.keys import Keys
 from mmcompile.compiler.sources.names import show
 from mmcompile.errors import SourceError
+from mmcompile.format.fields import INDEX_LIMIT, LIST_LIMIT
 
-__all__ = ["Cells", "Column", "told", "typed"]
+__all__ = ["Cells", "Column", "fitting", "long_name", "long_text", "told", "typed"]
 
+#: Bytes of the names of one column in an index, which has to hold all else, too; longer lists of names lie in a file of their own.
+_MOST_NAMES = INDEX_LIMIT // 4
 #: Cells that are objects at one time.
 _CHUNK = 1 << 14
 _GAPS = frozenset(word.encode() for word in GAPS)
@@ -123,8 +126,37 @@ def _first_text(cells: Sequence[str], kinds: set[str], before: int) -> tuple[int
 def typed(cells: Cells, where: Callable[[int], str], *, names: bool = False) -> Column | str:
     """The column that these cells are (they are empty from then on), or why it cannot be held.  `where(row)` names a row.
 
-    `names`: they may be names, some of which look like numbers; else such a column is not held.  Raises SourceError: text that is no UTF-8.
+    `names`: they may be names, some of which look like numbers; else such a column is not held.  Raises SourceError: text that is no UTF-8, or
+    too long for the name of a category.
     """
+    found = _typed(cells, where, names=names)
+    return found if isinstance(found, str) else fitting(found, where)
+
+
+def fitting(column: Column, where: Callable[[int], str]) -> Column:
+    """The column.  Raises SourceError, naming the row, where the texts that it has numbers of are too long for an index."""
+    if column.names is not None and (text := long_name(column.names)):
+        row = int((column.values == column.names.index(text)).argmax())
+        raise SourceError(f"{where(row)}: {long_text(f'column {show(column.name)}', text)}", row=row, column=column.name)
+    return column
+
+
+def long_name(names: Collection[str]) -> str:
+    """The longest of these names of classes or categories, where an index cannot hold them; "" where it can."""
+    if len(names) > LIST_LIMIT or sum(len(name.encode("utf-8", "surrogatepass")) for name in names) <= _MOST_NAMES:
+        return ""
+    return max(names, key=len)
+
+
+def long_text(what: str, text: str) -> str:
+    """What is said of such a name in a column or field."""
+    return (
+        f"{what} holds a text of {len(text):,} characters ({text[:40]!r}…), and the names of classes and categories have to fit the "
+        "index of a dataset: shorten it, or leave that out"
+    )
+
+
+def _typed(cells: Cells, where: Callable[[int], str], *, names: bool) -> Column | str:
     kinds, name = cells.kinds, cells.name
     if not kinds and cells.stray is not None and not names:
         return f"{told(cells.stray, where)}: mend it, or give a list that tells texts from numbers (JSON lines, Parquet)"

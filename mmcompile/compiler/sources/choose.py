@@ -104,7 +104,8 @@ class Raw(SourceOptions):
 
     Folders side by side: `columns`: those beside the pictures that are taken.
 
-    Tables: `columns`, `label_column`; `group_by`, `order_by`: names; `split_by`, as "ts=2023-01-01,2024-01-01".
+    Tables: `columns`, `label_column`; `group_by`, `order_by`: names; `split_by`, as "ts=2023-01-01,2024-01-01", or a list of these
+    parts.
 
     Datasets: `where`, a condition on rows.  `rows`: numbers of rows, or a file of them.  `columns`: the fields beside the images that are kept.
     """
@@ -132,6 +133,8 @@ def _checked(name: str, value: Any) -> Any:
             return os.fspath(value)
     elif name == "columns" and isinstance(value, str):
         return tuple(column.strip() for column in next(csv.reader([value]), []) if column.strip())
+    elif name == "split_by" and isinstance(value, tuple | list) and value and all(isinstance(part, str) for part in value):
+        return ",".join(value)
     elif name == "shape" and isinstance(value, tuple | list) and value and all(isinstance(n, int) for n in value):
         return "x".join(map(str, value))
     elif name in _SEVERAL:
@@ -304,10 +307,10 @@ def _on_this_disk(place: str) -> str:
     return found
 
 
-def _is_paired(raw: Sequence[str]) -> bool:
+def _is_paired(raw: Sequence[str], asked: tuple[tuple[str, FieldOptions], ...] = ()) -> bool:
     from mmcompile.compiler.sources.paired import is_paired
 
-    return len(raw) == 1 and is_paired(str(on_disk(raw[0])))
+    return len(raw) == 1 and is_paired(str(on_disk(raw[0])), dict(asked))
 
 
 def _paired(raw: Sequence[str], options: SourceOptions) -> Source:
@@ -366,6 +369,8 @@ def open_source(raw: Sequence[str], options: SourceOptions) -> Source | RowSourc
             kind = next(k for k in KINDS if k.name == "manifest")
         if kind.name in ("folder", "npy-folder") and dict(options.fields).get("image", FieldOptions()).kind == "volume":
             kind = next(k for k in KINDS if k.name == "volumes")
+        if kind.name == "folder" and options.fields and _is_paired(raw, options.fields):
+            kind = next(k for k in KINDS if k.name == "pairs")
         if kind.name == "folder":
             _refuse_foreign(raw)
         if kind.name in ("folder", "tar", "zip"):

@@ -24,12 +24,12 @@ from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.rowstore import RowPreprocess
 from mmcompile.compiler.sealing import write_all
 from mmcompile.compiler.sources.columnsource import ColumnSource
-from mmcompile.compiler.sources.declaring import Hints, declare, is_vague, with_pictures
+from mmcompile.compiler.sources.declaring import Hints, declare, is_vague, said_pictures, with_pictures
 from mmcompile.compiler.sources.known import check_classes, class_names, known_dtypes, known_names, stamp_of
 from mmcompile.compiler.sources.rows import RowScan
 from mmcompile.compiler.sources.samplenames import named_parts
-from mmcompile.compiler.sources.samples import Declared
-from mmcompile.compiler.sources.samplevalues import PICTURES, as_array, is_array, is_picture, texts_of
+from mmcompile.compiler.sources.samples import Declared, told
+from mmcompile.compiler.sources.samplevalues import ARRAYS, PICTURES, as_array, is_array, is_picture, texts_of
 from mmcompile.compiler.sources.splits import why_no_splits
 from mmcompile.compiler.tally import gone
 from mmcompile.errors import BuildError, MMCompileError, OptionError, SourceError
@@ -54,6 +54,8 @@ def wrap(dataset: Any, asked: Preprocess | RowPreprocess | None) -> tuple[Any, R
         raise OptionError("--views: drawn from the key of a file, and samples in Python have none: augment when they are read", options=["views"])
     if type(dataset).__name__ == "DataLoader" and getattr(dataset, "batch_size", None) is not None:
         raise OptionError("DataLoader: gives batches, which would be samples: give its dataset (loader.dataset), or make it with batch_size=None")
+    if isinstance(dataset, Mapping) and all(isinstance(part, list | tuple) and not part for part in dataset.values()):
+        raise SourceError("the dataset: there are no rows")
     try:
         columns = _columns(dataset)
         if columns is not None:
@@ -97,7 +99,7 @@ def wrap(dataset: Any, asked: Preprocess | RowPreprocess | None) -> tuple[Any, R
         try:
             return made, RowPreprocess.of(replace(asked, fields=()) if isinstance(asked, Preprocess) else asked)
         except OptionError as error:
-            raise OptionError(f"{error}, or give {PICTURES}", **error.details) from None
+            raise OptionError(f"{error}, or give {PICTURES}; or {ARRAYS}", **error.details) from None
     return made, asked if isinstance(asked, RowPreprocess) else RowPreprocess.of_pictures(made.declared.pictures)
 
 
@@ -141,7 +143,10 @@ def _splits(dataset: Any) -> dict[str, Any] | None:
     """Datasets by split, where that is what a dict is."""
     if not isinstance(dataset, Mapping) or not dataset:
         return None
-    alike = all(_of_samples(d) if isinstance(d, list | tuple) else _is_map(d) and not isinstance(d, str | bytes) for d in dataset.values())
+    lists = [d for d in dataset.values() if isinstance(d, list | tuple)]
+    if lists and not any(map(_of_samples, lists)):  # columns
+        return None
+    alike = all(not d or _of_samples(d) if isinstance(d, list | tuple) else _is_map(d) and not isinstance(d, str | bytes) for d in dataset.values())
     return texts_of(dataset) if alike else None
 
 
@@ -170,15 +175,12 @@ class DatasetSource:
         if first is not None:
             known = known_names(list(self._datasets.values())[first])
             row, sample = self._telling(names)
-            try:
+            pictures = said_pictures(preprocess)
+            with told(row):
                 preprocess, main = with_pictures(sample, names, preprocess)
                 if main is not None:
-                    preprocess = self._sized(sample, preprocess, main, names)
-                self.declared = declare(sample, names, preprocess, Hints(known, known_dtypes(list(self._datasets.values())[first])))
-            except SourceError as error:
-                if "row" in error.details:  # of another sample that was looked at
-                    raise
-                raise SourceError(f"row {row:,}: {error}", row=row) from error
+                    preprocess = self._sized(sample, preprocess, main, names, pictures)
+                self.declared = declare(sample, names, preprocess, Hints(known, known_dtypes(list(self._datasets.values())[first])), pictures)
             self._classes = class_names(self.declared.fields, known)
 
     def identity(self) -> dict[str, object]:
@@ -256,12 +258,12 @@ class DatasetSource:
         except BaseException as error:  # whatever a stranger's dataset raises, sys.exit() too, says something of this row
             raise _raised(row, error) from error
 
-    def _sized(self, sample: Any, preprocess: Preprocess, main: str, names: Sequence[str] | None) -> Preprocess:
+    def _sized(self, sample: Any, preprocess: Preprocess, main: str, names: Sequence[str] | None, said: frozenset[str]) -> Preprocess:
         """The settings of pictures with their size chosen, where nobody typed one."""
         if not _is_open(preprocess):
             return preprocess
         rows = np.unique(np.linspace(0, int(self._stops[-1]) - 1, _LOOKED_AT).astype(np.int64)).tolist()
-        pictures: list[Any] = [named_parts(self._sample(row) if row else sample, names).get(main) for row in rows]
+        pictures: list[Any] = [named_parts(self._sample(row) if row else sample, names, said).get(main) for row in rows]
         chosen, self._why = decide(preprocess, [decode.picture_size(picture, preprocess) for picture in pictures if is_picture(picture)])
         return chosen
 
@@ -323,13 +325,15 @@ class SpooledSource:
         self._gone = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._first: list[Any] = []
         known = known_names(samples)
+        pictures = said_pictures(preprocess)
         for sample in self._left:
             self._first = [sample]
-            preprocess, main = with_pictures(sample, names, preprocess)
-            if main is not None and _is_open(preprocess):
-                preprocess, why = decide(preprocess, [decode.picture_size(named_parts(sample, names)[main], preprocess)])
-                self._why = f"{why}; an iterable is read once, so its first sample decided"
-            self.declared = declare(sample, names, preprocess, Hints(known, known_dtypes(samples)))
+            with told(0):
+                preprocess, main = with_pictures(sample, names, preprocess)
+                if main is not None and _is_open(preprocess):
+                    preprocess, why = decide(preprocess, [decode.picture_size(named_parts(sample, names, pictures)[main], preprocess)])
+                    self._why = f"{why}; an iterable is read once, so its first sample decided"
+                self.declared = declare(sample, names, preprocess, Hints(known, known_dtypes(samples)), pictures)
             if self.declared.unsized:
                 part = self.declared.unsized[0]
                 raise OptionError(

@@ -22,7 +22,7 @@ from mmcompile.compiler.sources.celltext import GAPS
 from mmcompile.compiler.sources.columns import as_label
 from mmcompile.format.fields import DTYPES
 
-__all__ = ["Misfit", "NamesOf", "Numbers", "flat", "parsed", "shown"]
+__all__ = ["Misfit", "NamesOf", "Numbers", "flat", "is_plain", "parsed", "shown"]
 
 #: Whole numbers up to here are floats without a loss.
 _EXACT = 2**53
@@ -71,6 +71,11 @@ def flat(value: Any) -> list[Any]:
     return [inner for member in value for inner in (flat(member) if isinstance(member, list | tuple) else (member,))]
 
 
+def is_plain(text: str) -> bool:
+    """Could this be a number as files write it: of ASCII, and without the `_` between digits that Python takes?"""
+    return text.isascii() and "_" not in text
+
+
 def _number(value: Any) -> float | int:
     """A number, NaN for no value.  Raises Misfit."""
     if type(value) in (int, float):
@@ -83,6 +88,8 @@ def _number(value: Any) -> float | int:
         text = value.strip()
         if text.lower() in ("true", "false"):
             return int(text.lower() == "true")
+        if not is_plain(text):
+            raise Misfit(f"{shown(value)} is no number")
         try:
             return int(text)
         except ValueError:

@@ -18,7 +18,7 @@ import xxhash
 
 from mmcompile.compiler.sources.numbers import Misfit, shown
 
-__all__ = ["CROWD", "check_outline", "is_drawn", "mask_bytes", "mask_key", "mask_stat", "outline"]
+__all__ = ["CROWD", "check_outline", "is_drawn", "mask_bytes", "mask_key", "mask_stat", "may_be_drawn", "outline"]
 
 Array = npt.NDArray[Any]
 #: What a crowd is in a mask.
@@ -27,6 +27,8 @@ CROWD = 255
 _FINE = 5
 #: More pixels than any picture that is taken has.
 _MOST = 1 << 28
+#: Points of edges that are held at one time: outlines that lead far away from their picture take time, not memory.
+_CHUNK = 1 << 20
 
 
 def is_drawn(key: bytes) -> bool:
@@ -74,9 +76,14 @@ def outline(shape: Any, width: int, height: int) -> npt.NDArray[np.bool_]:
     return out.reshape(width, height).T
 
 
+def may_be_drawn(width: int, height: int) -> bool:
+    """Is this a size of pictures whose outlines are drawn?"""
+    return 0 < width * height <= _MOST
+
+
 def check_outline(shape: Any, width: int, height: int) -> None:
     """Raises Misfit where `outline` would."""
-    if not 0 < width * height <= _MOST:
+    if not may_be_drawn(width, height):
         raise Misfit(f"a picture of {width}x{height} (width x height)")
     if isinstance(shape, dict):
         _runs(shape, width, height)
@@ -145,19 +152,24 @@ def _uncompressed(text: str) -> list[int]:
 def _edges(polygon: Array, width: int, height: int) -> npt.NDArray[np.int64]:
     """Where, column by column, the inside of a polygon (P, 2) begins and ends, by turns: ascending (E,), E even."""
     at = np.trunc(_FINE * polygon + 0.5).astype(np.int64)
-    columns, rows = _along(at, np.roll(at, -1, axis=0))
-    # Where the walk goes from one fine column to the next, within the middle of a pixel's five, an inside begins or ends.
+    edges = np.sort(np.concatenate([_crossings(*points, width, height) for points in _along(at, np.roll(at, -1, axis=0))]))
+    return np.append(edges, width * height) if len(edges) % 2 else edges
+
+
+def _crossings(columns: Array, rows: Array, width: int, height: int) -> npt.NDArray[np.int64]:
+    """The places in the picture at which a walk over these points (M,), (M,) begins or ends an inside: where it goes from one fine column to the
+    next, within the middle of a pixel's five."""
     steps = np.flatnonzero(columns[1:] != columns[:-1]) + 1
     column = np.where(columns[steps] < columns[steps - 1], columns[steps], columns[steps] - 1)
     x = (column + 0.5) / _FINE - 0.5
     y = np.ceil(np.clip((np.minimum(rows[steps], rows[steps - 1]) + 0.5) / _FINE - 0.5, 0, height))
     kept = (np.floor(x) == x) & (x >= 0) & (x <= width - 1)
-    edges = np.sort(x[kept].astype(np.int64) * height + y[kept].astype(np.int64))
-    return np.append(edges, width * height) if len(edges) % 2 else edges
+    places: npt.NDArray[np.int64] = x[kept].astype(np.int64) * height + y[kept].astype(np.int64)
+    return places
 
 
-def _along(starts: Array, ends: Array) -> tuple[Array, Array]:
-    """The points (M,), (M,) on all edges (P, 2) -> (P, 2), in order, each end included."""
+def _along(starts: Array, ends: Array) -> Iterator[tuple[Array, Array]]:
+    """The points (M,), (M,) on all edges (P, 2) -> (P, 2), in order, each end included, piece by piece; each begins with the last one before."""
     across, down = np.abs(ends - starts).T
     steep = across < down
     length = np.maximum(across, down)
@@ -166,10 +178,12 @@ def _along(starts: Array, ends: Array) -> tuple[Array, Array]:
     with np.errstate(invalid="ignore", divide="ignore"):
         slope = np.where(steep, (last - first)[:, 0] / down, (last - first)[:, 1] / across)
     slope = np.where(length == 0, 0.0, slope)
-    counts = length + 1
-    of = np.repeat(np.arange(len(starts)), counts)
-    step = np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)
-    step = np.where(back[of], length[of] - step, step)
-    major = np.where(steep, first[:, 1], first[:, 0])[of] + step
-    minor = np.trunc(np.where(steep, first[:, 0], first[:, 1])[of] + slope[of] * step + 0.5).astype(np.int64)
-    return np.where(steep[of], minor, major), np.where(steep[of], major, minor)
+    stops = np.cumsum(length + 1)
+    for begin in range(0, int(stops[-1]), _CHUNK):
+        place = np.arange(max(begin - 1, 0), min(begin + _CHUNK, int(stops[-1])))
+        of = np.searchsorted(stops, place, side="right")
+        step = place - (stops[of] - length[of] - 1)
+        step = np.where(back[of], length[of] - step, step)
+        major = np.where(steep, first[:, 1], first[:, 0])[of] + step
+        minor = np.trunc(np.where(steep, first[:, 0], first[:, 1])[of] + slope[of] * step + 0.5).astype(np.int64)
+        yield np.where(steep[of], minor, major), np.where(steep[of], major, minor)

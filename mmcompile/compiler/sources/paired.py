@@ -10,13 +10,14 @@ import functools
 import itertools
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 import numpy as np
 
-from mmcompile.compiler.fieldoptions import FieldOptions
+from mmcompile.compiler.fieldoptions import FieldOptions, refuse_strange
 from mmcompile.compiler.formats import EXTENSIONS, VOLUME_EXTENSIONS, extension
 from mmcompile.compiler.sources import Scan
 from mmcompile.compiler.sources import pairedlabels as labels
@@ -30,7 +31,7 @@ from mmcompile.compiler.sources.remote import RemoteSource, folder_source
 from mmcompile.compiler.sources.splits import SPLITS, Layout
 from mmcompile.compiler.sources.volumes import Series, is_slice
 from mmcompile.compiler.spatial import Form
-from mmcompile.errors import OptionError, SourceError
+from mmcompile.errors import SourceError
 from mmcompile.format.canonical import name_to_json
 from mmcompile.format.fields import Split, row_dtype
 from mmcompile.text import counted
@@ -112,21 +113,15 @@ class PairedSource:
         if not tree.above and (gone := tree.left_out["in an excluded folder"]):
             raise SourceError(f"{show(self.root)}: nothing is left: --exclude leaves out all {counted(gone, 'files')}", path=self.root)
         if not sets:
-            raise SourceError(
-                f"{show(self.root)}: no folders side by side: expected one called {', '.join(IMAGES[:-1])} or {IMAGES[-1]}, and one beside it, "
-                "as images and masks",
-                path=self.root,
-            )
+            raise SourceError(f"{show(self.root)}: no folders side by side: {_what_lacks(tree.above)}", path=self.root)
         pairing = Pairing(tree, sets, asked, include, exclude)
         found = [pairing.pair(one) for one in sets]
         tree.leave_others([one.main for one in sets] + [beside.folder for one in sets for beside in one.beside])
+        refuse_strange(asked, [*(name for name, _ in pairing.parts), *([labels.FIELD, "labels"] if pairing.text else [])])
         pairing.raise_any()
         if not any(len(one.rows) for one in found):
             raise SourceError(f"no pictures in {', '.join(show(one.main) for one in sets)}", path=self.root)
         parts = pairing.parts
-        if strange := sorted(asked.keys() - {name for name, _ in parts} - ({labels.FIELD, "labels"} if pairing.text else set())):
-            there = ", ".join([*(name for name, _ in parts), *([labels.FIELD] if pairing.text else [])])
-            raise OptionError(f"--field {strange[0]}: no such field: the folders are {there}", options=["field"])
         warnings += pairing.said
         splits = _splits([(one.split, len(pairs.rows)) for one, pairs in zip(sets, found, strict=True)])
         keys = Keys.join([pairs.keys for pairs in found])
@@ -193,8 +188,20 @@ def _splits(sizes: Sequence[tuple[str, int]]) -> tuple[Split, ...]:
     return () if [split.name for split in out] == ["all"] else tuple(out)
 
 
-def is_paired(raw: str) -> bool:
-    """Do the names of folders say that they lie side by side, and is it so for the first of their pictures?  Looks into those folders alone.
+def _what_lacks(folders: Collection[str]) -> str:
+    """What to add to folders of these names, that they lie side by side."""
+    tops = children(folders, "")
+    main = next((name for name in tops if word_of(name) in CERTAIN), None)
+    if main is None or len(tops) == 1:
+        return f"expected one called {', '.join(IMAGES[:-1])} or {IMAGES[-1]}, and one beside it, as images and masks"
+    others = ", ".join(show(name) for name in tops if name != main)
+    return f"beside {show(main)} lie {others}, and no name says what such a folder holds: --field NAME:kind=image (or mask) takes one of them"
+
+
+def is_paired(raw: str, asked: Mapping[str, FieldOptions] = MappingProxyType({})) -> bool:
+    """Do the names of folders, or what was `asked` of fields, say that they lie side by side, and is it so for the first of their pictures?
+
+    Looks into those folders alone.
 
     At least half of the pictures must have a partner.  Where the names may as well be those of classes (left and right), all of them, in folders of
     as many files, and with no other folder beside them.
@@ -202,20 +209,20 @@ def is_paired(raw: str) -> bool:
     if not os.path.isdir(raw):
         return False
     try:
-        sets, names = _sets_in(raw)
+        sets, names = _sets_in(raw, asked)
     except SourceError:  # which says what is wrong with folders that lie side by side
         return True
-    return any(_agree(raw, one, children(names, "")) for one in sets)
+    return any(_agree(raw, one, children(names, ""), asked) for one in sets)
 
 
-def _sets_in(raw: str) -> tuple[list[PairSet], set[str]]:
+def _sets_in(raw: str, asked: Mapping[str, FieldOptions]) -> tuple[list[PairSet], set[str]]:
     """The sets that the names of folders make, and these names.  Raises SourceError."""
     tops = _folders_in(raw)
     names = set(tops)
     for top in tops:
         if top.lower() in SPLITS or word_of(top) in IMAGES:
             names |= {f"{top}/{inner}" for inner in _folders_in(os.path.join(raw, top))}
-    return find_sets(names | _mirrored(names), lambda text: _holds_files(os.path.join(raw, text)), Layout(), {}, raw)[0], names
+    return find_sets(names | _mirrored(names), lambda text: _holds_files(os.path.join(raw, text)), Layout(), asked, raw)[0], names
 
 
 def _folders_in(folder: str) -> list[str]:
@@ -234,8 +241,8 @@ def _mirrored(names: set[str]) -> set[str]:
     return {f"{top}/{split}" for top in names if "/" not in top for split in inner}
 
 
-def _agree(raw: str, one: PairSet, tops: Sequence[str]) -> bool:
-    certain = word_of(last_word(one.main)) in CERTAIN and any(kind_of(last_word(b.folder)) == "mask" for b in one.beside)
+def _agree(raw: str, one: PairSet, tops: Sequence[str], asked: Collection[str]) -> bool:
+    certain = word_of(last_word(one.main)) in CERTAIN and any(kind_of(last_word(b.folder)) == "mask" or b.field in asked for b in one.beside)
     pictures = list(itertools.islice(_files(os.path.join(raw, one.main)), _LOOKED_AT))
     hits = sum(map(any, zip(*(_paired(os.path.join(raw, b.folder), pictures) for b in one.beside), strict=True)))
     if certain:
@@ -271,7 +278,7 @@ def _paired(folder: str, pictures: Sequence[str]) -> list[bool]:
 
 def why_not_paired(raw: str) -> str:
     """What to say of folders that are called like pictures and their masks, hold files that may be these, and do not pair; else ""."""
-    for one in _sets_in(raw)[0]:
+    for one in _sets_in(raw, {})[0]:
         for b in one.beside if word_of(last_word(one.main)) in CERTAIN else ():
             if kind_of(last_word(b.folder)) == "mask" and all(_holds_images(os.path.join(raw, place)) for place in (one.main, b.folder)):
                 return (

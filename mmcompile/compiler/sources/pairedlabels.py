@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from mmcompile.compiler.fieldoptions import FieldOptions
 from mmcompile.compiler.sources.names import show
+from mmcompile.compiler.sources.numbers import is_plain
 from mmcompile.compiler.sources.ragged import Ragged, laid_out
 from mmcompile.compiler.spatial import Form
 from mmcompile.errors import SourceError
@@ -24,6 +25,8 @@ __all__ = ["CLASS_FILES", "FIELD", "LabelFile", "class_names", "form_of", "parse
 FIELD = "boxes"
 #: Files that name the classes, beside the folders or in that of the boxes: those of Ultralytics, and the list that labelling tools write.
 CLASS_FILES = ("data.yaml", "dataset.yaml", "data.yml", "classes.txt")
+#: Numbers of classes that nobody names end before this one: float64 holds all of them.
+_CLASSES = 1 << 53
 #: Rounded shares may go over the edge by so much.
 _SLACK = 1e-3
 #: Mappings and lists of names, in the little of YAML in which they are written.
@@ -61,13 +64,15 @@ def parse_boxes(data: bytes, key: str, form: Form, classes: Sequence[str] | None
         if not words:
             continue
         try:
+            if not all(map(is_plain, words)):
+                raise ValueError
             kind, *box = map(float, words)
         except ValueError:
             return _fault(key, number, f"expected class x y width height, found {show(line[:60])}")
-        if len(box) != 4 or not all(map(math.isfinite, box)):
+        if len(box) != 4 or not all(map(math.isfinite, (kind, *box))):
             return _fault(key, number, f"expected class and 4 numbers, found {show(line[:60])}")
-        if kind != int(kind) or kind < 0 or (classes is not None and kind >= len(classes)):
-            known = "a whole number from 0" if classes is None else f"a class from 0 to {len(classes) - 1}"
+        if kind != int(kind) or not 0 <= kind < (_CLASSES if classes is None else len(classes)):
+            known = f"a whole number from 0 to {_CLASSES - 1}" if classes is None else f"a class from 0 to {len(classes) - 1}"
             return _fault(key, number, f"expected {known}, found {words[0]}")
         if form.relative and not all(-_SLACK <= value <= 1 + _SLACK for value in box):
             return _fault(

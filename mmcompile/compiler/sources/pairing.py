@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from mmcompile.compiler.fieldoptions import FieldOptions
+from mmcompile.compiler.fieldoptions import FieldOptions, refuse_strange
 from mmcompile.compiler.sources import LABEL, Scan
 from mmcompile.compiler.sources.arrange import lacking
 from mmcompile.compiler.sources.cells import Cells, Column, told, typed
@@ -141,7 +141,7 @@ class Pairing:
         lists = {name: cells.keys() for name, cells in self._lists.items() if self._wishes.columns is None or name in self._wishes.columns}
         asked = [name for name in self._records if name in self._options and name not in self._nested and name != label]
         lists |= {name: self._records.pop(name).keys() for name in asked}
-        self._check_asked({"image", LABEL.name, *(name for name, _ in settled.parts), *settled.arrays, *settled.texts, *lists})
+        refuse_strange(self._options, ["image", LABEL.name, *(name for name, _ in settled.parts), *settled.arrays, *settled.texts, *lists])
         several, none, warnings = member_fields(settled, lists, self._options, self._wishes.columns or (), self._read, where)
         self._warnings += warnings
         self._nested = (self._nested - lists.keys()) | {name for name in none if name in self._nested}
@@ -183,11 +183,6 @@ class Pairing:
             tuple(several.forms),
             faults,
         )
-
-    def _check_asked(self, known: set[str]) -> None:
-        """Raises OptionError for settings of a field that samples do not have."""
-        if strange := sorted(self._options.keys() - known):
-            raise OptionError(f"--field {show(strange[0])}: samples have no such field (they have {', '.join(sorted(known))})", options=["field"])
 
     def _in_splits(self, splits: Sequence[str], numbers: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], tuple[Split, ...]]:
         """(rows in the order of their splits, the splits) by the number of each row's archive; no splits where all are one called "all"."""

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcompile.compiler.formats import sniff
-from mmcompile.compiler.sources.cells import Column
+from mmcompile.compiler.sources.cells import Column, fitting
 from mmcompile.compiler.sources.columns import IMAGE_NAMES, named_alike
 from mmcompile.compiler.sources.jsonparts import form_of, whole_of
 from mmcompile.compiler.sources.keys import Keys
@@ -245,7 +245,8 @@ class ArrowColumns:
     def column(self, name: str, where: Callable[[int], str], *, names: bool = False, text: bool = False) -> Column | str:
         """A column, or why it cannot be held.  With `text` it is one of text, whatever it holds."""
         with reading(self._tables[0].path):
-            return self._column(name, text=text)
+            found = self._column(name, text=text)
+        return found if isinstance(found, str) else fitting(found, where)
 
     def _column(self, name: str, *, text: bool) -> Column | str:
         array = self._whole(name)

@@ -17,10 +17,10 @@ from mmcompile.compiler.fieldoptions import FieldOptions
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.sources.arrays import as_stored
 from mmcompile.compiler.sources.boxes import box_faults
-from mmcompile.compiler.sources.samplevalues import as_array, is_picture, numbers
+from mmcompile.compiler.sources.samplevalues import as_array, coordinates, is_picture, numbers
 from mmcompile.compiler.spatial import Form
 from mmcompile.compiler.transform import transformed
-from mmcompile.errors import SourceError
+from mmcompile.errors import DecodeError, SourceError
 from mmcompile.format.fields import DTYPES, Field
 
 __all__ = [
@@ -83,9 +83,12 @@ class NumberPart(Part):
     def make(self, value: Any, facts: Facts) -> Array:
         array = numbers(value, self.name, self.given)
         if array.shape != self.shape or (array.dtype != self.dtype and not self.cast):
-            more = f"; of lists that differ in length say how many rows are kept: fields={{{self.name!r}: {{'max': N}}}}"
-            ragged = array.shape[1:] == self.shape[1:] and array.ndim > 0 and array.dtype == self.dtype
-            raise SourceError(f"{self.name}: expected {self.dtype} {self.shape}, found {array.dtype} {array.shape}{more if ragged else ''}")
+            more = ""
+            if self.field.meaning == "image":
+                more = "; arrays are stored as they are: give pictures that differ in size as Pillow images, with --resize and --crop"
+            elif array.shape[1:] == self.shape[1:] and array.ndim > 0 and array.dtype == self.dtype:
+                more = f"; of lists that differ in length say how many rows are kept: fields={{{self.name!r}: {{'max': N}}}}"
+            raise SourceError(f"{self.name}: expected {self.dtype} {self.shape}, found {array.dtype} {array.shape}{more}")
         if self.cast:
             return exact(array, self.field, self.name).reshape(self.field.shape)
         return as_stored(array[None], self.field).reshape(self.field.shape)
@@ -101,8 +104,8 @@ class PicturePart(Part):
 
     def make(self, value: Any, facts: Facts) -> Array:
         if not is_picture(value):
-            raise SourceError(f"{self.name}: expected a picture, found {type(value).__name__}")
-        made = pixels(value, self.options)
+            raise SourceError(f"{self.name}: expected a picture of Pillow's, as in the first sample, found {type(value).__name__}")
+        made = pixels(value, self.options, self.name)
         if made.shape != self.shape or made.dtype != self.dtype:
             raise SourceError(f"{self.name}: expected {self.dtype} {self.shape} (H, W, C), found {made.dtype} {made.shape}")
         return made.transpose(2, 0, 1) if self.field.layout == "chw" else made
@@ -124,6 +127,12 @@ class MaskPart(Part):
         return shape[0] if self.stack and len(shape) == 3 else None
 
     def make(self, value: Any, facts: Facts) -> Array:
+        try:
+            return self._ids(value, facts)
+        except DecodeError as error:
+            raise SourceError(f"{self.name}: {error}") from error
+
+    def _ids(self, value: Any, facts: Facts) -> Array:
         if is_picture(value):
             return decode.picture_mask(value, self.options, facts.size, facts.orientation)
         ids = as_array(value, self.name)
@@ -171,7 +180,7 @@ class ListPart(Part):
     def rows(self, value: Any, facts: Facts) -> Array:
         """All rows of a value, of the dtype of the field.  Raises SourceError."""
         inner = self.field.shape[1:]
-        array = as_array(value, self.name)
+        array = as_array(value, self.name) if self.form is None else coordinates(value, self.name)
         if not array.size:
             return np.zeros((0, *inner), self.field.stored)
         if self.field.meaning == "keypoints":
@@ -180,8 +189,6 @@ class ListPart(Part):
             canvas = getattr(value, "canvas_size", None)
             if canvas is not None and tuple(canvas) != facts.size[::-1]:
                 raise SourceError(f"{self.name}: of a canvas of {tuple(canvas)}, and the picture is {facts.size[::-1]} (height, width)")
-            if self.field.meaning == "keypoints" and not np.isfinite(array).all():
-                raise SourceError(f"{self.name}: a coordinate that is no finite number")
         if array.ndim == 0 or array.shape[1:] != inner:
             raise SourceError(f"{self.name}: expected rows of {inner}, found {array.shape}")
         if self.form is not None and self.field.meaning == "boxes" and (wrong := box_faults(array, self.form.format)):
@@ -191,7 +198,10 @@ class ListPart(Part):
         return array.astype(np.float32) if self.form is not None else exact(array, self.field, self.name)
 
     def measure(self, value: Any) -> int:
-        return len(value)
+        array = as_array(value, self.name)
+        if not array.ndim:
+            raise SourceError(f"{self.name}: {value!r:.60}; expected a list")
+        return len(array)
 
     def sized(self, size: int) -> ListPart:
         return replace(self, field=replace(self.field, shape=(max(size, 1), *self.field.shape[1:])), known=True)
@@ -217,7 +227,7 @@ class PointsPart(Part):
     form: Form
 
     def make(self, value: Any, facts: Facts) -> Array:
-        array = with_visibility(as_array(value, self.name), self.name, False)
+        array = with_visibility(coordinates(value, self.name), self.name, False)
         if array.shape != self.field.shape:
             raise SourceError(f"{self.name}: expected keypoints {self.field.shape}, found {array.shape}")
         return array.astype(np.float32)
@@ -250,6 +260,8 @@ class TextPart(Part):
     def _bytes(self, value: Any) -> bytes:
         if not isinstance(value, str):
             raise SourceError(f"{self.name}: expected text, found {type(value).__name__}")
+        if "\0" in value:  # which is what stands behind a text
+            raise SourceError(f"{self.name}: {value!r:.60} holds a NUL")
         try:
             return value.encode()
         except UnicodeEncodeError:
@@ -291,14 +303,20 @@ def _is_vector(value: Any) -> bool:
     return not isinstance(value, list | tuple) or (len(value) > 0 and all(isinstance(v, bool) for v in value))
 
 
-def pixels(image: Any, options: Preprocess) -> Array:
-    """The pixels (H, W, C) of a picture, as options say.  Raises DecodeError."""
-    made, depth = decode.picture(image, options)
-    return transformed(made, depth, options)[0] if options.transform is not None else made
+def pixels(image: Any, options: Preprocess, name: str) -> Array:
+    """The pixels (H, W, C) of a picture, as options say.  Raises SourceError."""
+    try:
+        made, depth = decode.picture(image, options)
+        return transformed(made, depth, options)[0] if options.transform is not None else made
+    except DecodeError as error:
+        raise SourceError(f"{name}: {error}") from error
 
 
 def with_visibility(array: Array, name: str, flat: bool) -> Array:
-    """Keypoints (…, 3) of (…, 2), all of which are to be seen, or of (…, 3); `flat`: of (n, 3 P), as COCO writes them."""
+    """Keypoints (…, 3) of (…, 2), all of which are to be seen, or of (…, 3); `flat`: of (n, 3 P), as COCO writes them.  Raises SourceError."""
+    with np.errstate(over="ignore"):
+        if not np.isfinite(array.astype(np.float32)).all():
+            raise SourceError(f"{name}: a coordinate that is no number, or beyond float32")
     if flat and array.shape[-1] % 3 == 0:
         return array.reshape(len(array), -1, 3)
     if array.shape[-1] == 2:

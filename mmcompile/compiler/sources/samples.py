@@ -30,7 +30,7 @@ from mmcompile.errors import DecodeError, SourceError
 from mmcompile.format.fields import Field, row_dtype
 from mmcompile.text import counted
 
-__all__ = ["Declared"]
+__all__ = ["Declared", "told"]
 
 Array = npt.NDArray[Any]
 
@@ -41,7 +41,8 @@ _INSTANCE = "instances_"
 @dataclass(frozen=True)
 class Declared:
     """What all samples hold; `names` are those of the parts of a tuple, `options` the settings of the pictures, where there are some, `main` the
-    part whose geometry moves `forms` and masks, and `left_out` what has no shape."""
+    part whose geometry moves `forms` and masks, `left_out` what has no shape, and
+    `arrays` the fields whose arrays are pictures."""
 
     parts: tuple[Part, ...]
     names: tuple[str, ...] | None
@@ -49,6 +50,7 @@ class Declared:
     main: str | None = None
     counts: tuple[Field, ...] = ()
     left_out: tuple[str, ...] = ()
+    arrays: frozenset[str] = frozenset()
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -66,7 +68,7 @@ class Declared:
 
     def measure(self, sample: Any, row: int, found: dict[str, int], lost: dict[str, int]) -> None:
         """Take the sizes of a sample into `found`, the largest of each part, and of lists that are cut the rows into `lost`."""
-        with _told(row):
+        with told(row):
             values = self._values(sample)
             for part in self.parts:
                 if part.unsized or part.name in self.cuts:
@@ -85,7 +87,7 @@ class Declared:
         return replace(self, parts=tuple(part.sized(most[part.field.count or part.name]) if part.unsized else part for part in self.parts))
 
     def _values(self, sample: Any) -> dict[str, Any]:
-        named = spread(places(sample, self.names))
+        named = spread(places(sample, self.names), self.arrays)
         expected = {part.name for part in self.parts}
         if named.empty:  # of no objects
             for part in self.parts:
@@ -105,7 +107,7 @@ class Declared:
 
         Raises SourceError for one that is not as declared.
         """
-        with _told(row):
+        with told(row):
             values = self._values(sample)
             facts = Facts((0, 0))
             if self.main is not None and self.pictures is not None and is_picture(values[self.main]):
@@ -169,9 +171,11 @@ class Declared:
 
 
 @contextmanager
-def _told(row: int) -> Iterator[None]:
-    """What is wrong with a row is an error with its number."""
+def told(row: int) -> Iterator[None]:
+    """What is wrong with a row is an error with its number, or with that of another row that was looked at."""
     try:
         yield
     except (SourceError, DecodeError) as error:
+        if "row" in error.details:
+            raise
         raise SourceError(f"row {row:,}: {error}", row=row) from error

@@ -11,12 +11,14 @@ import numpy.typing as npt
 
 from mmcompile.errors import SourceError
 
-__all__ = ["PICTURES", "as_array", "is_array", "is_bfloat16", "is_picture", "numbers", "texts_of", "tv_kind"]
+__all__ = ["ARRAYS", "PICTURES", "as_array", "coordinates", "is_array", "is_bfloat16", "is_picture", "numbers", "texts_of", "tv_kind"]
 
 Array = npt.NDArray[Any]
 
 #: What a picture in a sample is, as an error says it.
 PICTURES = "a picture of Pillow's, as Image.fromarray(array), or a tv_tensors.Image of uint8"
+#: ... and what may be one, where somebody says that it is.
+ARRAYS = "an array of uint8 with 1, 3 or 4 channels, (H, W), (H, W, C) or (C, H, W), and fields={'image': {'kind': 'image'}} of that name"
 
 
 def is_picture(value: Any) -> bool:
@@ -70,6 +72,18 @@ def as_array(value: Any, name: str) -> Array:
             what = "a whole number beyond 64 bits"
         raise SourceError(f"{name}: {what}; expected pictures, arrays, tensors or numbers: map it to numbers, or leave that field out")
     return made
+
+
+def coordinates(value: Any, name: str) -> Array:
+    """As `as_array`, of what counts pixels: true and false do not."""
+    array = as_array(value, name)
+    if array.dtype.kind not in "iuf" or (isinstance(value, list | tuple) and _has_bool(value)):
+        raise SourceError(f"{name}: expected coordinates, found {'times' if array.dtype.kind == 'M' else 'true and false'}")
+    return array
+
+
+def _has_bool(value: list[Any] | tuple[Any, ...]) -> bool:
+    return any(_has_bool(v) if isinstance(v, list | tuple) else isinstance(v, bool | np.bool_) for v in value)
 
 
 def _line(error: Exception) -> str:

@@ -23,7 +23,7 @@ __all__ = ["SPLITS", "Base", "Layout", "check_splits", "find_bases", "parse_spli
 _T = TypeVar("_T")
 
 #: Names of folders that are splits, whatever their case, in the order in which splits stand; others stand behind them, as text.
-_NAMES = (("train", "training"), ("val", "valid", "validation"), ("test", "testing"))
+_NAMES = (("train", "training"), ("val", "valid", "validation", "dev"), ("test", "testing"))
 _RANKS = {name: rank for rank, names in enumerate(_NAMES) for name in names}
 #: All of them.
 SPLITS = frozenset(_RANKS)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Drop", "OrderCheck", "Ranges", "as_ranges", "cut_counts", "in_parts", "sorted_rows", "split_names"]
+__all__ = ["Drop", "OrderCheck", "Ranges", "as_ranges", "cut_counts", "first_row", "in_parts", "sorted_rows", "split_names"]
 
 Array = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
@@ -67,6 +67,16 @@ def as_ranges(rows: Rows) -> Ranges | None:
     starts = rows[np.concatenate([[0], breaks])]
     stops = rows[np.concatenate([breaks - 1, [len(rows) - 1]])] + 1
     return Ranges(starts.astype(np.int64), stops.astype(np.int64))
+
+
+def first_row(blocks: Iterable[Array], value: int) -> int:
+    """The first row with this value, of blocks of values one behind the other; -1: none has it."""
+    start = 0
+    for block in blocks:
+        if (found := block == value).any():
+            return start + int(found.argmax())
+        start += len(block)
+    return -1
 
 
 def sorted_rows(groups: npt.NDArray[np.integer], order: Array | None) -> Rows:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcompile.compiler.sources import LABEL
+from mmcompile.compiler.sources.cells import long_name, long_text
 from mmcompile.compiler.sources.columns import NO_LABEL, find_column
 from mmcompile.compiler.sources.names import show
 from mmcompile.compiler.sources.rows import RowScan, fresh_stamp
@@ -20,7 +21,7 @@ from mmcompile.compiler.sources.tablecells import cut_of
 from mmcompile.compiler.sources.tablefields import MOST_TEXTS, ColumnKind, Layout, Reading, lay_out, merged, reading_of
 from mmcompile.compiler.sources.tablefiles import TableFile
 from mmcompile.compiler.sources.tablelabel import Label, find_label, take_label
-from mmcompile.compiler.sources.tableorder import OrderCheck, Ranges, Rows, as_ranges, cut_counts, in_parts, sorted_rows, split_names
+from mmcompile.compiler.sources.tableorder import OrderCheck, Ranges, Rows, as_ranges, cut_counts, first_row, in_parts, sorted_rows, split_names
 from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.canonical import canonical, name_to_json
 from mmcompile.format.fields import Field, Names, Split
@@ -230,6 +231,10 @@ class TableScan:
                     "--columns (times are read as 2023-01-31 09:30:00, numbers as 1234.5)",
                     column=name,
                 )
+        if long := long_name(found):
+            codes = [Reading(name, "int32", categories=(long, *sorted(found - {long})))]
+            row = first_row((block for part in self._parts for (block,) in part.stream(codes)), 0)
+            raise SourceError(f"{self.where(row)}: {long_text(f'column {show(name)}', long)}", row=row, column=name)
         return tuple(sorted(found))
 
     # ------------------------------------------------------------------ groups and order

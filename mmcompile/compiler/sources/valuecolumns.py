@@ -98,11 +98,18 @@ def _hold_together(reads: Sequence[Read], faults: dict[int, str]) -> None:
 
 
 def _groups(lists: Sequence[Ragged]) -> list[list[Ragged]]:
-    """Lists that go together: with the first boxes all that are as long in every row."""
+    """Lists that go together: with the first boxes all that are as long in every row, but for numbers that were given a `max` of their own."""
     boxes = next((each for each in lists if each.spec.meaning == "boxes"), None)
     if boxes is None:
         return [[each] for each in lists]
-    beside = [each for each in lists if each is not boxes and each.spec.meaning != "boxes" and np.array_equal(each.lengths, boxes.lengths)]
+    most = boxes.options.max
+    beside = [
+        each
+        for each in lists
+        if each.spec.meaning != "boxes"
+        and np.array_equal(each.lengths, boxes.lengths)
+        and (each.spec.categories is not None or most is None or each.options.max in (None, most))
+    ]
     taken = [id(each) for each in (boxes, *beside)]
     return [[boxes, *beside], *([each] for each in lists if id(each) not in taken)]
 

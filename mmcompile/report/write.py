@@ -1,0 +1,296 @@
+"""Hides how a report comes about: what is read, in which order, and how it becomes one HTML file, or a PNG file for each picture of some rows.
+
+Nothing is written into the dataset, and no file that is not a report of ours is replaced.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mmcompile import text
+from mmcompile.errors import OptionError
+from mmcompile.format.canonical import name_to_json
+from mmcompile.format.commit import write_atomic
+from mmcompile.format.describe import describe
+from mmcompile.format.rejects import load_rejects
+from mmcompile.report import cards, facts, png, sections
+from mmcompile.report.charts import escape
+from mmcompile.report.gallery import Gallery
+from mmcompile.report.opened import Opened, Sample
+from mmcompile.report.page import MARK, Section, render
+from mmcompile.report.page import facts as first_facts
+from mmcompile.report.pick import Picker, spread
+from mmcompile.report.replay import Replay, replayed
+
+__all__ = ["Report", "write_report"]
+
+Array = npt.NDArray[Any]
+Rows = npt.NDArray[np.int64]
+
+#: Of each class up to so many samples, of so many rows at most in all, and of so many pixels, so that a page stays a few megabytes.
+_EACH, _MOST, _MOST_PIXELS = 3, 72, 7_500_000
+#: Bytes of the rows that are shown, which are in memory together.
+_MOST_BYTES = 256 << 20
+#: Rows whose values make the histograms, and the bytes of them that are read.
+_HISTOGRAM_ROWS, _HISTOGRAM_BYTES = 4096, 48 << 20
+#: Rows of a table of samples.
+_TABLE_ROWS = 30
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was written: the page, or the PNG `files`; of which `rows`; in how many seconds."""
+
+    root: str
+    generation: str
+    file: str | None
+    files: tuple[str, ...]
+    bytes: int
+    rows: tuple[int, ...]
+    samples: int
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `report --json`."""
+        return {
+            "command": "report",
+            "root": name_to_json(self.root),
+            "generation": self.generation,
+            "file": None if self.file is None else name_to_json(self.file),
+            "files": [name_to_json(name) for name in self.files],
+            "bytes": self.bytes,
+            "rows": list(self.rows),
+            "samples": self.samples,
+            "seconds": self.seconds,
+        }
+
+
+def write_report(
+    out: str | os.PathLike[str],
+    file: str | os.PathLike[str] | None = None,
+    *,
+    split: str | None = None,
+    rows: Sequence[int] | None = None,
+    replay: Replay | None = None,
+    raw: str | os.PathLike[str] | None = None,
+    images: bool = True,
+    seed: int = 0,
+) -> Report:
+    """Write a page about the dataset in `out`: one HTML file that needs no network, with samples, classes, sources, values, rejects and settings.
+
+    file: where to; by default NAME-report.html in the current folder, for a dataset in a folder called NAME.  With `rows` a name that does not end in
+        .html or .htm is a folder: a PNG file for each picture of each of these rows is written there, and no page.
+    split: report on samples of this split alone; numbers of rows are those in it then, as with `MMapShardDataset(out, split)`.
+    rows: show these samples.  By default a few of each class, picked by `seed`.
+    replay: beside each sample, what that augmentation makes of it in that epoch of that seed.
+    raw: where the sources are, to show what can be seen of those that were rejected.
+    images: without them no picture is in the page.
+
+    A report of ours is replaced, any other file that is there is an OptionError, and so is a file within `out`, and a row that there is not.
+    Raises FormatError for what lies on disk.
+    """
+    began = time.monotonic()
+    data = Opened(os.fspath(out), split)
+    try:
+        chosen = None if rows is None else _checked(data, rows)
+        if file is None:
+            file = Path(f"{Path(data.root).name or 'dataset'}-report.html")
+        target = Path(os.path.abspath(file))
+        _check_target(target, Path(data.root))
+        if chosen is not None and target.suffix.lower() not in (".html", ".htm"):
+            return _save_rows(data, target, chosen, replay, began)
+        _check_page(target)
+        info = facts.with_labels(describe(data.root, data.reader.generation), data)
+        picked, each = (chosen, 0) if chosen is not None else _picked(data, seed)
+        page = _page(data, info, picked, _Wish(str(out), split, replay, raw, images, seed, rows is not None, each))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        content = page.encode("utf-8", "backslashreplace")
+        write_atomic(target, content, durable=False)
+        return Report(str(out), data.reader.generation, str(file), (), len(content), tuple(picked.tolist()), len(data), time.monotonic() - began)
+    finally:
+        data.close()
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """What was asked for, and how many of each label are shown: 0 where labels do not decide."""
+
+    out: str
+    split: str | None
+    replay: Replay | None
+    raw: str | os.PathLike[str] | None
+    images: bool
+    seed: int
+    told: bool
+    each: int
+
+
+# ---------------------------------------------------------------- where to, and which rows
+
+
+def _check_target(target: Path, root: Path) -> None:
+    real, within = os.path.realpath(target), os.path.realpath(root)
+    if real == within or real.startswith(within + os.sep):
+        raise OptionError(f"-o {target}: lies in the dataset, into which nothing is written; name a place outside {root}", options=["output"])
+
+
+def _check_page(target: Path) -> None:
+    if target.is_dir():
+        raise OptionError(f"-o {target}: a folder; name a file, as in -o report.html", options=["output"])
+    try:
+        with open(target, "rb") as file:
+            ours = MARK.encode() in file.read(1024)
+    except FileNotFoundError:
+        return
+    if not ours:
+        raise OptionError(f"-o {target}: is there already and is no report; give another name, or remove it", options=["output"])
+
+
+def _checked(data: Opened, rows: Sequence[int]) -> Rows:
+    found = np.array(list(dict.fromkeys(int(r) for r in rows)), np.int64)
+    if len(bad := found[(found < 0) | (found >= len(data))]):
+        where = f"split {data.split.name}" if data.split.name in {s.name for s in data.index.splits} else "dataset"
+        raise OptionError(f"--rows {bad[0]}: the {where} has {text.number(len(data), 'sample')}, counted from 0", options=["rows"])
+    return found
+
+
+def _picked(data: Opened, seed: int) -> tuple[Rows, int]:
+    """Rows to show: up to so many of each label, fewer where they are large; 0 where they are from everywhere, whatever their labels."""
+    if cards.plain(data):
+        return spread(0, len(data), _TABLE_ROWS, seed), 0
+    pixels = sum(np.prod(f.sample_shape) for f in data.fields if f.meaning in ("image", "volume"))
+    most = int(np.clip(_MOST_PIXELS // max(1, min(pixels, 4 * cards.MOST_SIDE**2)), 12, _MOST))
+    most = max(1, min(most, _MOST_BYTES // max(1, data.index.row_bytes)))
+    if data.label is None:
+        return spread(0, len(data), min(most, 24), seed), 0
+    picker = Picker(seed, _EACH)
+    for rows, labels in data.labels():
+        picker.add(rows, labels)
+    return picker.found(most)
+
+
+# ---------------------------------------------------------------- the page
+
+
+def _page(data: Opened, info: dict[str, Any], rows: Rows, wish: _Wish) -> str:
+    samples = list(data.samples(rows))
+    gallery = Gallery(data, samples)
+    drawn, looked = _histograms(data, gallery, wish.seed)
+    found = facts.read_sources(data)
+    rejects = load_rejects(Path(data.root), data.index)
+    thumbs: dict[str, Any] = {}
+    if wish.raw is not None and wish.images and rejects:
+        from mmcompile.report.rejects import thumbnails
+
+        thumbs = thumbnails(rejects, Path(wish.raw))
+    name = Path(data.root).name or str(data.root)
+    parts = [
+        Section("samples", "Samples", _samples(data, gallery, samples, wish)),
+        Section("classes", "Classes", sections.class_bars(info)),
+        Section("sources", "Sources", sections.sources(found) if found is not None else ""),
+        Section("values", "Values", sections.values(info, drawn, looked) if len(data) else ""),
+        Section("problems", "Rejects and repeats", sections.problems(info, rejects, thumbs, wish.raw is not None)),
+        Section("settings", "Settings", sections.settings(info, _commands(wish.out))),
+        Section("storage", "Storage", sections.storage(info, _shards(data))),
+    ]
+    of_split = [] if wish.split is None else [f"split {escape(wish.split)}"]
+    published = [f"published {text.moment(g['modified'])}" for g in info["generations"] if g["name"] == data.reader.generation]
+    sub = " &middot; ".join([*of_split, f"generation <code>{data.reader.generation[:8]}</code>", *published])
+    if wish.out.rstrip("/") != name:
+        sub = f"<code>{escape(wish.out)}</code> &middot; {sub}"
+    foot = f"Made by mmcompile report from generation <code>{data.reader.generation}</code>. Nothing in this page comes from a network."
+    return render(name, sub, first_facts(info), parts, foot)
+
+
+def _samples(data: Opened, gallery: Gallery, samples: list[Sample], wish: _Wish) -> str:
+    if not samples:
+        return f"<p>{'No samples were asked for' if len(data) else 'This dataset holds no samples'}.</p>"
+    labels = {s.label for s in samples}
+    if wish.told:
+        said = f"{text.number(len(samples), 'sample')}, as asked for."
+    elif len(samples) == len(data):
+        said = f"{'All' if len(data) > 1 else 'The'} {text.number(len(samples), 'sample')}."
+    elif not wish.each:
+        said = f"{len(samples):,} of {text.number(len(data), 'sample')}, from everywhere in the dataset."
+    else:
+        of = (
+            f"{len(labels):,} of {len(data.classes):,} classes" if len(data.classes) > len(labels) else f"each of {text.number(len(labels), 'class')}"
+        )
+        said = f"{f'Up to {wish.each}' if wish.each > 1 else 'One'} of {of}, picked by seed {wish.seed}."
+    again = {} if wish.replay is None else replayed(data, [s.row for s in samples], wish.replay)
+    if wish.replay is not None:
+        said += f" Beside each, what training gets in epoch {wish.replay.epoch} of seed {wish.replay.seed}."
+    body = cards.as_table(data, samples) if cards.plain(data) else cards.cards(gallery, samples, again, wish.images)
+    notes = f'<p class="quiet">{"<br>".join(escape(line) for line in gallery.notes())}</p>' if wish.images and gallery.notes() else ""
+    return f"<p>{said}</p>{notes}{cards.legend(gallery.legend)}{body}"
+
+
+def _histograms(data: Opened, gallery: Gallery, seed: int) -> tuple[list[tuple[str, str, Sequence[facts.Histogram]]], int]:
+    """(field, what its numbers are, histograms) of what is neither a label nor text nor a list of places; and of how many rows."""
+    each = sum(f.row_bytes for f in data.fields) or 1
+    rows = spread(0, len(data), int(np.clip(_HISTOGRAM_BYTES // each, 1, _HISTOGRAM_ROWS)), seed)
+    found: list[tuple[str, str, Sequence[facts.Histogram]]] = []
+    for f in data.fields:
+        if f.meaning not in ("image", "volume", "value") or f.categories is not None or f.unit is not None or not len(rows):
+            continue
+        if any(other.count == f.name for other in data.fields):
+            continue
+        said = f"as stored, {f.dtype}"
+        if f.name in gallery.looks and gallery.looks[f.name].mean is not None:
+            said += ", normalised"
+        values = data.column(f, rows)
+        if (counting := next((other for other in data.fields if other.name == f.count), None)) is not None:
+            filled = np.arange(values.shape[1]) < np.reshape(data.column(counting, rows), (-1, 1))
+            values = values[filled][:, None] if f.views is None else values
+        found.append((f.name, said, facts.histograms(f, values)))
+    return found, len(rows)
+
+
+def _commands(out: str) -> list[str]:
+    root = text.quote([out])
+    return [f"mmcompile info {root} --config > build.json", "mmcompile build RAW OUT --config build.json"]
+
+
+def _shards(data: Opened) -> list[tuple[int, int]]:
+    each = data.index.row_bytes
+    return [(count, count * each) for count in data.reader.table["rows"].tolist()]
+
+
+# ---------------------------------------------------------------- PNG files
+
+
+def _save_rows(data: Opened, folder: Path, rows: Rows, replay: Replay | None, began: float) -> Report:
+    """A PNG file for each picture of these rows: row-3.png, row-3-NAME.png where a sample has several."""
+    samples = list(data.samples(rows))
+    gallery = Gallery(data, samples)
+    again = {} if replay is None else replayed(data, rows.tolist(), replay)
+    files: dict[Path, bytes] = {}
+    for sample in samples:
+        named = []
+        for k, values in enumerate(sample.variants):
+            variant = f"-variant-{k}" if len(sample.variants) > 1 else ""
+            named += [(f"{panel.name}{variant}", panel.pixels) for panel in gallery.panels(values)]
+        if sample.row in again and replay is not None:
+            named += [(f"{panel.name}-seed-{replay.seed}-epoch-{replay.epoch}", panel.pixels) for panel in gallery.panels(again[sample.row])]
+        for name, pixels in named:
+            what = f"row-{sample.row}" if len(named) == 1 else f"row-{sample.row}-{name.replace(' ', '-')}"
+            files[folder / f"{what}.png"] = png.encode(pixels)
+    if not files and len(rows):
+        raise OptionError(f"-o {folder}: these rows hold no picture; name a file, as in -o report.html, for a page", options=["output"])
+    for path in files:
+        if path.exists() and png.SOFTWARE not in path.read_bytes()[:128]:
+            raise OptionError(f"-o {path}: is there already and is not ours; name another folder", options=["output"])
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, content in files.items():
+        write_atomic(path, content, durable=False)
+    names = tuple(str(path) for path in files)
+    total = sum(map(len, files.values()))
+    return Report(str(data.root), data.reader.generation, None, names, total, tuple(rows.tolist()), len(data), time.monotonic() - began)
