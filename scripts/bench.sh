@@ -42,7 +42,8 @@ install() {
 }
 
 if [ -n "${VENV:-}" ]; then
-    "$VENV/bin/python" -c 'import torch, numpy, PIL, xxhash, click, tqdm' || die "VENV=$VENV lacks what mmcompile needs; install it there, or leave VENV out"
+    "$VENV/bin/python" -c 'import torch, numpy, PIL, xxhash, click, tqdm' >/dev/null 2>&1 ||
+        die "VENV=$VENV lacks what mmcompile needs; install it there, or leave VENV out"
     export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
 else
     VENV="$DIR/venv"
