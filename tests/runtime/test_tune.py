@@ -322,7 +322,7 @@ def test_where_processes_are_spawned_what_cannot_travel_is_said_of_the_candidate
     assert "pickle" in (candidate.failed or "")
 
 
-@pytest.mark.parametrize("at", ["reading a sample", "trying ShardLoader with 1", "trying DataLoader with 1"])
+@pytest.mark.parametrize("at", ["reading a sample", "trying ShardLoader with 1", "trying DataLoader with no"])
 def test_ctrl_c_leaves_nothing_behind(root: Path, at: str) -> None:
     def press(stage: str) -> None:
         if stage.startswith(at):
