@@ -451,6 +451,26 @@ def test_only_files_of_the_fields_in_use_are_dropped_from_the_page_cache(tmp_pat
     assert tree(tmp_path) == before
 
 
+def test_no_more_than_said_is_dropped_for_scattered_rows_and_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"x": np.zeros((4000, 1024), np.uint8)}
+    make_dataset(tmp_path, values=values, shards=(2000, 2000), keyed=False)
+    monkeypatch.setattr(tunedisk, "_FOLIO", 4096)
+    monkeypatch.setattr(tunedisk, "_ROWS_BYTES", 1 << 20)
+    dropped: list[int] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda fd, offset, length, advice: dropped.append(length))
+    ds = MMapShardDataset(tmp_path)
+    for some in (ds, ds.subset(np.random.default_rng(0).permutation(4000)[:300]), ds.windows(50, stride=3)):
+        dropped.clear()
+        tunedisk.cold_disk(copy_of(some), 0.1, 16)
+        assert (1 << 20) * 0.9 < sum(dropped) < (1 << 20) * 1.5
+
+
+def test_a_shard_that_is_gone_is_said_as_ever(root: Path) -> None:
+    next((root / "shards").glob("image-*")).unlink()
+    with pytest.raises(mmcompile.CorruptShardError, match="image-"):
+        tune(MMapShardDataset(root), batch_size=16, seconds=SHORT)
+
+
 def test_a_file_system_in_memory_has_no_disk_and_that_is_said(tmp_path: Path) -> None:
     memory = Path("/dev/shm") / f"mmcompile-test-{os.getpid()}"
     if not os.access("/dev/shm", os.W_OK):
