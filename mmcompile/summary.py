@@ -38,7 +38,7 @@ def progress_line(progress: Progress, rate: float | None, *, count: Callable[[in
         return f"{progress.stage}: {count(progress.done)}" if progress.done else progress.stage
     parts = [f"{progress.stage}: {count(progress.done)} of {count(progress.total)}"]
     if rate:
-        parts.append(f"{count(round(rate))}{unit}/s")
+        parts += [f"{count(round(rate))}{unit}/s"] if round(rate) else []
         parts.append(f"{duration((progress.total - progress.done) / rate)} left")
     if progress.rejects:
         parts.append(number(progress.rejects, "reject"))
@@ -124,7 +124,8 @@ def _with_columns(field: str, columns: Sequence[str]) -> str:
 
 def _took(report: BuildReport) -> str:
     with_workers = f" with {number(report.workers, 'worker')}" if report.workers else ""
-    rate = f", {report.images_per_s:,.0f} {report.unit}s/s" if report.decoded or report.copied else ""
+    per_s = report.images_per_s
+    rate = f", {per_s:,.0f} {report.unit}s/s" if (report.decoded or report.copied) and per_s >= 1 else ""  # of a few it says nothing
     return f"{duration(report.seconds)}{rate}{with_workers}"
 
 
@@ -154,7 +155,7 @@ def _repeats(found: Mapping[str, Any] | None, root: Any) -> list[Pair]:
         return []
     rows = []
     if found["leaked"]:
-        rows.append(("leaked", f"samples that stand in a split before, too: {_splits(found['leaked'].items())}{_example(found, 'leaked')}"))
+        rows.append(("leaked", f"samples that stand in an earlier split, too: {_splits(found['leaked'].items())}{_example(found, 'leaked')}"))
     if found["contradictory"]:
         rows.append(("two labels", f"{number(found['contradictory'], 'sample')} under another label, too{_example(found, 'contradictory')}"))
     count = number(found["duplicates"], "sample")
@@ -220,7 +221,7 @@ def verify_lines(report: Mapping[str, Any]) -> list[str]:
     if report["extra"]:
         lines.append(f"no generation names {_listed([name(n) for n in report['extra']])}; `mmcompile prune` removes what older builds left")
     if report["misnamed"]:
-        lines.append(f"not ours, and left alone: {_listed([name(n) for n in report['misnamed']])}")
+        lines.append(f"not made by mmcompile, and left alone: {_listed([name(n) for n in report['misnamed']])}")
     return lines
 
 
@@ -264,7 +265,7 @@ def prune_lines(report: Mapping[str, Any]) -> list[str]:
     else:
         lines.append("nothing to delete")
     if report["others"]:
-        lines.append(f"not ours, and left alone: {_listed([name(n) for n in report['others']])}")
+        lines.append(f"not made by mmcompile, and left alone: {_listed([name(n) for n in report['others']])}")
     return lines
 
 
@@ -314,8 +315,12 @@ def _labelled(label: str, texts: Sequence[str]) -> list[Pair]:
 
 
 def _field(entry: Mapping[str, Any]) -> str:
-    shape = " x ".join(str(n) for n in entry["shape"])
-    parts = [f"{entry['name']}: {entry['dtype']}" + (f" ({shape})" if shape else "")]
+    views = entry.get("views")
+    shape = " x ".join(str(n) for n in entry["shape"][bool(views) :])
+    meaning = entry["meaning"] if entry["meaning"] in ("mask", "boxes", "keypoints", "text") and entry["meaning"] != entry["name"] else ""
+    parts = [f"{entry['name']}: {meaning + ', ' if meaning else ''}{entry['dtype']}" + (f" ({shape})" if shape else "")]
+    if views:
+        parts.append(f"{views:,} views")
     if entry["layout"]:
         parts.append(f"{entry['layout']} on disk")
     for kind in ("columns", "categories"):

@@ -191,7 +191,7 @@ def counted(count: int, what: str) -> str:
     """A count of what is called by a plural, or by no noun: "2 rows of a.csv", "1 row of a.csv", "1 hidden"."""
     first, blank, rest = what.partition(" ")
     if count == 1 and first.isalpha() and first.endswith("s") and not first.endswith("ss"):
-        first = first.removesuffix("es" if first.endswith("sses") else "s")
+        first = first.removesuffix("es" if first.endswith(("sses", "xes")) else "s")
     return f"{count:,} {first}{blank}{rest}"
 
 

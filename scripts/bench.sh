@@ -17,6 +17,9 @@ esac
 mkdir -p "$DIR"
 DIR="$(cd "$DIR" && pwd -P)"
 
+# Seconds that pip may look for versions that go together.
+TOGETHER_S=900
+
 # Prints what the extra `bench` asks for, one a line.
 asked() {
     "$1" -c 'import configparser, sys; c = configparser.ConfigParser(); c.read(sys.argv[1]); print(c["options.extras_require"]["bench"].strip())' \
@@ -28,11 +31,11 @@ install() {
     if ! "$VENV/bin/python" -c 'import torch; assert tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 4)' >/dev/null 2>&1; then
         torch=("$(grep '^torch==' "$ROOT/scripts/constraints-test.txt")")
     fi
-    if "${pip[@]}" "${torch[@]}" "$ROOT[bench]"; then
+    if timeout "$TOGETHER_S" "${pip[@]}" "${torch[@]}" "$ROOT[bench]"; then
         return
     fi
     echo "not all of $ROOT[bench] can be installed together: one after the other"
-    "${pip[@]}" "${torch[@]}" "$ROOT"
+    "${pip[@]}" "${torch[@]}" "$ROOT[jpeg]"
     asked "$VENV/bin/python" | while read -r requirement; do
         "${pip[@]}" "$requirement" || echo "cannot be installed: $requirement; the tables will say so"
     done

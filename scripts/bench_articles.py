@@ -40,7 +40,8 @@ from mmcompile import BuildOptions, MMapShardDataset, Preprocess, ShardLoader
 #: Ratios that articles print.
 IMAGES, MEMORY, MAPPED, PREFETCHED, EPOCH = 2.3 / 0.8, 500 / 50, 12.3 / 0.8, 12.3 / 0.3, 45 / 7
 SIZE = (375, 500)
-BATCH, RECORD_BATCH = 32, 1024
+#: Rows of a batch: of whole photos, of records, in training.
+IMAGE_BATCH, RECORD_BATCH, BATCH = 16, 1024, 32
 RECORD = struct.Struct("<15fi")
 #: How many records there are, and how many of them a plain way reads in a round.
 RECORDS, PLAIN_RECORDS = 1_000_000, 100_000
@@ -107,8 +108,8 @@ def stock(dataset: Any, batch: int, workers: int = 0) -> DataLoader:
 
 
 def ahead(ds: MMapShardDataset) -> ShardLoader:
-    """One thread that is one batch ahead: enough, and batches of 18 MB are what memory is spent on."""
-    return ShardLoader(ds, BATCH, shuffle=True, prefetch_factor=1)
+    """One thread that is one batch ahead: enough, and batches of 9 MB are what memory is spent on."""
+    return ShardLoader(ds, IMAGE_BATCH, shuffle=True, prefetch_factor=1)
 
 
 def agree(part: Part, what: str, plain: Batches, *others: Batches) -> None:
@@ -130,9 +131,9 @@ def images(part: Part, raw: Path, folder: Path, rounds: int) -> None:
     mmcompile.build(raw, out, preprocess=Preprocess(), options=BuildOptions(workers=1 if part.quick else part.settings["workers"]))
     ds, plain = MMapShardDataset(out), Photos(raw, pixels)
     loader = ahead(ds)
-    agree(part, "images: plain and mapped", DataLoader(plain, BATCH), DataLoader(ds, BATCH), loader)
+    agree(part, "images: plain and mapped", DataLoader(plain, IMAGE_BATCH), DataLoader(ds, IMAGE_BATCH), loader)
     workers = part.settings["workers"]
-    kept = [stock(plain, BATCH), stock(plain, BATCH, workers), stock(ds, BATCH)]
+    kept = [stock(plain, IMAGE_BATCH), stock(plain, IMAGE_BATCH, workers), stock(ds, IMAGE_BATCH)]
     names = [
         "plain: JPEG files, DataLoader",
         f"plain, {workers} worker processes",
@@ -165,7 +166,7 @@ def memory(part: Part, raw: Path, out: Path, rounds: int) -> None:
 
 def listed(path: str) -> int:
     held = list(map(Photos(Path(path), pixels).__getitem__, range(len(photo_paths(Path(path))))))
-    return epoch(stock(held, BATCH))
+    return epoch(stock(held, IMAGE_BATCH))
 
 
 def mapped(path: str) -> int:
@@ -252,7 +253,8 @@ def trained(part: Part, raw: Path, folder: Path, rounds: int) -> None:
 def measure(args: argparse.Namespace, folder: Path) -> Part:
     workers = max(2, min(8, len(os.sched_getaffinity(0))))
     rows = {"images": args.rows, "records": args.rows if args.quick else RECORDS}
-    part = Part("articles", args.quick, {**rows, "batch": BATCH, "record_batch": RECORD_BATCH, "rounds": args.rounds, "workers": workers}, HIDDEN)
+    part = Part("articles", args.quick, {**rows, "batches": [IMAGE_BATCH, RECORD_BATCH, BATCH], "rounds": args.rounds, "workers": workers}, HIDDEN)
+    torch.set_num_threads(1)  # for all ways: with more, each small operation of the plain ones waits at a barrier for a core that a worker has
     raw = folder / "raw"
     part.settings["jpeg_bytes"] = make_photos(raw, args.rows, SIZE)
     images(part, raw, folder, args.rounds)

@@ -151,7 +151,7 @@ class Peers:
                 notes[f"{name}, {setting}"] = f"{COUNTED}; {most:,.0f} MiB with its imports"
 
         for name in names:
-            for setting in dict.fromkeys([self.chosen[name, True], *([Ours.FRUGAL] if name == OURS else [])]):
+            for setting in dict.fromkeys([self.chosen[name, True], *([Ours.FRUGAL] if name == OURS and not self.part.quick else [])]):
                 self.told(name, lambda name, setting=setting: watch(name, setting))
         self.part.table("peers: memory that a random epoch adds, at most", "MiB", held, notes)
 

@@ -167,7 +167,9 @@ def test_no_command_prints_the_help_and_is_wrong_usage() -> None:
 def test_the_module_runs_as_the_command() -> None:
     done = subprocess.run([sys.executable, "-m", "mmcompile", "build", "raw"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: Missing argument 'RAW...' (see `mmcompile build --help`)\n"
+    assert done.stderr.startswith(
+        "error: expected RAW and OUT, where the samples come from and the folder of the dataset: `mmcompile build raw/ out/`"
+    )
 
 
 # ---------------------------------------------------------------- what build passes on
@@ -474,6 +476,17 @@ def test_no_control_character_reaches_the_terminal(planted: Planted) -> None:
     results += [run("build", "raw", "out", "--crop", EVIL), run("build", "raw", "out", EVIL), run(EVIL), run("info", EVIL)]
     for shown in [result.stdout for result in results] + [result.stderr for result in results]:
         assert all(c == "\n" or c.isprintable() for c in shown), ascii(shown)
+
+
+def test_fields_are_told_with_what_they_are_and_without_the_axis_of_views() -> None:
+    entry = {"name": "seg", "dtype": "uint8", "shape": [4, 6, 8], "meaning": "mask", "layout": None, "normalize": None}
+    assert summary._field(entry) == "seg: mask, uint8 (4 x 6 x 8)"
+    assert summary._field({**entry, "name": "mask", "views": 4}) == "mask: uint8 (6 x 8), 4 views"
+    assert summary._field({**entry, "name": "note", "shape": [18], "meaning": "text"}) == "note: text, uint8 (18)"
+
+
+def test_a_rate_below_one_a_second_is_left_out() -> None:
+    assert summary.progress_line(Progress("build", 1, 4), 0.25) == "build: 1 of 4, 12.0 s left"
 
 
 def test_plain_progress_lines_come_soon_and_then_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -821,6 +834,7 @@ def test_a_build_says_what_a_sample_holds() -> None:
         (1, "extension .cls", "1 extension .cls"),
         (1, "excluded", "1 excluded"),
         (1, "class", "1 class"),
+        (1, "boxes by column b", "1 box by column b"),
         (0, "folders", "0 folders"),
         (2000, "rows of a.csv", "2,000 rows of a.csv"),
     ],

@@ -224,6 +224,13 @@ def test_info_writes_the_provenance_of_every_sample_into_a_new_file(tmp_path: Pa
     assert checked(run("info", str(root), "--samples", str(tmp_path / "two.csv"), "--json").stdout)["samples_file"] == str(tmp_path / "two.csv")
 
 
+def test_a_provenance_table_is_not_written_as_what_it_is_not(out: Path, tmp_path: Path) -> None:
+    result = run("info", str(out), "--samples", str(tmp_path / "samples.XLSX"))
+    assert result.exit_code == 2
+    assert "CSV, or Parquet: name a .csv or a .parquet" in result.stderr
+    assert not (tmp_path / "samples.XLSX").exists()
+
+
 def test_a_provenance_table_that_fails_leaves_no_half_file(out: Path, tmp_path: Path) -> None:
     file_of(out, "keys", 2).unlink()
     result = run("info", str(out), "--samples", str(tmp_path / "samples.csv"))

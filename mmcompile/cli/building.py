@@ -52,8 +52,15 @@ HELP_GROUPS = {
 }
 
 
+def _two_places(ctx: click.Context, _: click.Parameter, raw: tuple[str, ...]) -> tuple[str, ...]:
+    """RAW, which is empty where one place is given, as the last one is OUT; which of the two is missing nobody knows."""
+    if not raw and not ctx.resilient_parsing:
+        raise click.UsageError("expected RAW and OUT, where the samples come from and the folder of the dataset: `mmcompile build raw/ out/`")
+    return raw
+
+
 @program.command(cls=Grouped, groups=HELP_GROUPS, short_help="Compile images, arrays, tables or datasets into a dataset.")
-@click.argument("raw", type=OF_PLACE, nargs=-1, required=True)
+@click.argument("raw", type=OF_PLACE, nargs=-1, metavar="RAW...", callback=_two_places)
 @click.argument("out", type=OF_PLACE)
 @option("--resize", Typed(SIZE), "Short side (then add --crop), or HxW.  Without geometry: the size that all have, else 256 and --crop 256.")
 @option("--crop", Typed(SIDES), "Cut this much out of the centre, filled with 0 where a picture is smaller; of volumes DxHxW.")
@@ -202,7 +209,7 @@ def build(ctx: click.Context, /, raw: tuple[str, ...], out: str, dry_run: bool, 
             source, out, preprocess=preprocess, options=options, max_rejects=0 if max_rejects is None else max_rejects, progress=show, dry_run=dry_run
         )
     except BrokenPipeError as error:  # not standard output, see `say`
-        raise EngineError("the connection to a worker process broke") from error
+        raise EngineError("the connection to a worker process broke; everything finished is kept: run the same command again") from error
     finally:
         show.close()
     if as_json:

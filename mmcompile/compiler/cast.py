@@ -52,7 +52,11 @@ def store(pixels: npt.NDArray[Any], preprocess: Preprocess, depth: int, out: npt
 def _to_integer(row: npt.NDArray[Any], preprocess: Preprocess, depth: int) -> npt.NDArray[Any]:
     target = preprocess.stored_dtype()
     if row.dtype.kind == "f":
-        raise DecodeError(f"float pixels, and --dtype {preprocess.dtype} holds whole numbers", stage="cast", code="depth-32")
+        raise DecodeError(
+            f"float pixels, and --dtype {preprocess.dtype} holds whole numbers: --dtype float32 keeps them, --range LO:HI maps them",
+            stage="cast",
+            code="depth-32",
+        )
     if target == row.dtype:
         return row
     if preprocess.dtype == "uint16" and depth == 8 and preprocess.scale == "unit":
@@ -62,7 +66,11 @@ def _to_integer(row: npt.NDArray[Any], preprocess: Preprocess, depth: int) -> np
     low, high = int(row.min(initial=0)), int(row.max(initial=0))
     if low < limits.min or high > limits.max:
         found = low if low < limits.min else high
-        raise DecodeError(f"a pixel is {found}, and --dtype {preprocess.dtype} ends at {limits.max}", stage="cast", code="value-range")
+        raise DecodeError(
+            f"a pixel is {found}, and --dtype {preprocess.dtype} holds {limits.min} to {limits.max}: give a wider --dtype, or --range LO:HI",
+            stage="cast",
+            code="value-range",
+        )
     return row.astype(target)
 
 
@@ -80,7 +88,9 @@ def _to_float(row: npt.NDArray[Any], preprocess: Preprocess, depth: int) -> npt.
     if preprocess.dtype == "float16":
         # 65520 is the first float32 that rounds to infinity.
         if value.size and float(np.abs(value).max()) >= 65520.0:
-            raise DecodeError("a value is beyond 65504, the largest that --dtype float16 holds", stage="cast", code="value-range")
+            raise DecodeError(
+                "a value is beyond 65504, the largest that --dtype float16 holds: give --dtype float32 or bfloat16", stage="cast", code="value-range"
+            )
         return value.astype(preprocess.stored_dtype())
     return value
 

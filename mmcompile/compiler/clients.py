@@ -76,7 +76,9 @@ def _load(engine: str, package: str) -> Any:
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise EngineError(f"engine {engine} needs a package that is not here ({error}): pip install 'mmcompile[{engine}]'", extra=engine) from None
+        raise EngineError(
+            f"--engine {engine} needs a package that is not installed ({error}): pip install 'mmcompile[{engine}]'", extra=engine
+        ) from None
 
 
 def _said(error: BaseException) -> bytes:
@@ -97,7 +99,7 @@ class _Dask:
     def __init__(self, address: str | None, answer_s: float) -> None:
         distributed = _load("dask", "distributed")
         if not address:
-            raise EngineError("engine dask needs the address of a scheduler: --address tcp://HOST:8786, as `dask scheduler` prints it")
+            raise EngineError("--engine dask needs the address of a scheduler: --address tcp://HOST:8786, as `dask scheduler` prints it")
         self._address = address
         try:
             scheme, _, place = address.rpartition("://")

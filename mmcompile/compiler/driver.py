@@ -297,7 +297,7 @@ class Build:
         if self.options.seed is not None:
             self.scan = shuffled(self.scan, self.options.seed)
         if not self.scan.keys:
-            raise SourceError(f"{self.source.root}: there are no images", path=self.source.root)
+            raise SourceError(f"{self.source.root}: there are no images, expected at least one", path=self.source.root)
         cache = StatCache(self.out / ".build" / "stat-cache", self.source.location())
         self.listed = Listed(self.scan, at_ns, cache, checksum=self.options.checksum)
         self.allowed = allowed_rejects(self.max_rejects, len(self.scan.keys))
@@ -426,7 +426,7 @@ class Build:
     def _contents(self, parts: list[Part], rejects: list[dict[str, Any]], rows: Sequence[int]) -> Contents:
         """`rows`: how many are stored of each task."""
         wanted, splits = self.wanted, self.planned.stored_splits(rows)
-        made = wanted.settings, wanted.versions, wanted.preprocess.scale == "unit", wanted.auto, True, ()
+        made = wanted.settings, wanted.versions, wanted.counts, wanted.auto, True, ()
         return Contents(parts, rejects, wanted.fields, splits, wanted.lists, self.scan.classes, *made, wanted.revision, wanted.trace)
 
     def _standing(self) -> BuildReport:

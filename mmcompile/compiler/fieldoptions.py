@@ -6,6 +6,7 @@ Pure: words and values in, a frozen record out.  What is not given is as the sam
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -15,7 +16,18 @@ import numpy as np
 from mmcompile.errors import OptionError
 from mmcompile.format.fields import DTYPES
 
-__all__ = ["KINDS", "OF_MASKS", "FieldOptions", "check_fill", "field_text", "fields_of", "parse_field", "parse_fields", "refuse_strange"]
+__all__ = [
+    "KINDS",
+    "OF_MASKS",
+    "FieldOptions",
+    "check_fill",
+    "field_text",
+    "fields_of",
+    "for_field",
+    "parse_field",
+    "parse_fields",
+    "refuse_strange",
+]
 
 #: What a field may be; "multilabel" is a value with a 0 or 1 for each class.
 KINDS = ("image", "mask", "volume", "boxes", "keypoints", "class", "value", "multilabel", "text")
@@ -51,6 +63,8 @@ OF_MASKS: dict[str, Any] = {
     "jpeg_scaling": None,
     "kept_mode": None,
 }
+#: What a message of pixels tells to give, that a field may have for itself.
+_REMEDY = re.compile(rf"--(dtype (?:{'|'.join(DTYPES)})|mode (?:gray|rgb|keep)|depth16 (?:scale|clip)|range LO:HI)\b")
 _FORMATS = ("xyxy", "xywh", "cxcywh")
 _OVERFLOWS = _MISSING = ("refuse", "drop")
 _ORIENTATIONS = ("image", "own")
@@ -209,6 +223,11 @@ def parse_fields(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
             raise OptionError(f"--field {text}: {twice[0]} of {name} twice", options=["field"])
         known |= given
     return out
+
+
+def for_field(name: str, message: str) -> str:
+    """What a message says of a field beside the first: the options that it names, as those of this field alone."""
+    return _REMEDY.sub(lambda found: f"--field {name}:{found[1].replace(' ', '=')}", message)
 
 
 def field_text(name: str, given: Mapping[str, Any]) -> str:

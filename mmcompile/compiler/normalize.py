@@ -34,14 +34,14 @@ class Normalize:
         for name in ("mean", "std"):
             values = getattr(self, name)
             if not isinstance(values, tuple) or not values or not all(is_number(v) for v in values):
-                raise OptionError(f"{name} must be finite numbers, one for each channel, found {values!r}", options=[name])
+                raise OptionError(f"--{name} must be finite numbers, one for each channel, found {values!r}", options=[name])
             object.__setattr__(self, name, tuple(float(v) for v in values))
         if len(self.mean) != len(self.std):
             raise OptionError(
-                f"mean has {len(self.mean)} values and std has {len(self.std)}: give one of each for every channel", options=["mean", "std"]
+                f"--mean has {len(self.mean)} values and --std has {len(self.std)}: give one of each for every channel", options=["mean", "std"]
             )
         if min(self.std) < LEAST_STD:
-            raise OptionError(f"std must be at least {LEAST_STD} for every channel, or values become infinite; found {self.std}", options=["std"])
+            raise OptionError(f"--std must be at least {LEAST_STD} for every channel, or values become infinite; found {self.std}", options=["std"])
 
 
 #: Mean and standard deviation that torchvision's ImageNet models were trained with.

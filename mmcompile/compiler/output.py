@@ -92,8 +92,8 @@ class Part:
 class Contents:
     """All that a generation is made of: finished shards in order, rejects in order, and what the index says.
 
-    `unit`: pixels count from 0 to 1.  `auto` are the fields whose normalisation is that of their own statistics.  `groups` are names and where the
-    rows of each end; they stand in the index where they say something.
+    `counts` are the fields whose pixels count as they are, not from 0 to 1.  `auto` are the fields whose normalisation is that of their own
+    statistics.  `groups` are names and where the rows of each end; they stand in the index where they say something.
     """
 
     parts: list[Part]
@@ -104,7 +104,7 @@ class Contents:
     classes: tuple[str, ...] | None
     settings: dict[str, Any]
     versions: dict[str, str]
-    unit: bool = True
+    counts: frozenset[str] = frozenset()
     auto: tuple[str, ...] = ()
     keyed: bool = True
     groups: tuple[tuple[str, int], ...] = ()
@@ -142,7 +142,7 @@ def make_scratch(out: Path) -> Path:
     """A new folder for unfinished files, on the disk of OUT; what dead runs left there goes first, as the caller holds the lock."""
     folder = out / ".build" / "tmp"
     if folder.is_symlink():
-        raise BuildError(f"{folder}: a link; remove it")
+        raise BuildError(f"{folder}: a link, expected a folder of a build; remove the link, and run the same command again")
     shutil.rmtree(folder, ignore_errors=True)
     scratch = folder / secrets.token_hex(8)
     scratch.mkdir(parents=True)
@@ -153,7 +153,7 @@ def open_output(out: Path) -> Path:
     """Make OUT ready for shards, as durable as they will be, and return a new folder for unfinished ones.  The caller holds the lock."""
     seals = out / ".build" / "seals"
     if seals.is_symlink():
-        raise BuildError(f"{seals}: a link; remove it")
+        raise BuildError(f"{seals}: a link, expected a folder of a build; remove the link, and run the same command again")
     scratch = make_scratch(out)
     _remove_temporaries(out)
     (out / "shards").mkdir(exist_ok=True)
@@ -181,7 +181,9 @@ def check_output(out: Path, roots: Iterable[str], url: str | None = None) -> Non
         if name not in names:
             continue
         if os.path.islink(out / name) or not os.path.isdir(out / name):
-            raise OutputExistsError(f"{out / name}: no folder, or a link; choose a new or empty folder for OUT", path=str(out))
+            raise OutputExistsError(
+                f"{out / name}: expected a folder of a dataset, found a file or a link; choose a new or empty folder for OUT", path=str(out)
+            )
     if "index.json" in names:
         try:
             data = (out / "index.json").read_bytes()[: 1 << 21]
@@ -189,7 +191,7 @@ def check_output(out: Path, roots: Iterable[str], url: str | None = None) -> Non
         except FormatError:
             ours = not foreign and bool(names & {"generations"})
         if not ours:
-            raise OutputExistsError(f"{out}: holds an index.json that is not ours; choose another OUT", path=str(out))
+            raise OutputExistsError(f"{out}: holds an index.json that mmcompile did not write; choose a new or empty folder for OUT", path=str(out))
         load_index(out, alone=True)
         return
     for folder in ("shards", "generations", ".build"):
@@ -199,7 +201,7 @@ def check_output(out: Path, roots: Iterable[str], url: str | None = None) -> Non
     if foreign:
         shown = ", ".join(repr(n) for n in foreign[:3])
         raise OutputExistsError(
-            f"{out}: holds what is not ours ({shown}, {len(foreign):,} in all); choose a new or empty folder for OUT", path=str(out)
+            f"{out}: holds what mmcompile did not write ({shown}, {len(foreign):,} in all); choose a new or empty folder for OUT", path=str(out)
         )
 
 
@@ -395,7 +397,8 @@ def _statistics(contents: Contents, parts: list[Part]) -> dict[str, dict[str, An
     for split in (Split("all", 0, sum(part.rows for part in parts)), *contents.splits):
         first, last = np.searchsorted(stops, [split.start, split.stop], side="right").tolist()
         within = parts[first:last]
-        out[split.name] = {f.name: combine_statistics([p.sums[f.name] for p in within], contents.unit) for f in contents.fields if f.name in names}
+        found = {f.name: [p.sums[f.name] for p in within] for f in contents.fields if f.name in names}
+        out[split.name] = {name: combine_statistics(sums, name not in contents.counts) for name, sums in found.items()}
     return out
 
 

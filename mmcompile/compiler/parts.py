@@ -68,7 +68,7 @@ class PartNumber:
         index, slash, count = text.partition("/")
         if slash and all(n.isascii() and n.isdigit() and len(n) < 10 for n in (index, count)) and 0 <= int(index) <= int(count) != 0:
             return cls(int(index), int(count))
-        raise OptionError(f"part must be I/N with 0 <= I <= N, as in 3/16, found {text!r:.80}", options=["part"])
+        raise OptionError(f"--part must be I/N with 0 <= I <= N, as in 3/16, found {text!r:.80}", options=["part"])
 
     @property
     def name(self) -> str:
@@ -244,7 +244,7 @@ def scratch_of(out: Path, part: PartNumber) -> Iterator[Path]:
     """A new folder for unfinished files of this part; what an earlier run of it left goes first."""
     folder = out / ".build" / "tmp" / f"part-{part.name}"
     if folder.parent.is_symlink():
-        raise BuildError(f"{folder.parent}: a link; remove it")
+        raise BuildError(f"{folder.parent}: a link, expected a folder of a build; remove the link, and run the same command again")
     shutil.rmtree(folder, ignore_errors=True)
     scratch = folder / secrets.token_hex(8)
     scratch.mkdir(parents=True)

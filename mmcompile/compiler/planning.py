@@ -27,7 +27,8 @@ from mmcompile.compiler.previous import Previous, Whole
 from mmcompile.compiler.reuse import OldShard, RowList, list_rows, write_table
 from mmcompile.compiler.run import ShardWork
 from mmcompile.compiler.seals import Seal
-from mmcompile.compiler.sources import Scan, Source
+from mmcompile.compiler.sources import LABEL, Scan, Source
+from mmcompile.compiler.sources.cells import long_name, long_text
 from mmcompile.compiler.sources.keys import Keys
 from mmcompile.compiler.sources.splits import train_of
 from mmcompile.compiler.spatial import Mover
@@ -127,6 +128,10 @@ class Wanted:
         lists: dict[str, bytes] = {}
         mover = Mover(preprocess, scan.fields, scan.forms) if scan.forms else None
         fields = (*pixels, *(with_lists(spec, lists) for spec in (scan.fields if mover is None else mover.stored)))
+        lists_of = ((LABEL.name, scan.classes), *((f.name, names.listed) for f in fields for names in (f.columns, f.categories) if names is not None))
+        for called, listed in lists_of:
+            if text := long_name(listed or ()):
+                raise OptionError(long_text(f"field {called}", text))
         if len({f.name for f in fields}) < len(fields):
             raise OptionError(f"two fields of one name among {', '.join(f.name for f in fields)}: name a column otherwise", options=["columns"])
         versions, revision = (versions_of(preprocess), PIXEL_REVISION) if scan.lent is None else (scan.lent.versions, scan.lent.revision)
@@ -165,9 +170,17 @@ class Wanted:
     @property
     def auto(self) -> tuple[str, ...]:
         """The fields whose normalisation is that of their own statistics, which follow from the rows."""
-        main, parts = pixel_fields(self.fields)[0].name, dict.fromkeys(self.preprocess.parts)
-        own = {main: self.preprocess, **{name: self.preprocess.of(name) for name in parts}}
+        own = self._own()
         return tuple(f.name for f in self.fields if f.name in own and own[f.name].normalize == "auto")
+
+    @property
+    def counts(self) -> frozenset[str]:
+        """The fields whose pixels count as they are, not from 0 to 1."""
+        return frozenset(name for name, preprocess in self._own().items() if preprocess.scale == "none")
+
+    def _own(self) -> dict[str, Preprocess]:
+        """The settings of each pixel field."""
+        return {pixel_fields(self.fields)[0].name: self.preprocess, **{name: self.preprocess.of(name) for name in self.preprocess.parts}}
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,10 @@ class Opened:
         """The settings that its rows were made with.  Raises FormatError where this release does not know them."""
         preprocess = marks_of_made(made_as(self.index))[1]
         if preprocess is None:
-            raise FormatError(f"{self.root}: its settings are not understood by this release; install the one that made it", path=self.root)
+            raise FormatError(
+                f"{self.root}: this release does not know all of its settings; install the release of mmcompile that made it",
+                path=self.root,
+            )
         return preprocess
 
     @property

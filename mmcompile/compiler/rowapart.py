@@ -109,6 +109,9 @@ def row_build(
 ) -> RowBuild:
     """The build of these rows that the options ask for; `staging` where the folder `out` stands for a URL.  Raises OptionError."""
     if options.sha256 or options.keys != "plain":
-        raise OptionError("sha256 and keys are for sources that are files, and rows of arrays and tables have none", options=["sha256", "keys"])
+        raise OptionError(
+            "--sha256 and --keys are of the file that a sample comes from, and rows of arrays and tables have none: leave them out",
+            options=["sha256", "keys"],
+        )
     made = RowBuild if options.part is None and not options.plan_only else RowPartBuild
     return made(source, preprocess, options, out, progress, staging)

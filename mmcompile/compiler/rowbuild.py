@@ -193,8 +193,6 @@ class RowBuild:
             raise SourceError(f"{self.source.root or 'the dataset'}: there are no rows", path=self.source.root)
         stored = isinstance(self.given, CompiledRows) and self.given.settle_rows(self.asked)
         self.fields = tuple(StoredField(spec, spec) for spec in scan.fields) if stored else stored_fields(scan.fields, self.asked)
-        counts = any(f.meaning == "image" and f.dtype in ("uint8", "uint16") and f.scale == 1 for f in scan.fields)
-        self.unit = not counts if stored else self.asked.scale == "unit"
         self.lists: dict[str, bytes] = {}
         self.indexed = tuple(with_lists(f.stored, self.lists) for f in self.fields)
         self.settings = {"preprocess": self.asked.settings(), "source": self.source.identity(), "shard_bytes": self.options.shard_bytes}
@@ -344,12 +342,17 @@ class RowBuild:
             scan.classes,
             self.settings,
             {},
-            self.unit,
+            self._counts(),
             auto,
             False,
             self._groups(),
             order=scan.order,
         )
+
+    def _counts(self) -> frozenset[str]:
+        """The pictures whose pixels count as they are, not from 0 to 1: of bytes the field says it."""
+        pictures = [f for f in self.indexed if f.meaning == "image"]
+        return frozenset(f.name for f in pictures if (f.scale == 1 if f.dtype in ("uint8", "uint16") else self.asked.scale == "none"))
 
     def _check_index(self) -> None:
         """Would an index say this?  Raises OptionError before a row is read."""

@@ -19,7 +19,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from mmcompile.compiler import decode, resample, volumetask
+from mmcompile.compiler import decode, fieldoptions, resample, volumetask
 from mmcompile.compiler.ahead import ReadAhead
 from mmcompile.compiler.copying import Copier
 from mmcompile.compiler.formats import belongs, extension, may_be_tga
@@ -392,7 +392,7 @@ def _decode_part(
             )
         sums = _stored(decoded.pixels, options, decoded.depth, row)
     except DecodeError as error:
-        raise DecodeError(f"{spec.name}{job.trace.called(name)}: {error}", **error.details) from error
+        raise DecodeError(f"{spec.name}{job.trace.called(name)}: {fieldoptions.for_field(spec.name, str(error))}", **error.details) from error
     except (MMCompileError, MemoryError):
         raise
     except Exception as error:

@@ -31,7 +31,9 @@ class Lock:
 
     def __enter__(self) -> Lock:
         if self.path.parent.is_symlink():
-            raise BuildError(f"{self.path.parent}: a link; remove it, what lies behind it is not ours to change")
+            raise BuildError(
+                f"{self.path.parent}: a link, expected a folder of this dataset; remove the link, as what lies behind it may be another's"
+            )
         while True:
             fd = self._open()
             try:

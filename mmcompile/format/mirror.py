@@ -125,7 +125,10 @@ class Mirror:
                 except (OSError, ValueError) as error:
                     if isinstance(error, MMCompileError) or (isinstance(error, OSError) and error.errno in _SHORT):
                         raise
-                    raise OutputExistsError(f"{self.store.where(name)}: not a name of ours ({error})", path=self.store.url) from error
+                    raise OutputExistsError(
+                        f"{self.store.where(name)}: a name that mmcompile did not write ({error}); choose a new or empty folder for OUT",
+                        path=self.store.url,
+                    ) from error
 
     def _images(self) -> set[str]:
         """The fields whose shards are large."""

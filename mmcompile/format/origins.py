@@ -110,7 +110,10 @@ class Origins:
             stops.append(int(record["key_stop"][0]))
         start, stop, total = stops
         if not start <= stop <= min(start + KEY_LIMIT, total):
-            raise CorruptShardError(f"{path}: its key offsets do not grow, by at most {KEY_LIMIT:,}", path=str(path))
+            raise CorruptShardError(
+                f"{path}: damaged, as the ends of its keys do not rise by 0 to {KEY_LIMIT:,} bytes; `mmcompile verify` says how to mend it",
+                path=str(path),
+            )
         path = self._opened.path("keys", shard)
         file = self._opened.open_name(path.name, np.dtype("u1"), (total,))
         out = np.empty(stop - start, np.uint8)
@@ -145,7 +148,7 @@ class Origins:
             except ValueError as error:
                 raise ValueError(f"{self._files.root}: {error}") from None
         if row is None:
-            raise KeyError(as_text(key))
+            raise KeyError(f"{self._files.root}: no sample has the source {as_text(key)!r}; source(0) shows how they are called")
         return row
 
     def _find(self, key: bytes) -> int | None:

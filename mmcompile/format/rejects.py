@@ -50,7 +50,7 @@ class Reject:
 def read_rejects(data: bytes, path: Path) -> tuple[Reject, ...]:
     """The lines of a rejects file.  Raises FormatError for anything else."""
     if data and not data.endswith(b"\n"):
-        raise CorruptShardError(f"{path}: its last line has no end", path=str(path))
+        raise CorruptShardError(f"{path}: damaged, as its last line has no end; `mmcompile verify` says how to mend it", path=str(path))
     return tuple(_reject(parse(line, path), Check(path), f"line {i + 1}") for i, line in enumerate(data.split(b"\n")[:-1]))
 
 
@@ -74,5 +74,7 @@ def load_rejects(root: Path, index: Index) -> tuple[Reject, ...]:
     path, data = read_blob(root, "rejects", index.rejects_file, ".jsonl")
     found = read_rejects(data, path)
     if len(found) != index.rejects:
-        raise CorruptShardError(f"{path}: {len(found):,} lines, the index says {index.rejects:,}", path=str(path))
+        raise CorruptShardError(
+            f"{path}: {len(found):,} lines, the index says {index.rejects:,}; `mmcompile verify` says how to mend it", path=str(path)
+        )
     return found

@@ -177,7 +177,7 @@ class _File:
         try:
             self._fd, self._offset = open_array(self._path, spec.stored, shape)
         except FileNotFoundError:
-            raise CorruptShardError(f"{self._path}: missing; `mmcompile verify` names what is", path=str(self._path)) from None
+            raise CorruptShardError(f"{self._path}: missing; run `mmcompile verify`, which says how to mend it", path=str(self._path)) from None
 
     def __enter__(self) -> _File:
         return self

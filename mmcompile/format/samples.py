@@ -114,7 +114,10 @@ def keys_of(samples: Array, blob: bytes | memoryview) -> list[bytes]:
 def check_stops(stops: npt.NDArray[np.uint64], before: np.uint64, path: Path) -> None:
     """Do the ends of keys grow from `before` on, each by at most KEY_LIMIT?  Raises CorruptShardError."""
     if len(stops) and (stops[0] < before or np.any(stops[1:] < stops[:-1]) or max(stops[0] - before, np.diff(stops).max(initial=0)) > KEY_LIMIT):
-        raise CorruptShardError(f"{path}: its key offsets do not grow, by at most {KEY_LIMIT:,}", path=str(path))
+        raise CorruptShardError(
+            f"{path}: damaged, as the ends of its keys do not rise by 0 to {KEY_LIMIT:,} bytes; `mmcompile verify` says how to mend it",
+            path=str(path),
+        )
 
 
 def flag_counts(flags: npt.NDArray[Any]) -> dict[str, int]:

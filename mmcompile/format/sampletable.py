@@ -33,6 +33,8 @@ SAMPLE_COLUMNS: tuple[str, ...] = ("row", "split", "key", "label", "class", "sou
 SAMPLE_COLUMNS += ("orientation", "flags", "row_hash", "shard", "sha256")
 #: Those of them that hold numbers; what the others hold is text.
 _NUMBERS = frozenset({"row", "label", "source_size", "width", "height", "orientation", "shard"})
+#: Endings of what this does not write: a file that says it is something else is no CSV.
+_OTHERS = (".xlsx", ".xls", ".ods", ".json", ".jsonl", ".arrow", ".feather", ".npy", ".gz", ".zip")
 #: Labels read at a time.
 ROWS_AT_ONCE = 1 << 20
 #: Rows of a group of a Parquet file.
@@ -56,10 +58,12 @@ def write_samples(path: str | Path, root: str | Path, generation: str | None = N
     """Write `samples_table` to a new file, Parquet where its name ends with .parquet or .pq, else CSV.
 
     What is there already is never replaced, and nothing half stays.  In CSV names that are no UTF-8 keep their bytes; in Parquet such bytes stand as
-    \\xff.  Of a dataset behind a URL values are left out, which would have to be fetched.  Raises OptionError where the file is there, or pyarrow is
-    not.
+    \\xff.  Of a dataset behind a URL values are left out, which would have to be fetched.  Raises OptionError where the file is there or is called
+    as something else, or pyarrow is not installed.
     """
     root, parquet = on_disk(root), str(path).lower().endswith((".parquet", ".pq"))
+    if str(path).lower().endswith(_OTHERS):
+        raise OptionError(f"--samples {path}: what is written is CSV, or Parquet: name a .csv or a .parquet", options=["samples"])
     if parquet:
         try:
             import pyarrow.parquet

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mmcompile import text
 from mmcompile.format.index import Field
 from mmcompile.report import charts, png, show
+from mmcompile.report.charts import escape
 from mmcompile.report.gallery import Gallery, Legend, Panel
 from mmcompile.report.opened import Opened, Sample
 
@@ -20,7 +19,7 @@ __all__ = ["as_table", "cards", "legend", "plain", "told"]
 Array = npt.NDArray[Any]
 
 #: The longer side of a picture in a page; smaller ones than _SMALL are shown with square pixels.
-MOST_SIDE, _SMALL = 256, 100
+MOST_SIDE, _SMALL = 384, 100
 #: Numbers of a value that are written out; more are drawn.
 _WRITTEN = 8
 #: Characters of a text, and values of a sample, that are shown.
@@ -41,21 +40,24 @@ def cards(gallery: Gallery, samples: Sequence[Sample], replayed: dict[int, dict[
     """A grid of samples; beside each what augmentation makes of it where it was `replayed` (row -> its values)."""
     items, widest = [], 0
     for sample in samples:
-        lines = []
+        lines: list[list[Panel]] = []
         for k, values in enumerate(sample.variants if pictures else ()):
             panels = gallery.panels(values)
             if len(sample.variants) > 1:
                 panels = [Panel(f"{p.name}, variant {k}", p.pixels) for p in panels]
-            if sample.row in replayed and k == 0:
-                again = gallery.panels(replayed[sample.row])
-                panels = [*panels, *(Panel(f"{p.name}, replayed", p.pixels) for p in again)]
-            widest = max(widest, len(panels))
-            if panels:
-                lines.append(_panels(panels, sample))
-        others = _values(gallery, sample.variants[0])
-        items.append(f"<figure>{''.join(lines)}{_caption(gallery, sample)}{others}</figure>")
+            lines.append(panels)
+        if lines and sample.row in replayed:
+            lines.append([Panel(f"{p.name}, replayed", p.pixels) for p in gallery.panels(replayed[sample.row])])
+            if len(lines) == 2:
+                lines = [lines[0] + lines[1]]
+        if all(len(line) == 1 for line in lines):
+            lines = [[panel for line in lines for panel in line]]
+        widest = max([widest, *map(len, lines)])
+        others = _values(gallery, sample.variants[0], pictures)
+        drawn = "".join(_panels(line, sample) for line in lines if line)
+        items.append(f"<figure>{drawn}{_caption(gallery, sample)}{others}</figure>")
         widest = max(widest, 2 if others else 0)
-    kind = "" if widest <= 1 else " wide" if widest <= 3 else " full"
+    kind = "" if widest <= 1 else " wide" if widest <= 4 else " full"
     return f'<div class="grid{kind}">{"".join(items)}</div>'
 
 
@@ -65,25 +67,28 @@ def _panels(panels: Sequence[Panel], sample: Sample) -> str:
         pixels = show.shrunk(panel.pixels, MOST_SIDE)
         height, width = pixels.shape[:2]
         small = ' class="pixel"' if max(height, width) < _SMALL else ""
-        alt = escape(f"{panel.name} of sample {sample.row}, from {text.escape(sample.source)}")
+        alt = escape(f"{panel.name} of sample {sample.row}, from {sample.source}")
         name = f"<span>{escape(panel.name)}</span>" if len(panels) > 1 else ""
         parts.append(f'<div><img{small} src="{png.as_uri(pixels)}" width="{width}" height="{height}" alt="{alt}">{name}</div>')
-    return f'<div class="panels">{"".join(parts)}</div>'
+    return f'<div class="panels{" two" if len(panels) == 4 else ""}">{"".join(parts)}</div>'
 
 
 def _caption(gallery: Gallery, sample: Sample) -> str:
-    what = "" if sample.label is None else f"<b>{escape(text.escape(gallery.data.class_name(sample.label)))}</b> "
+    what = "" if sample.label is None else f"<b>{escape(gallery.data.class_name(sample.label))}</b> "
     row = f'<span class="row">{sample.row:,}</span>'
-    return f'<figcaption>{what}{row}<span class="where">{escape(text.escape(sample.source))}</span></figcaption>'
+    where = "" if sample.source == f"[{sample.row}]" else f'<span class="where">{escape(sample.source)}</span>'
+    return f"<figcaption>{what}{row}{where}</figcaption>"
 
 
-def _values(gallery: Gallery, values: dict[str, Array]) -> str:
+def _values(gallery: Gallery, values: dict[str, Array], pictures: bool) -> str:
     """What a sample holds beside pictures and its label, a name and a value each."""
     counts = {f.count for f in gallery.data.fields if f.count}
     parts = []
     for f, found in gallery.others(values)[:_MOST_VALUES]:
         if f.name not in counts:
-            parts.append(f"<dt>{escape(f.name)}</dt><dd>{_drawn(f, found)}</dd>")
+            drawn = _drawn(f, found) if pictures else escape(told(f, found))
+            across = ' class="across"' if drawn.startswith("<") else ""
+            parts.append(f"<dt{across}>{escape(f.name)}</dt><dd{across}>{drawn}</dd>")
     return f'<dl class="values">{"".join(parts)}</dl>' if parts else ""
 
 
@@ -115,10 +120,10 @@ def told(f: Field, values: Array) -> str:
     """A value in words: a text as it reads, categories by their names, times as dates, numbers with four digits."""
     if f.meaning == "text":
         found = bytes(np.asarray(values, np.uint8)).rstrip(b"\0").decode("utf-8", "backslashreplace")
-        return text.escape(found[:_MOST_TEXT]) + ("…" if len(found) > _MOST_TEXT else "")
+        return found[:_MOST_TEXT] + ("…" if len(found) > _MOST_TEXT else "")
     flat = np.asarray(values).reshape(-1)[: 4 * _WRITTEN]
     words = [_word(f, n) for n in flat.tolist()]
-    return text.escape(", ".join(words) + (", …" if values.size > len(flat) else ""))
+    return ", ".join(words) + (", …" if values.size > len(flat) else "")
 
 
 def _word(f: Field, value: Any) -> str:
@@ -126,7 +131,7 @@ def _word(f: Field, value: Any) -> str:
         names = f.categories.listed
         return names[value] if 0 <= value < len(names) else "none"
     if f.unit is not None:
-        return str(np.int64(value).view(f"<M8[{f.unit}]"))
+        return str(np.uint64(value % 2**64).view(f"<M8[{f.unit}]"))
     if isinstance(value, bool):
         return "yes" if value else "no"
     return charts.number(value) if value - value == 0 else str(value)
@@ -140,28 +145,34 @@ def _columns(f: Field) -> list[str]:
     return [f"{f.name}.{name}" for name in f.columns.listed] if f.columns is not None else [f"{f.name}[{i}]" for i in range(count)]
 
 
+def _kind(f: Field) -> str:
+    """How a field's cells stand in a table."""
+    return "long" if f.meaning == "text" else "" if f.categories or f.unit else "num"
+
+
 def as_table(data: Opened, samples: Sequence[Sample]) -> str:
     """Samples as the rows of a table, a column for each of their numbers."""
-    heads, count = ["row", "from"], 0
-    if data.label is not None:
-        heads.append("class")
+    told_by_row = all(sample.source == f"[{sample.row}]" for sample in samples)
+    heads = ["row"] + ["from"] * (not told_by_row) + ["class"] * (data.label is not None)
     fields = [f for f in data.fields if f.meaning != "class"]
-    names = [name for f in fields for name in _columns(f)]
+    names = [(name, _kind(f)) for f in fields for name in _columns(f)]
     lines = []
     for sample in samples:
-        cells = [f'<th scope="row" class="num">{sample.row:,}</th>', f"<td>{escape(text.escape(sample.source))}</td>"]
+        cells = [f'<th scope="row" class="num">{sample.row:,}</th>']
+        if not told_by_row:
+            cells.append(f"<td>{escape(sample.source)}</td>")
         if sample.label is not None:
-            cells.append(f"<td>{escape(text.escape(data.class_name(sample.label)))}</td>")
+            cells.append(f"<td>{escape(data.class_name(sample.label))}</td>")
         count = 0
         for f in fields:
             values = show.as_floats(sample.variants[0][f.name], f)
             single = [values] if f.meaning != "value" or not f.shape else list(values)
             for value in single[: _MOST_COLUMNS - count]:
-                kind = "long" if f.meaning == "text" else "" if f.categories or f.unit else "num"
-                cells.append(f'<td class="{kind}">{escape(told(f, np.asarray(value)))}</td>')
+                cells.append(f'<td class="{_kind(f)}">{escape(told(f, np.asarray(value)))}</td>')
             count += len(single)
         lines.append(f"<tr>{''.join(cells)}</tr>")
-    head = "".join(f'<th scope="col">{escape(text.escape(name))}</th>' for name in [*heads, *names[:_MOST_COLUMNS]])
+    named = [*((name, "num" if name == "row" else "") for name in heads), *names[:_MOST_COLUMNS]]
+    head = "".join(f'<th scope="col" class="{kind}">{escape(name)}</th>' for name, kind in named)
     more = f'<p class="quiet">{len(names) - _MOST_COLUMNS:,} more columns</p>' if len(names) > _MOST_COLUMNS else ""
     return f'<div class="box"><table class="rows"><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>{more}'
 
@@ -172,6 +183,6 @@ def legend(found: Legend) -> str:
     parts = []
     for (kind, number), (tint, name) in sorted(found.entries.items())[:_LEGEND]:
         mark = '<i class="hatch"></i>' if tint is None else '<i class="none"></i>' if not any(tint) else f'<i style="background:rgb{tint}"></i>'
-        parts.append(f"<li>{mark}{escape(f'{kind} ' if len(kinds) > 1 else '')}{number} {escape(text.escape(name))}</li>")
+        parts.append(f"<li>{mark}{escape(f'{kind} ' if len(kinds) > 1 else '')}{number} {escape(name)}</li>")
     more = f"<li>and {len(found.entries) - _LEGEND:,} more</li>" if len(found.entries) > _LEGEND else ""
     return f'<ul class="chips">{"".join(parts)}{more}</ul>' if parts else ""

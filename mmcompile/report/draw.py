@@ -24,15 +24,15 @@ LEFT_OUT = 255
 _OVER, _BORDER = 0.45, 0.9
 #: Each hue lies a golden ratio of the circle behind the one before: neighbours differ, and none comes twice.
 _GOLDEN = 0.61803398875
+#: (saturation, value) by turns: hues that come close again, 5, 8 or 13 numbers later, differ in these.
+_SHADES = ((0.85, 0.95), (0.6, 1.0), (0.9, 0.7), (0.45, 0.85))
 #: Width of the stripes of what counts for nothing, in pixels.
 _STRIPE = 3
 
 
 def colour(number: int) -> Colour:
     """The colour (R, G, B) of a class id, strong enough to be seen on a photograph."""
-    hue = (0.58 + number * _GOLDEN) % 1.0
-    bright = (0.95, 0.8, 1.0)[number % 3]
-    r, g, b = colorsys.hsv_to_rgb(hue, 0.78, bright)
+    r, g, b = colorsys.hsv_to_rgb((0.58 + number * _GOLDEN) % 1.0, *_SHADES[number % len(_SHADES)])
     return round(r * 255), round(g * 255), round(b * 255)
 
 

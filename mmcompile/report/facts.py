@@ -20,14 +20,20 @@ from mmcompile.format.samples import flag_counts
 from mmcompile.report.opened import Opened
 from mmcompile.report.show import as_floats
 
-__all__ = ["Histogram", "Sources", "histograms", "read_sources"]
+__all__ = ["Histogram", "Sources", "histograms", "read_sources", "with_labels"]
 
 Array = npt.NDArray[Any]
 
-#: Bars of a histogram: what is still a shape at the width of a phone.
-BINS = 48
+#: Bars of a histogram, at most: what is still a shape at the width of a phone, and four levels of a byte each.
+BINS = 64
 #: Sizes of sources that are remembered before equal ones are put together.
 _PENDING = 1 << 20
+#: Integers that span so few are counted number by number.
+_COUNTED = 1 << 20
+#: A histogram ends at these percents of the values where all of them span so many times as much.
+_PERCENT, _FAR = 0.2, 8
+#: Labels without names that are told one by one: more are hardly classes.
+_MOST_LABELS = 5000
 #: Channels, or numbers of a row, that have a histogram of their own, and values of each that are counted.
 MOST_CHANNELS, _MOST_VALUES = 24, 1 << 20
 
@@ -53,11 +59,17 @@ class Sources:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Of one channel, or one number of a row: `counts` (BINS,) between `low` and `high`, of `values` finite ones; `strange` are NaN or infinite."""
+    """Of one channel, or one number of a row: `counts` of up to BINS equal parts between `low` and `high`, of `values` finite ones.
+
+    `strange` are NaN or infinite.  `least` and `most` may lie far beyond `low` and `high`, where a few values would leave all others in one bar: the
+    outermost bars hold them.
+    """
 
     name: str
     low: float
     high: float
+    least: float
+    most: float
     counts: tuple[int, ...]
     values: int
     strange: int
@@ -112,6 +124,24 @@ def _together(parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
     return numbers, counts
 
 
+def with_labels(info: dict[str, Any], data: Opened) -> dict[str, Any]:
+    """The JSON values of `info`; where labels are numbers without names, these and how often each occurs stand there as classes do."""
+    if data.label is None or info["classes"] is not None:
+        return info
+    counted: list[Counter[int]] = []
+    for split in data.index.splits:
+        counted.append(Counter())
+        for _, labels in data.labels(split):
+            numbers, counts = np.unique(labels, return_counts=True)
+            counted[-1].update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
+    numbered = sorted(set().union(*counted))
+    if not 0 < len(numbered) <= _MOST_LABELS:
+        return info
+    classes = [{"name": data.class_name(n), "count": sum(c[n] for c in counted)} for n in numbered]
+    splits = [told | {"classes": [c[n] for n in numbered]} for told, c in zip(info["splits"], counted, strict=True)]
+    return info | {"classes": classes, "splits": splits, "unknown_labels": 0}
+
+
 def histograms(spec: Field, rows: Array) -> list[Histogram]:
     """A histogram for each channel of an image or volume, for each number of a value of one axis, else one; of rows (N, *shape) as stored."""
     shape = rows.shape[1:]
@@ -146,10 +176,18 @@ def _histogram(name: str, values: Array) -> Histogram:
     finite = numbers[np.isfinite(numbers)]
     strange = len(numbers) - len(finite)
     if not len(finite):
-        return Histogram(name, 0.0, 0.0, (0,) * BINS, 0, strange, 0.0, 0.0)
-    low, high = float(finite.min()), float(finite.max())
+        return Histogram(name, 0.0, 0.0, 0.0, 0.0, (0,) * BINS, 0, strange, 0.0, 0.0)
+    least, most = low, high = float(finite.min()), float(finite.max())
     with np.errstate(all="ignore"):  # the span of a stranger's numbers may overflow
-        place = np.zeros(len(finite)) if not high > low else (finite - low) / (high - low) * BINS
+        inner = np.percentile(finite, (_PERCENT, 100 - _PERCENT)).tolist()
+        if inner[1] > inner[0] and high - low > _FAR * (inner[1] - inner[0]):
+            low, high = inner
+        bins, place = 1, np.zeros(len(finite))
+        if high > low:
+            bins, place = BINS, (finite - low) / (high - low) * BINS
+        if values.dtype.kind in "biu" and high - low < _COUNTED:  # as many numbers in each part
+            step = -(-int(high - low + 1) // BINS)
+            bins, place = int(high - low) // step + 1, (finite - low) // step
         mean, std = float(finite.mean()), float(finite.std())
-    counts = np.bincount(np.nan_to_num(place).astype(np.int64).clip(0, BINS - 1), minlength=BINS)
-    return Histogram(name, low, high, tuple(counts.tolist()), len(finite), strange, mean, std)
+    counts = np.bincount(np.nan_to_num(place).astype(np.int64).clip(0, bins - 1), minlength=bins)
+    return Histogram(name, low, high, least, most, tuple(counts.tolist()), len(finite), strange, mean, std)

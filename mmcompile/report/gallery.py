@@ -78,7 +78,8 @@ class Gallery:
         base = found[0] if self._seen and self._seen[0].meaning == "image" else None
         for f in self._fields.values():
             if f.meaning == "mask":
-                under = base.pixels if base is not None and base.pixels.shape[:2] == f.shape else np.full((*f.shape, 3), 128, np.uint8)
+                size = values[f.name].shape
+                under = base.pixels if base is not None and base.pixels.shape[:2] == size else np.full((*size, 3), 128, np.uint8)
                 found.append(Panel(f.name, self._masked(under, f, values)))
         if base is not None and (over := self._over(base.pixels, values)) is not None:
             found[0] = Panel(base.name, over)
@@ -119,6 +120,8 @@ class Gallery:
             else:
                 for points in rows:
                     out = draw.keypoints(out, points, factor)
+                for number, name in enumerate(f.columns.listed if f.columns is not None else ()):
+                    self.legend.entries[f.name, number + 1] = draw.colour(number + 1), name
         return out
 
     def filled(self, f: Field, values: dict[str, Array]) -> int:

@@ -49,7 +49,7 @@ class Opened:
         found = on_disk(root)
         if is_url(found):
             raise OptionError(f"{root}: a report reads rows from a disk; copy the dataset to one, and report on that", options=["out"])
-        self.reader = Reader(found)
+        self.reader = Reader(found, engine="pread")  # maps would count whole pages around each row, and end in a signal where a file is cut
         self.root, self.index = self.reader.root, self.reader.index
         self.fields = tuple(self.reader.origins.field(f.name) for f in self.index.fields)
         self.classes = self.reader.classes or ()
@@ -70,9 +70,9 @@ class Opened:
         """A field as one variant of it is."""
         return field if field.views is None else replace(field, shape=field.shape[1:], views=None)
 
-    def labels(self) -> Iterator[tuple[Rows, Rows]]:
-        """(rows of the split, their labels) piece by piece; label -1 where there are none."""
-        start, stop = self.split.start, self.split.stop
+    def labels(self, split: Split | None = None) -> Iterator[tuple[Rows, Rows]]:
+        """(rows of the split, or of another one, their labels) piece by piece; label -1 where there are none."""
+        start, stop = (self.split.start, self.split.stop) if split is None else (split.start, split.stop)
         generation = Generation(self.reader.generation, self.index, self.reader.table, self.reader.starts)
         for shard in range(*self._shards(start, stop)):
             begin, end = (int(n) for n in self.reader.starts[shard : shard + 2])

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 from mmcompile import text
+from mmcompile.report.charts import escape
 from mmcompile.report.style import STYLE
 
 __all__ = ["MARK", "Section", "facts", "render"]
@@ -40,9 +40,9 @@ def facts(info: Mapping[str, Any]) -> str:
     if info["classes"] is not None:
         items.append((f"{len(info['classes']):,}", "class" if len(info["classes"]) == 1 else "classes", False))
     first = next((f for f in fields if f["meaning"] in ("image", "volume")), fields[0])
-    shape = " x ".join(f"{n:,}" for n in first["shape"]) or "one number"
     more = len([f for f in fields if f["meaning"] != "class"]) - 1
-    items.append((shape, f"{first['dtype']} {first['name']}" + (f", and {text.counted(more, 'fields')} more" if more > 0 else ""), False))
+    said = f"{first['dtype']} {first['name']}" + (f", {first['views']} variants" if first.get("views") else "")
+    items.append((_shape(first), said + (f", and {text.counted(more, 'fields')} more" if more > 0 else ""), False))
     items.append((text.size(info["bytes"]["dataset"]), f"in {text.number(info['shards'], 'shard')}", False))
     rejects, repeats = info["rejects"]["count"], info["repeats"]
     items.append((f"{rejects:,}", "reject" if rejects == 1 else "rejects", bool(rejects)))
@@ -55,6 +55,14 @@ def facts(info: Mapping[str, Any]) -> str:
         items.append((f"{info['missing']:,}", "files missing", True))
     cells = "".join(f"<li{' class=bad' if bad else ''}><b>{escape(number)}</b><span>{escape(what)}</span></li>" for number, what, bad in items)
     return f'<ul class="facts">{cells}</ul>'
+
+
+def _shape(field: Mapping[str, Any]) -> str:
+    """What a sample's shape is, whatever lies on disk."""
+    shape = field["shape"][1:] if field.get("views") else field["shape"]
+    if field["layout"] == "hwc":
+        shape = [shape[2], *shape[:2]]
+    return " x ".join(f"{n:,}" for n in shape) + (" numbers" if len(shape) == 1 else "") if shape else "one number"
 
 
 def render(title: str, sub: str, top: str, sections: Sequence[Section], foot: str) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from html import escape
 from statistics import median
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy.typing as npt
 from mmcompile import text
 from mmcompile.format.rejects import Reject
 from mmcompile.report import charts, png
+from mmcompile.report.charts import escape
 from mmcompile.report.facts import Histogram, Sources
 
 __all__ = ["class_bars", "pairs", "problems", "settings", "sources", "storage", "values"]
@@ -28,8 +28,8 @@ Pixels = npt.NDArray[np.uint8]
 _ALL_CLASSES, _ENDS, _MOST_CLASSES = 40, 15, 5000
 #: Rows of a folded table, and of one that is not.
 _MOST_ROWS, _FEW = 2000, 12
-#: Examples of repeats.
-_EXAMPLES = 10
+#: Examples of repeats, and sizes of sources, that stand in a page unfolded.
+_EXAMPLES, _SIZES = 10, 8
 _TINTS = {"red": "red", "green": "green", "blue": "blue"}
 #: What is said of a flag of provenance, beside its word.
 _FLAGS = {
@@ -82,7 +82,12 @@ def class_bars(info: Info) -> str:
     totals = [sum(c) for c in counts]
     order = sorted(range(len(names)), key=lambda i: (-totals[i], i))
     empty, few = sum(not n for n in totals), min(totals)
-    said = f"{text.number(len(names), 'class')}, from {few:,} to {max(totals):,} samples, half of them above {median(totals):,.0f}"
+    spread = (
+        f"of {text.number(few, 'sample')} each"
+        if few == max(totals)
+        else f"from {few:,} to {max(totals):,} samples, {median(totals):,.0f} in the middle"
+    )
+    said = f"{text.number(len(names), 'class')}, {spread}"
     lines = [f"<p>{said}.</p>"] if len(names) > 1 else []
     if empty:
         lines.append(f'<p class="bad">{text.number(empty, "class")} without a sample.</p>')
@@ -90,8 +95,8 @@ def class_bars(info: Info) -> str:
         lines.append(f"<p>{text.number(info['unknown_labels'], 'sample')} of no class.</p>")
     for s, split in enumerate(splits):
         if len(splits) > 1 and (missing := [names[i] for i in range(len(names)) if totals[i] and not counts[i][s]]):
-            some = ", ".join(escape(n) for n in missing[:8]) + (" …" if len(missing) > 8 else "")
-            lines.append(f'<p class="bad">{escape(split["name"])} has no sample of {text.number(len(missing), "class")}: {some}.</p>')
+            some = ", ".join(escape(n) for n in missing[:8]) + (" …" if len(missing) > 8 else ".")
+            lines.append(f'<p class="bad">{escape(split["name"])} has no sample of {text.number(len(missing), "class")}: {some}</p>')
 
     def chart(which: Sequence[int]) -> str:
         if len(splits) > 1:
@@ -127,17 +132,17 @@ def sources(found: Sources) -> str:
         low, high = sizes.min(0).tolist(), sizes.max(0).tolist()
         lines.append(f"<h3>Size</h3><p>{len(sizes):,} sizes, width {low[0]:,} to {high[0]:,}, height {low[1]:,} to {high[1]:,} pixels</p>")
         lines.append(charts.cloud(sizes, counts))
+    if len(sizes) > 1 and counts[0] * 100 >= found.samples:
+        rows = [(f"{w:,} x {h:,}", n) for (w, h), n in zip(sizes[:_SIZES].tolist(), counts[:_SIZES].tolist(), strict=True)]
+        lines.append(f"<h3>Most frequent sizes</h3>{charts.bars(rows, found.samples)}")
     lines.append("</div><div>")
     for title, counter in (("Format", found.formats), ("Mode", found.modes)):
-        rows = [(text.escape(word) or "none", n) for word, n in counter.most_common(_FEW)]
+        rows = [(word or "none", n) for word, n in counter.most_common(_FEW)]
         lines.append(f"<h3>{title}</h3>{charts.bars(rows, found.samples)}")
     noticed = [("turned by EXIF", found.turned)] if found.turned else []
     noticed += [(_FLAGS.get(word, word), n) for word, n in found.flags.most_common()]
     if noticed:
         lines.append(f"<h3>Noticed</h3>{charts.bars(noticed, found.samples)}")
-    if len(sizes) > 1:
-        rows = [(f"{w:,} x {h:,}", n) for (w, h), n in list(zip(sizes.tolist(), counts.tolist(), strict=True))[:8]]
-        lines.append(f"<h3>Most frequent sizes</h3>{charts.bars(rows, found.samples)}")
     lines.append("</div></div>")
     return "".join(lines)
 
@@ -154,8 +159,9 @@ def values(info: Info, found: Sequence[tuple[str, str, Sequence[Histogram]]], ro
         lines.append(f'<h3>{escape(field)} <span class="quiet">{escape(said)}</span></h3><div class="hists">')
         for one in drawn:
             strange = f", {one.strange:,} not finite" if one.strange else ""
-            title = f"<p>{escape(text.escape(one.name))}</p>" if one.name else ""
-            spread = f"mean {charts.number(one.mean)}, std {charts.number(one.std)}{strange}"
+            title = f"<p>{escape(one.name)}</p>" if one.name else ""
+            beyond = f", from {charts.number(one.least)} to {charts.number(one.most)}" if (one.least, one.most) != (one.low, one.high) else ""
+            spread = f"mean {charts.number(one.mean)}, std {charts.number(one.std)}{beyond}{strange}"
             lines.append(f'<div>{title}{charts.histogram(one, _TINTS.get(one.name, ""))}<div class="ends"><span>{spread}</span></div></div>')
         lines.append("</div>")
     if any(drawn for _, _, drawn in found):
@@ -202,25 +208,20 @@ def _rejects(info: Info, rejects: Sequence[Reject], thumbs: Mapping[str, Pixels]
     if not rejects:
         return "<p>None: every source became a sample.</p>"
     reasons = info["rejects"]["reasons"]
-    lines = [charts.bars([(text.escape(code), n) for code, n in sorted(reasons.items(), key=lambda item: (-item[1], item[0]))], len(rejects))]
+    lines = [charts.bars(sorted(reasons.items(), key=lambda item: (-item[1], item[0])), len(rejects))]
     if thumbs:
         cells = []
         for reject in rejects:
             if (pixels := thumbs.get(reject.key)) is not None:
-                key = escape(text.escape(reject.key))
+                key = escape(reject.key)
                 image = (
                     f'<img class="thumb" src="{png.as_uri(pixels)}" width="{pixels.shape[1]}" height="{pixels.shape[0]}" alt="what decodes of {key}">'
                 )
-                cells.append(
-                    f'<figure>{image}<figcaption><b>{escape(text.escape(reject.code))}</b><span class="where">{key}</span></figcaption></figure>'
-                )
+                cells.append(f'<figure>{image}<figcaption><b>{escape(reject.code)}</b><span class="where">{key}</span></figcaption></figure>')
         lines.append(f'<p class="quiet">What can be seen of them:</p><div class="grid">{"".join(cells)}</div>')
     elif not raw:
         lines.append('<p class="quiet">With `--raw RAW` what still decodes of them is shown here.</p>')
-    rows = [
-        [escape(text.escape(r.key)), escape(text.escape(r.code)), escape(text.escape(r.message)), "" if r.size is None else text.size(r.size)]
-        for r in rejects[:_MOST_ROWS]
-    ]
+    rows = [[escape(r.key), escape(r.code), escape(r.message), "" if r.size is None else text.size(r.size)] for r in rejects[:_MOST_ROWS]]
     table = _table(["source", "reason", "what was found", "size"], rows, (3,)).replace("<td>", '<td class="long">')
     title = f"all {len(rejects):,}" if len(rejects) <= _MOST_ROWS else f"the first {_MOST_ROWS:,} of {len(rejects):,}"
     lines.append(table if len(rejects) <= _FEW else _folded(title, table))
@@ -258,21 +259,20 @@ def settings(info: Info, commands: Sequence[str]) -> str:
     flat = []
     for name, value in info["settings"].items():
         if isinstance(value, Mapping):
-            inner = [f"{escape(text.escape(k))} <b>{_value(v)}</b>" for k, v in value.items() if v not in (None, [], {})]
-            flat.append((escape(text.escape(name)), ", ".join(inner) or "as by default"))
+            inner = [f"{escape(k)} <b>{_value(v)}</b>" for k, v in value.items() if v not in (None, [], {})]
+            flat.append((escape(name), ", ".join(inner) or "as by default"))
         elif value not in (None, [], {}):
-            flat.append((escape(text.escape(name)), f"<b>{_value(value)}</b>"))
+            flat.append((escape(name), f"<b>{_value(value)}</b>"))
     lines.append(pairs(flat))
     lines.append("<p>To make the same bytes again from the same sources:</p>")
-    lines.append(f"<pre>{escape(chr(10).join(commands))}</pre>")
+    lines.append(f"<pre>{chr(10).join(map(escape, commands))}</pre>")
     made = [f"pixel revision {info['pixel_revision']}", *(f"{k} {v}" for k, v in sorted(info["versions"].items()))]
-    lines.append(_folded("versions that pixels depend on", f"<p>{escape(text.escape(', '.join(made)))}</p>"))
+    lines.append(_folded("versions that pixels depend on", f"<p>{escape(', '.join(made))}</p>"))
     return "".join(lines)
 
 
 def _value(value: Any) -> str:
     said = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    said = text.escape(said)
     return escape(said[:300] + ("…" if len(said) > 300 else ""))
 
 

@@ -59,6 +59,7 @@ pre { margin: .6rem 0; padding: .8rem 1rem; overflow-x: auto; background: var(--
 .grid.full { grid-template-columns: minmax(0, 1fr); }
 figure { margin: 0; min-width: 0; }
 .panels { display: grid; grid-auto-flow: column; grid-auto-columns: minmax(0, 1fr); gap: 4px; }
+.panels.two { grid-auto-flow: row; grid-template-columns: repeat(2, minmax(0, 1fr)); }
 .panels + .panels { margin-top: 4px; }
 .panels img, .thumb { display: block; width: 100%; height: auto; border-radius: 6px; background: var(--soft); }
 .pixel { image-rendering: pixelated; }
@@ -67,9 +68,10 @@ figcaption { margin-top: .35rem; font-size: .85rem; line-height: 1.4; overflow-w
 figcaption b { font-weight: 600; }
 figcaption .row { color: var(--quiet); font-size: .78rem; font-variant-numeric: tabular-nums; }
 figcaption .where { display: block; color: var(--quiet); font-size: .78rem; }
-.values { margin: .3rem 0 0; font-size: .82rem; }
-.values dt { color: var(--quiet); font-size: .76rem; margin-top: .3rem; }
+.values { display: grid; grid-template-columns: max-content minmax(0, 1fr); gap: .1rem .7rem; margin: .3rem 0 0; font-size: .8rem; }
+.values dt { color: var(--quiet); }
 .values dd { margin: 0; overflow-wrap: anywhere; }
+.values .across { grid-column: 1 / -1; }
 .chips { display: flex; flex-wrap: wrap; gap: .3rem .9rem; margin: .8rem 0 0; padding: 0; list-style: none; font-size: .84rem; }
 .chips i, i.part { display: inline-block; width: .72rem; height: .72rem; margin-right: .35rem; border-radius: 3px; vertical-align: -.06rem; }
 .chips .hatch { background: repeating-linear-gradient(135deg, #888 0 2px, #ccc 2px 4px); }
@@ -82,9 +84,11 @@ thead th { color: var(--quiet); font-size: .8rem; border-bottom: 1px solid var(-
 .num { text-align: right; white-space: nowrap; }
 table.rows td, table.rows tbody th { border-bottom: 1px solid var(--line); white-space: nowrap; }
 table.rows td.long { white-space: normal; min-width: 14rem; overflow-wrap: anywhere; }
-table.bars { width: 100%; max-width: 48rem; table-layout: auto; }
-table.bars th { max-width: 15rem; overflow-wrap: anywhere; }
-td.bar { width: 60%; min-width: 5rem; white-space: nowrap; font-size: 0; vertical-align: middle; }
+table.bars { width: 100%; max-width: 48rem; table-layout: fixed; }
+table.bars.many { min-width: 34rem; }
+table.bars th { width: 34%; overflow-wrap: anywhere; }
+table.bars td.num, table.bars th.num { width: 4.4rem; white-space: normal; }
+td.bar { white-space: nowrap; font-size: 0; vertical-align: middle; }
 td.bar span { display: inline-block; height: .62rem; min-width: 2px; background: var(--accent); border-radius: 2px; vertical-align: middle; }
 .part0, i.part0 { background: var(--p0) !important; } .part1 { background: var(--p1) !important; } .part2 { background: var(--p2) !important; }
 .part3 { background: var(--p3) !important; } .part4 { background: var(--p4) !important; } .part5 { background: var(--p5) !important; }

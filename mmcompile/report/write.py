@@ -9,7 +9,6 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from mmcompile.format.commit import write_atomic
 from mmcompile.format.describe import describe
 from mmcompile.format.rejects import load_rejects
 from mmcompile.report import cards, facts, png, sections
+from mmcompile.report.charts import escape
 from mmcompile.report.gallery import Gallery
 from mmcompile.report.opened import Opened, Sample
 from mmcompile.report.page import MARK, Section, render
@@ -37,8 +37,10 @@ Rows = npt.NDArray[np.int64]
 
 #: Of each class up to so many samples, of so many rows at most in all, and of so many pixels, so that a page stays a few megabytes.
 _EACH, _MOST, _MOST_PIXELS = 3, 72, 7_500_000
+#: Bytes of the rows that are shown, which are in memory together.
+_MOST_BYTES = 256 << 20
 #: Rows whose values make the histograms, and the bytes of them that are read.
-_HISTOGRAM_ROWS, _HISTOGRAM_BYTES = 256, 96 << 20
+_HISTOGRAM_ROWS, _HISTOGRAM_BYTES = 4096, 48 << 20
 #: Rows of a table of samples.
 _TABLE_ROWS = 30
 
@@ -106,9 +108,9 @@ def write_report(
         if chosen is not None and target.suffix.lower() not in (".html", ".htm"):
             return _save_rows(data, target, chosen, replay, began)
         _check_page(target)
-        info = describe(data.root, data.reader.generation)
+        info = facts.with_labels(describe(data.root, data.reader.generation), data)
         picked, each = (chosen, 0) if chosen is not None else _picked(data, seed)
-        page = _page(data, info, picked, _Wish(split, replay, raw, images, seed, rows is not None, each))
+        page = _page(data, info, picked, _Wish(str(out), split, replay, raw, images, seed, rows is not None, each))
         target.parent.mkdir(parents=True, exist_ok=True)
         content = page.encode("utf-8", "backslashreplace")
         write_atomic(target, content, durable=False)
@@ -121,6 +123,7 @@ def write_report(
 class _Wish:
     """What was asked for, and how many of each label are shown: 0 where labels do not decide."""
 
+    out: str
     split: str | None
     replay: Replay | None
     raw: str | os.PathLike[str] | None
@@ -165,6 +168,7 @@ def _picked(data: Opened, seed: int) -> tuple[Rows, int]:
         return spread(0, len(data), _TABLE_ROWS, seed), 0
     pixels = sum(np.prod(f.sample_shape) for f in data.fields if f.meaning in ("image", "volume"))
     most = int(np.clip(_MOST_PIXELS // max(1, min(pixels, 4 * cards.MOST_SIDE**2)), 12, _MOST))
+    most = max(1, min(most, _MOST_BYTES // max(1, data.index.row_bytes)))
     if data.label is None:
         return spread(0, len(data), min(most, 24), seed), 0
     picker = Picker(seed, _EACH)
@@ -194,28 +198,33 @@ def _page(data: Opened, info: dict[str, Any], rows: Rows, wish: _Wish) -> str:
         Section("sources", "Sources", sections.sources(found) if found is not None else ""),
         Section("values", "Values", sections.values(info, drawn, looked) if len(data) else ""),
         Section("problems", "Rejects and repeats", sections.problems(info, rejects, thumbs, wish.raw is not None)),
-        Section("settings", "Settings", sections.settings(info, _commands(data))),
+        Section("settings", "Settings", sections.settings(info, _commands(wish.out))),
         Section("storage", "Storage", sections.storage(info, _shards(data))),
     ]
-    of_split = "" if wish.split is None else f" &middot; split {escape(text.escape(wish.split))}"
-    sub = f"<code>{escape(text.escape(data.root))}</code>{of_split}"
+    of_split = [] if wish.split is None else [f"split {escape(wish.split)}"]
+    published = [f"published {text.moment(g['modified'])}" for g in info["generations"] if g["name"] == data.reader.generation]
+    sub = " &middot; ".join([*of_split, f"generation <code>{data.reader.generation[:8]}</code>", *published])
+    if wish.out.rstrip("/") != name:
+        sub = f"<code>{escape(wish.out)}</code> &middot; {sub}"
     foot = f"Made by mmcompile report from generation <code>{data.reader.generation}</code>. Nothing in this page comes from a network."
-    return render(text.escape(name), sub, first_facts(info), parts, foot)
+    return render(name, sub, first_facts(info), parts, foot)
 
 
 def _samples(data: Opened, gallery: Gallery, samples: list[Sample], wish: _Wish) -> str:
     if not samples:
-        return "<p>This dataset holds no samples.</p>"
+        return f"<p>{'No samples were asked for' if len(data) else 'This dataset holds no samples'}.</p>"
     labels = {s.label for s in samples}
     if wish.told:
         said = f"{text.number(len(samples), 'sample')}, as asked for."
+    elif len(samples) == len(data):
+        said = f"{'All' if len(data) > 1 else 'The'} {text.number(len(samples), 'sample')}."
     elif not wish.each:
         said = f"{len(samples):,} of {text.number(len(data), 'sample')}, from everywhere in the dataset."
     else:
         of = (
             f"{len(labels):,} of {len(data.classes):,} classes" if len(data.classes) > len(labels) else f"each of {text.number(len(labels), 'class')}"
         )
-        said = f"Up to {wish.each} of {of}, picked by seed {wish.seed}."
+        said = f"{f'Up to {wish.each}' if wish.each > 1 else 'One'} of {of}, picked by seed {wish.seed}."
     again = {} if wish.replay is None else replayed(data, [s.row for s in samples], wish.replay)
     if wish.replay is not None:
         said += f" Beside each, what training gets in epoch {wish.replay.epoch} of seed {wish.replay.seed}."
@@ -227,7 +236,7 @@ def _samples(data: Opened, gallery: Gallery, samples: list[Sample], wish: _Wish)
 def _histograms(data: Opened, gallery: Gallery, seed: int) -> tuple[list[tuple[str, str, Sequence[facts.Histogram]]], int]:
     """(field, what its numbers are, histograms) of what is neither a label nor text nor a list of places; and of how many rows."""
     each = sum(f.row_bytes for f in data.fields) or 1
-    rows = spread(0, len(data), int(np.clip(_HISTOGRAM_BYTES // each, 4, _HISTOGRAM_ROWS)), seed)
+    rows = spread(0, len(data), int(np.clip(_HISTOGRAM_BYTES // each, 1, _HISTOGRAM_ROWS)), seed)
     found: list[tuple[str, str, Sequence[facts.Histogram]]] = []
     for f in data.fields:
         if f.meaning not in ("image", "volume", "value") or f.categories is not None or f.unit is not None or not len(rows):
@@ -237,12 +246,16 @@ def _histograms(data: Opened, gallery: Gallery, seed: int) -> tuple[list[tuple[s
         said = f"as stored, {f.dtype}"
         if f.name in gallery.looks and gallery.looks[f.name].mean is not None:
             said += ", normalised"
-        found.append((f.name, said, facts.histograms(f, data.column(f, rows))))
+        values = data.column(f, rows)
+        if (counting := next((other for other in data.fields if other.name == f.count), None)) is not None:
+            filled = np.arange(values.shape[1]) < np.reshape(data.column(counting, rows), (-1, 1))
+            values = values[filled][:, None] if f.views is None else values
+        found.append((f.name, said, facts.histograms(f, values)))
     return found, len(rows)
 
 
-def _commands(data: Opened) -> list[str]:
-    root = text.quote([str(data.root)])
+def _commands(out: str) -> list[str]:
+    root = text.quote([out])
     return [f"mmcompile info {root} --config > build.json", "mmcompile build RAW OUT --config build.json"]
 
 

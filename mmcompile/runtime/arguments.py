@@ -5,6 +5,7 @@ Raises ValueError or TypeError for what makes no sense, naming what there is.
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from mmcompile.runtime.joint import Joint
     from mmcompile.runtime.spatial import Spatial
 
-__all__ = ["column_of", "columns_of", "field_names", "files_of", "joint_of", "spatial_of", "split_range"]
+__all__ = ["column_of", "columns_of", "field_names", "files_of", "joint_of", "spatial_of", "split_range", "takes"]
 
 
 def files_of(root: str | os.PathLike[str], cache: Any) -> Files:
@@ -118,3 +119,18 @@ def column_of(reader: Reader, field: Field, dtype: torch.dtype | str | None, cro
         return TextColumn(reader, field, None)
     # a place in a picture has the precision that it is stored in, whatever its pixels are read as
     return Column(reader, field, None if field.meaning in ("boxes", "keypoints") else dtype)
+
+
+def takes(function: object, count: int) -> bool:
+    """Can this be called with so many arguments, as far as its signature tells?"""
+    if not callable(function):
+        return False
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # as of some functions in C
+        return True
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        return False
+    return True

@@ -86,9 +86,7 @@ class Augment:
                 assert isinstance(self.resized_crop, tuple)
                 return self.resized_crop
             if not of_images:
-                raise ValueError(
-                    f"resized_crop is for images, and {what} are not resampled: use crop={self.resized_crop}, with as many numbers as axes"
-                )
+                raise ValueError(f"resized_crop is for images, and {what} are not resampled: use crop=, an int or a number for each axis")
         if self.flip is not None and (of_images or len(self.flip) != len(shape)):
             said = "use hflip" if of_images else f"it takes {len(shape)} probabilities"
             raise ValueError(f"flip {self.flip} is not for {what} ({axes}): {said}")

@@ -231,15 +231,11 @@ def _sizes(dataset: MMapShardDataset, augment: Augment) -> dict[str, tuple[int, 
 
 
 def labelled(name: str) -> AbstractContextManager[Any]:
-    """A range of torch.profiler's, "mmcompile.<name>"; nothing where none runs in this thread, as a range costs more than a small batch."""
-    return record_function(f"mmcompile.{name}") if _profiled() else nullcontext()
+    """A range of torch.profiler's, "mmcompile.<name>"; nothing where none runs, as a range costs more than a small batch.
 
-
-def _profiled() -> bool:
-    try:
-        return bool(torch.autograd._profiler_enabled())  # type: ignore[attr-defined]
-    except AttributeError:  # a private name
-        return True
+    Asked of the process: what a thread is told is False in all of them under `profile_all_threads`.
+    """
+    return record_function(f"mmcompile.{name}") if getattr(torch.autograd.profiler, "_is_profiler_enabled", True) else nullcontext()
 
 
 def _disk_reads() -> int:

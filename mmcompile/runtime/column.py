@@ -285,7 +285,9 @@ class TextColumn(Column):
         try:
             return [line.decode() for line in lines]
         except UnicodeDecodeError:
-            raise CorruptShardError(f"{self._reader.root}: field {self.name!r} holds what is not UTF-8; run `mmcompile verify`") from None
+            raise CorruptShardError(
+                f"{self._reader.root}: field {self.name!r} holds bytes that are no UTF-8; run `mmcompile verify {self._reader.root}`"
+            ) from None
 
 
 def _fresh(nbytes: int) -> Tensor:

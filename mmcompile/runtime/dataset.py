@@ -220,7 +220,7 @@ class MMapShardDataset(Facts):
         if not self._hooked:
             return self._packed(self._gather(rows, self._shown(rows, keys), said_valid(keys)))
         if not len(rows):
-            raise ValueError("an empty batch has no shape once there is a transform")
+            raise ValueError("no samples are asked for, and what shape a transform would give them cannot be told: ask for at least one")
         out = stacked(self._called(self._unbind(self._gather(rows, self._shown(rows, keys))), rows, keys))
         return tuple(out) if isinstance(out, list) else out
 

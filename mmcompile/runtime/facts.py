@@ -145,7 +145,7 @@ class Facts(Dataset[Any]):
         """
         at = self._rows.find(self._reader.find(as_bytes(key), secret))
         if at < 0:
-            raise KeyError(as_text(key))
+            raise KeyError(f"{self.root}: the sample of the source {as_text(key)!r} is in another split or subset")
         return at
 
     def __repr__(self) -> str:

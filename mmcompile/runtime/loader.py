@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import Subset
 
 from mmcompile.runtime.ahead import Ahead
+from mmcompile.runtime.arguments import takes
 from mmcompile.runtime.augment import Augment, RowRandom
 from mmcompile.runtime.batches import Job, Made, Maker, Times, labelled
 from mmcompile.runtime.buffers import can_pin
@@ -113,16 +114,18 @@ class ShardLoader:
             warnings.warn("pin_memory=True without CUDA: batches come in ordinary memory", stacklevel=2)
         if augment is not None and not isinstance(augment, Augment):
             raise TypeError(f"augment must be an Augment, not {augment!r}; a function of whole batches is batch_transform=")
-        if batch_transform is not None and not callable(batch_transform):
+        if batch_transform is not None and not takes(batch_transform, 2):
             raise TypeError(f"batch_transform must be a function of (batch, rng), not {batch_transform!r}")
         self.batch_transform = batch_transform
         self.sampler, self.batch_sampler = sampler, batch_sampler
         if batch_sampler is not None and (batch_size != 1 or shuffle or sampler is not None or drop_last):
-            raise ValueError("batch_sampler is mutually exclusive with batch_size, shuffle, sampler and drop_last")
+            raise ValueError("batch_sampler is mutually exclusive with batch_size, shuffle, sampler and drop_last: leave these out")
         settings: dict[str, Any] = {"uneven": uneven, "weights": weights, "rank": rank, "world_size": world_size}
         given = sampler if sampler is not None else batch_sampler
         if given is not None and (shuffle or node_groups != 1 or any(value is not None for value in settings.values())):
-            raise ValueError(f"a sampler decides about the order alone: shuffle, {', '.join(settings)}, node_groups are for iterating without one")
+            raise ValueError(
+                f"a sampler decides the order by itself: leave shuffle, {', '.join(settings)} and node_groups out, or leave the sampler out"
+            )
         self._given: Given | None = None
         if isinstance(sampler, ShardSampler):
             self._course = _course_of(sampler, dataset, self.batch_size, self.drop_last, seed)

@@ -45,7 +45,7 @@ def open_file(path: Path, flags: int) -> int:
         fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise FormatError(f"{path}: a link; remove it", path=str(path)) from None
+            raise FormatError(f"{path}: a link, expected a file of the cache; remove the link", path=str(path)) from None
         if error.errno in (errno.EISDIR, errno.ENXIO):  # a folder, or a pipe or socket
             raise _not_a_file(path) from None
         raise

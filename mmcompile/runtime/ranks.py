@@ -60,9 +60,9 @@ def ranks_of_indices(rank: int | None = None, world_size: int | None = None) -> 
     accelerate = sys.modules.get("accelerate.state")
     if rank is None and found[1] > 1 and accelerate is not None and accelerate.is_initialized():
         raise RuntimeError(
-            f"Accelerate runs {found[1]} processes, and its prepare() divides the indices of a DataLoader among them, which ShardSampler does too: use "
-            "ShardLoader, which prepare() leaves as it is, or say to ShardSampler who divides: rank=0, world_size=1 where the DataLoader is prepared, "
-            "rank=accelerator.process_index, world_size=accelerator.num_processes where it is not"
+            f"Accelerate runs {found[1]} processes, and its prepare() divides the indices of a DataLoader among them, which ShardSampler does too: "
+            "use ShardLoader, which prepare() leaves as it is, or say to ShardSampler who divides: rank=0, world_size=1 where the DataLoader is "
+            "prepared, rank=accelerator.process_index, world_size=accelerator.num_processes where it is not"
         )
     return found
 

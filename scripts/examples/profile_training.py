@@ -27,8 +27,9 @@ def main() -> None:
     dataset = MMapShardDataset(options.dataset, dtype=torch.float32)
     model = nn.Sequential(nn.Flatten(), nn.Linear(torch.Size(dataset.shape).numel(), len(dataset.classes)))
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+    everywhere = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)  # the loader's too; without it the loop's own are seen alone
     loader = ShardLoader(dataset, options.batch_size, shuffle=True, batch_transform=lambda batch, rng: [batch[0].flip(3), batch[1]])
-    with profile(activities=activities) as profiler:
+    with profile(activities=activities, experimental_config=everywhere) as profiler:
         for images, labels in loader:
             nn.functional.cross_entropy(model(images), labels).backward()
     for event in sorted(profiler.key_averages(), key=lambda event: -event.cpu_time_total):

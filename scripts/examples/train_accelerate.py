@@ -28,7 +28,7 @@ def main() -> None:
     options = parser.parse_args()
 
     torch.manual_seed(0)
-    accelerator = Accelerator()
+    accelerator = Accelerator(cpu=not torch.cuda.is_available())  # without saying so, processes on CPUs would not know each other
     dataset = MMapShardDataset(options.dataset, dtype=torch.float32)
     model: nn.Module = nn.Sequential(
         *(nn.Flatten(), nn.Linear(torch.Size(dataset.shape).numel(), 32), nn.ReLU(), nn.Linear(32, len(dataset.classes)))

@@ -1,4 +1,4 @@
-"""Trains a small vision transformer with Hugging Face's Trainer, and goes on where a checkpoint was written, in the middle of an epoch too.
+"""Trains a small ResNet with Hugging Face's Trainer, and goes on where a checkpoint was written, in the middle of an epoch too.
 
     train_transformers.py DATASET OUTPUT [--epochs 2] [--batch-size 16] [--save-every 3] [--steps N] [--resume CHECKPOINT]
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Trainer, TrainerCallback, TrainingArguments, ViTConfig, ViTForImageClassification
+from transformers import ResNetConfig, ResNetForImageClassification, Trainer, TrainerCallback, TrainingArguments
 
 from mmcompile import MMapShardDataset, ShardLoader
 
@@ -55,20 +55,19 @@ def main() -> None:
     options = parser.parse_args()
 
     dataset = MMapShardDataset(options.dataset, dtype=torch.float32, output="dict")
-    channels, size, _ = dataset.shape
     torch.manual_seed(0)
-    shape = {"image_size": size, "patch_size": size // 3, "num_channels": channels, "num_labels": len(dataset.classes)}
-    small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "hidden_dropout_prob": 0.0}
+    small = {"embedding_size": 8, "hidden_sizes": [16], "depths": [1], "layer_type": "basic"}
+    model = ResNetForImageClassification(ResNetConfig(num_channels=dataset.shape[0], num_labels=len(dataset.classes), **small))
     arguments = TrainingArguments(
         **{"output_dir": options.output, "num_train_epochs": options.epochs, "per_device_train_batch_size": options.batch_size},
         **{"max_steps": options.steps, "save_steps": options.save_every, "save_strategy": "steps", "learning_rate": 1e-2},
         **{"report_to": "none", "disable_tqdm": True, "lr_scheduler_type": "constant"},
         ignore_data_skip=True,  # the loader itself goes on where it stood
+        use_cpu=not torch.cuda.is_available(),  # without saying so, processes on CPUs would not know each other
     )
-    model = ViTForImageClassification(ViTConfig(**shape, **small))
     trainer = ShardTrainer(model, arguments, train_dataset=dataset, callbacks=[KeepsPlace(options.resume)])
     done = trainer.train(resume_from_checkpoint=options.resume and str(options.resume))
-    print(f"{done.global_step} steps, {trainer.state.epoch} epochs", flush=True)
+    print(f"{done.global_step} steps, {trainer.state.epoch} epochs, {trainer.accelerator.num_processes} processes", flush=True)
 
 
 if __name__ == "__main__":

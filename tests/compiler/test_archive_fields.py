@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mmcompile import Raw
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.sources.archive import ArchiveSource
 from mmcompile.compiler.sources.choose import SourceOptions, open_source
-from mmcompile.errors import OptionError, SourceError
+from mmcompile.errors import MMCompileError, OptionError, SourceError
 from mmcompile.format.reader import Reader
 from mmcompile.format.rejects import load_rejects
 from mmcompile.format.verify import verify
@@ -158,6 +159,14 @@ def test_lists_in_records_are_boxes_that_move_and_what_goes_with_them(tmp_path: 
     assert verify(tmp_path / "out").ok
 
 
+def test_records_that_hold_lists_alone_make_samples_of_images(tmp_path: Path) -> None:
+    raw = tar(tmp_path / "a.tar", beside([{"boxes": [[8, 4, 12, 10]], "labels": ["cat"]}, {"boxes": [], "labels": []}]))
+    report = run(raw, tmp_path / "out")
+    assert report.fields == ("image", "boxes", "labels", "boxes_count")
+    rows = rows_of(tmp_path / "out")
+    assert (rows["boxes"].tolist(), rows["boxes_count"].tolist()) == ([[[0, 0, 4, 6]], [[0] * 4]], [1, 0])  # cut to the centre of 8x8
+
+
 def test_a_value_that_does_not_fit_is_a_reject(tmp_path: Path) -> None:
     raw = tar(tmp_path / "a.tar", beside([{"boxes": [[1, 2, 3, 4]], "n": 1}, {"boxes": [[1, 2, 3]], "n": 300}, {"boxes": [], "n": 300}]))
     report = run(raw, tmp_path / "out", Preprocess(crop=12, fields={"n": {"dtype": "uint8"}}), max_rejects=2)
@@ -191,6 +200,17 @@ def test_arrays_beside_the_image_are_values(tmp_path: Path) -> None:
     assert scan.values["emb"].dtype == np.uint8
     with pytest.raises(OptionError, match="--field deep: samples have no such field"):
         source(raw, fields={"deep": {"kind": "image"}}).scan()
+
+
+@pytest.mark.parametrize("options", [{"label_column": "note"}, {"columns": "note"}, {"label_column": "note", "classes_from": "names.json"}])
+def test_a_text_that_no_index_holds_is_an_error_before_anything_is_decoded(tmp_path: Path, options: dict[str, Any]) -> None:
+    if named := options.get("classes_from"):
+        (tmp_path / named).write_text(json.dumps(["cat", "dog", "z" * 400_000]))
+        options = {**options, "classes_from": tmp_path / named}
+    tar(tmp_path / "a.tar", beside([{"note": "cat"}, {"note": "dog" if named else "z" * 400_000}]))
+    with pytest.raises(MMCompileError, match=r"(column note|field label) holds a text of 400,000 characters \('zzz"):
+        run(Raw(tmp_path / "a.tar", **options), tmp_path / "out")
+    assert not list((tmp_path / "out").glob("shards/*"))
 
 
 def test_an_array_that_is_none_is_a_reject_and_other_shapes_are_told(tmp_path: Path) -> None:

@@ -276,7 +276,7 @@ def broken(tmp_path: Path, name: str) -> Path:
         ("lengths", "30 rows of a, and 7 of b"),
         ("npz-names", "both are the field a; rename one"),
         ("npz-cut", "no .npz file"),
-        ("npz-member", "expected arrays (.npy) alone"),
+        ("npz-member", "a .npz holds arrays (.npy) alone"),
         ("npz-short", "it is cut off"),
         ("long", "624 bytes, a float32 array of (30, 4) takes 608: it holds more than the 30 rows that it says"),
         ("npz-long", "(a.npy): 624 bytes, a float32 array of (30, 4) takes 608: it holds more than the 30 rows"),

@@ -16,7 +16,7 @@ from PIL import Image
 
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.sources import Scan, jsonparts
-from mmcompile.compiler.sources.choose import SourceOptions, open_source
+from mmcompile.compiler.sources.choose import Raw, SourceOptions, open_source
 from mmcompile.compiler.sources.coco import CocoSource
 from mmcompile.compiler.sources.jsonparts import list_members
 from mmcompile.compiler.spatial import Form
@@ -24,6 +24,7 @@ from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.fields import Names
 from mmcompile.format.reader import Reader
 from mmcompile.format.rejects import load_rejects
+from mmcompile.format.verify import verify
 from tests.compiler.builds import age, dataset, inline, picture, run, write
 
 CATEGORIES = [{"id": 7, "name": "dog"}, {"id": 3, "name": "cat"}, {"id": 90, "name": "ant"}]
@@ -293,11 +294,25 @@ def test_another_size_than_the_file_says_is_a_reject_that_names_both(tmp_path: P
     assert line.message.startswith("mask (a.json#1): a mask of 31x20 (width x height) for a picture of 30x20")
 
 
+def test_lists_that_are_chosen_of_a_dataset_keep_their_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inline(monkeypatch)
+    asked = Preprocess(crop=12, fields={"mask": {"kind": "mask"}, "shows": {"kind": "multilabel"}})
+    run(open_source([str(drawn(tmp_path))], SourceOptions(fields=asked.fields)), tmp_path / "out", asked)
+    run(Raw(tmp_path / "out", columns=("labels", "boxes")), tmp_path / "some", None)
+    reader, whole = Reader(tmp_path / "some"), Reader(tmp_path / "out")
+    assert [f.name for f in reader.index.fields] == ["image", "mask", "labels", "boxes", "boxes_count"]
+    for name in ("mask", "labels", "boxes", "boxes_count"):
+        assert np.array_equal(reader.gather(name, np.arange(3)), whole.gather(name, np.arange(3)))
+    assert verify(tmp_path / "some").ok
+
+
 def test_what_is_wrong_with_one_annotation_is_a_reject_of_its_image(tmp_path: Path) -> None:
     path = drawn(tmp_path)
     for name, value, why in (
         ("bbox", [1, 2, -3, 4], "boxes: annotations[1]: [1, 2, -3, 4] is no box: x, y, width, height"),
         ("keypoints", [1, 2, 3, 1, 2, 0], "keypoints: annotations[1]: [1, 2, 3, 1, 2, 0]: expected x, y and 0, 1 or 2 of each point"),
+        ("keypoints", [1, 2, 2], "keypoints: annotations[1]: 1 point, where dog has 2"),
+        ("keypoints", [1, 2, 2] * 3, "keypoints: annotations[1]: 3 points, where dog has 2"),
         ("segmentation", {"size": [20, 30], "counts": [7]}, "mask: annotations[1]: [7]: expected run lengths that add up to 600"),
         ("iscrowd", "0", "iscrowd: annotations[1]: '0': expected 0 or 1"),
         ("iscrowd", [0], "iscrowd: annotations[1]: [0]: expected 0 or 1"),

@@ -279,6 +279,12 @@ MISFITS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a box that ends before it begins": ({"x": [[5, 1, 3, 4]]}, {"kind": "boxes"}, "x: [5.0, 1.0, 3.0, 4.0]: its second corner before its first"),
     "a negative size": ({"x": [[5, 1, -3, 4]]}, {"kind": "boxes", "format": "xywh"}, "x: [5.0, 1.0, -3.0, 4.0]: a negative size (format=xywh)"),
     "a box that is not finite": ({"x": [[5, 1, float("inf"), 4]]}, {"kind": "boxes"}, "x: [5.0, 1.0, Infinity, 4.0]: a number that is none"),
+    "a box of no numbers": ({"x": [[1, 2, 3, 4], []]}, {"kind": "boxes"}, "x: [] is no box: a list of 4 numbers"),
+    "boxes of which one is none": ({"x": [[1, 2, 3, 4], 0]}, {"kind": "boxes"}, "x: 0 is no box: a list of 4 numbers"),
+    "a number that Python alone writes so": ({"x": "1_0"}, {"dtype": "int32"}, "x: '1_0' is no number"),
+    "digits of another script": ({"x": "\u0661"}, {"dtype": "int32"}, "x: '\u0661' is no number"),
+    "a point of truths": ({"x": [[True, 2, 2]]}, {"kind": "keypoints"}, "x: [true, 2, 2]: a number that is none"),
+    "a point beyond float32": ({"x": [[1e39, 2, 2]]}, {"kind": "keypoints"}, "x: [1e+39, 2, 2]: a number that is none"),
     "no list": ({"x": "[1, 2"}, {"kind": "boxes"}, "x: '[1, 2' is no list that JSON knows"),
     "a point of no kind": ({"x": [[1, 2, 3]]}, {"kind": "keypoints"}, "x: [1, 2, 3]: a point is 0 (not labelled), 1 (hidden) or 2 (to be seen)"),
     "a long text": ({"x": "größer"}, {"kind": "text", "shape": (7,)}, "x: 'größer' is of 8 bytes, and shape=7"),
@@ -301,6 +307,13 @@ def test_a_value_that_does_not_fit_is_a_reject_that_names_value_and_field(tmp_pa
     (line,) = load_rejects(tmp_path / "out", index)
     assert (line.key, line.stage) == ("images/2.png", "value")
     assert line.message.startswith(why)
+
+
+def test_a_list_of_no_points_is_a_reject_among_several(tmp_path: Path) -> None:
+    path = listed(tmp_path / "raw", [{"x": [[[1, 2, 2]], []]}, {"x": [[[3, 4, 2]], [[5, 6, 1]]]}, {"x": []}], "jsonl")
+    found = scan(path, {"x": {"kind": "keypoints"}})
+    assert found.faults == {0: "x: [[[1, 2, 2]], []]: 0 points, expected 1"}
+    assert found.values["x"].tolist() == [[[[0, 0, 0]]] * 2, [[[3, 4, 2]], [[5, 6, 1]]], [[[0, 0, 0]]] * 2]
 
 
 def test_other_kinds_of_columns(tmp_path: Path) -> None:

@@ -19,8 +19,9 @@ from mmcompile.compiler.broker import BrokerExecutor
 from mmcompile.compiler.driver import BuildOptions, build
 from mmcompile.compiler.seals import read_seals
 from mmcompile.errors import EngineError
-from tests.compiler.builds import age, dataset
+from tests.compiler.builds import BROKEN, age, dataset, run, write
 from tests.compiler.engines_run import ROOT, environment, local, over, raw_of
+from tests.compiler.test_paired import pairs, source
 
 SECONDS = 60.0
 
@@ -79,6 +80,17 @@ def test_workers_that_are_killed_and_added_in_mid_build_change_no_byte(tmp_path:
     assert report.decoded == 30
     assert dataset(tmp_path / "out") == local(raw, tmp_path / "local")
     assert not list((tmp_path / "out" / ".build" / "tmp").iterdir())
+
+
+def test_samples_of_several_files_have_their_sha256_and_hashed_keys(tmp_path: Path, dask: Dask) -> None:
+    raw = pairs(tmp_path / "raw", ["a", "b", "c", "d", "e"])
+    write(raw, {"masks/c.png": BROKEN})
+    (tmp_path / "secret.key").write_bytes(b"0123456789abcdef of a test")
+    how: dict[str, Any] = {"sha256": True, "keys": f"hash:{tmp_path / 'secret.key'}"}
+    for out, engine in (("away", {"engine": "dask", "address": dask.address}), ("here", {"engine": "local"})):
+        workers = None if out == "away" else 1
+        run(source(raw), tmp_path / out, rows=1, workers=workers, max_rejects=1, options={**engine, **how})
+    assert dataset(tmp_path / "away") == dataset(tmp_path / "here")
 
 
 def test_a_killed_coordinator_and_a_lost_scheduler_lose_nothing(tmp_path: Path, dask: Dask, monkeypatch: pytest.MonkeyPatch) -> None:

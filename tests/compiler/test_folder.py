@@ -535,6 +535,10 @@ def test_splits_beside_other_folders_are_refused_with_what_to_say(tmp_path: Path
         (("train/1.jpg", "test/1.jpg"), "splits without labels"),
         (("images/a/1.jpg", "images/b/1.jpg"), "there is one class"),
         (("data/train/a/1.jpg", "data/val/a/1.jpg"), "there is one class"),
+        (
+            ("cat/train/1.jpg", "cat/val/2.jpg", "dog/train/1.jpg", "dog/val/1.jpg"),
+            "each class, as cat, holds folders named like splits (train, val)",
+        ),
     ],
 )
 def test_a_layout_that_may_not_be_meant_is_warned_of(tmp_path: Path, names: tuple[str, ...], word: str) -> None:

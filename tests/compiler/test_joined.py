@@ -69,7 +69,11 @@ def test_ten_roots_and_more_stand_in_their_order(tmp_path: Path) -> None:
 
 
 def test_flat_roots_have_no_labels(tmp_path: Path) -> None:
-    assert found(joined(tree(tmp_path / "a", "1.png"), tree(tmp_path / "b", "0.png")).scan()) == {"all": [("0/1.png", -9), ("1/0.png", -9)]}
+    scan = joined(tree(tmp_path / "a", "1.png"), tree(tmp_path / "b", "0.png")).scan()
+    assert found(scan) == {"all": [("0/1.png", -9), ("1/0.png", -9)]}
+    said = f"samples have no labels, as each RAW holds images and no folders of classes: {tmp_path} as RAW makes a class of each"
+    assert scan.warnings == (said,)
+    assert joined(tmp_path / "a", tree(tmp_path / "deeper" / "b", "0.png")).scan().warnings == ()
 
 
 def test_roots_may_hold_splits(tmp_path: Path) -> None:
@@ -349,7 +353,7 @@ def test_the_command_line_says_splits_and_what_repeats(raw: Path, tmp_path: Path
     assert code == 0
     assert f"{tmp_path}/out: 21 samples in 3 classes" in said
     assert "splits     train 15, val 6\n" in said
-    assert "leaked     samples that stand in a split before, too: val 1 (0/ant/0.png, " in said
+    assert "leaked     samples that stand in an earlier split, too: val 1 (0/ant/0.png, " in said
     assert "two labels 2 samples under another label, too (" in said
     assert "duplicates 1 sample with the same bytes as one before\n" in said
     assert f"MMapShardDataset('{tmp_path}/out', split='train')" in said
@@ -377,7 +381,7 @@ def test_the_command_line_says_splits_and_what_repeats(raw: Path, tmp_path: Path
             "error: --classes-from nope: no such file or folder; expected a dataset, or a file with one name a line",
         ),
         (["raw/train", "raw/train/ant", "out"], "its images would be taken twice; give one of them"),
-        (["raw/train", "raw/val", "raw/test"], "raw/test: holds what is not ours"),
+        (["raw/train", "raw/val", "raw/test"], "raw/test: holds what mmcompile did not write"),
         (
             ["raw", "out", "--source", "folder", "--columns", "x"],
             "error: --columns does not go with --source folder: leave it out, or give another --source (",

@@ -352,7 +352,7 @@ def test_text_is_left_out_unless_it_is_asked_for(tmp_path: Path) -> None:
     cells = ["b", "", "a", "b"]
     field, found = column(tmp_path, cells)
     assert field is None
-    assert found.counts["columns of text left out (x); --columns takes such as categories"] == 1
+    assert found.counts["columns of text left out (x); --columns takes such as categories, --field NAME:kind=text as they are"] == 1
     field, found = column(tmp_path, cells, columns=("x",))
     assert (field.categories.listed, values(found, "x")) == (("a", "b"), [1, -1, 0, 1])
     assert any("1 missing in column x (first: row 2): -1" in line for line in found.warnings)
@@ -686,6 +686,24 @@ def test_a_list_of_images_in_a_folder_that_is_built_without_it_is_said(tmp_path:
     assert made.warnings == (f"{name} names these images, and is not used: to use it, mmcompile build {path} OUT",)
     assert len(made.keys) == 8
     assert len(scan(path).keys) == 1
+
+
+@pytest.mark.parametrize("file", ["anno.json", "annotations/instances.json", "train/_annotations.coco.json"])
+def test_annotations_in_a_folder_of_images_that_is_built_without_them_are_said(tmp_path: Path, file: str) -> None:
+    write(tmp_path, {f"train/{i}.png": picture(i) for i in range(3)})
+    write(tmp_path, {"about.json": b'{"a": 1}', file: b'{"images": [], "annotations": [], "categories": []}'})
+    os.mkfifo(tmp_path / "pipe.json")
+    warnings = open_source([str(tmp_path)], SourceOptions()).scan().warnings
+    said = f"{file} says what is on images, and is not used: to use it, mmcompile build {tmp_path / file} OUT"
+    assert [line for line in warnings if ".json" in line] == [said]
+
+
+def test_columns_that_are_left_out_are_said_with_what_takes_them(tmp_path: Path) -> None:
+    write(tmp_path, {f"{i}.png": picture(i) for i in range(4)})
+    write(tmp_path, {"list.csv": b"front,back,note\n0.png,1.png,red\n2.png,3.png,blue\n"})
+    found = scan(tmp_path / "list.csv").counts
+    assert found["columns of paths of images left out (back); --field NAME:kind=image (or mask) takes such"] == 1
+    assert found["columns of text left out (note); --columns takes such as categories, --field NAME:kind=text as they are"] == 1
 
 
 @pytest.mark.parametrize("cell", ["03392", "6/03392", "7"])

@@ -226,7 +226,7 @@ FAULTS: dict[str, tuple[bytes, str]] = {
     "another size": (png(np.zeros((15, 24), np.uint8)), "a mask of 24x15 .* for a picture of 24x16"),
     "colours": (png(np.random.default_rng(0).integers(0, 255, (16, 24, 3), np.uint8)), "a mask of mode RGB: colours are no class ids"),
     "ids that do not fit": (png(np.full((16, 24), 300, np.uint16)), "a pixel of the mask is 300, and dtype=uint8 holds 0 to 255"),
-    "no image": (b"nothing", "no image of a listed format"),
+    "no image": (b"nothing", "no image of a format that is read"),
 }
 
 

@@ -394,6 +394,31 @@ def test_arrays_are_pictures_beside_others_and_in_a_list_and_a_plain_folder_says
         scanned(tmp_path / "raw" / "images", source="folder")
 
 
+def test_statistics_of_a_field_count_as_the_field_does(tmp_path: Path) -> None:
+    """Ids of organs, and depths in millimetres, are counts, though the pictures beside them go from 0 to 1."""
+    depths = np.random.default_rng(0).integers(0, 50_000, (4, 6, 8)).astype(np.uint16)
+    for i, deep in enumerate(depths):
+        out = io.BytesIO()
+        Image.fromarray(deep).save(out, "PNG")
+        write(tmp_path / "raw", {f"images/{i}.png": picture(i, "PNG", (8, 6)), f"depth/{i}.png": out.getvalue()})
+    own = {"mode": "gray", "dtype": "uint16", "scale": "none", "normalize": "auto"}
+    run(Raw(tmp_path / "raw"), tmp_path / "out", Preprocess(keep_size=(6, 8), fields={"depth": own}))
+    index = Reader(tmp_path / "out").index
+    deep = next(f for f in index.fields if f.name == "depth")
+    assert deep.scale == 1
+    assert deep.normalize is not None
+    assert np.allclose([deep.normalize[0], deep.normalize[1]], [[depths.mean()], [depths.std()]])
+    assert index.statistics["all"]["image"]["mean"][0] < 1
+
+
+def test_what_a_field_does_not_hold_is_said_with_the_settings_of_that_field(tmp_path: Path) -> None:
+    out = io.BytesIO()
+    Image.fromarray(np.full((12, 10), 40_000, np.uint16)).save(out, "PNG")
+    write(tmp_path / "raw", {"images/a.png": picture(0), "depth/a.png": out.getvalue()})
+    with pytest.raises(DecodeError, match=r"depth \(depth/a.png\): .*--field depth:depth16=scale .*--field depth:range=LO:HI, .*depth:dtype=uint16"):
+        run(Raw(tmp_path / "raw"), tmp_path / "out", Preprocess(crop=8))
+
+
 # -------------------------------------------------------------------- boxes
 
 YAML = {

@@ -296,7 +296,8 @@ def test_what_does_not_fit_is_an_error_with_its_row(tmp_path: Path, data: Any, o
         ),
         (sample_of(label=np.zeros((16, 24), int))[3:], {}, r"row 0: label: 16 x 24 as its picture image, .*fields=\{'label': \{'kind': 'mask'\}\}"),
         (sample_of(depth=np.zeros((16, 24), "f4"))[3:], {}, "row 0: depth: 16 x 24 as its picture image"),
-        (sample_of(image=np.zeros((16, 24, 3), "u1"))[3:], {"image": {"kind": "image"}}, r"row 0: image: ndarray; .* Image.fromarray\(array\)"),
+        (sample_of(image=np.zeros((16, 24, 3), "f4"))[3:], {"image": {"kind": "image"}}, r"row 0: image: ndarray; .* Image.fromarray\(array\)"),
+        (sample_of(image=np.zeros((16, 24, 2), "u1"))[3:], {"image": {"kind": "image"}}, "row 0: image: ndarray; .* uint8 with 1, 3 or 4 channels"),
         ([{"x": 1, "t": "é"}], {}, r"row 0: t: text; .*: keep it by fields=\{'t': \{'kind': 'text'\}\}"),
         (sample_of(x=[[1, 2], [3]])[3:], {}, "row 0: x: list that is no array of numbers"),
         ([{"t": []}, {"t": [1, 2]}], {}, r"row 0: t: an empty list, .* fields=\{'t': \{'max': N\}\}"),
@@ -308,9 +309,12 @@ def test_what_does_not_fit_is_an_error_with_its_row(tmp_path: Path, data: Any, o
         ([{"t": "abc"}, {"t": "ab\0"}], {"t": {"kind": "text"}}, r"row 1: t: 'ab\\x00' holds a NUL"),
         ([{"image": sample_of()[0]["image"], "Image": 3}], {}, "row 0: Image and image: both are the field image; rename one"),
         (sample_of(image=Image.fromarray(np.full((16, 24), 0.5, "f4")))[3:], {}, "row 0: image: float pixels do not fit in uint8"),
+        (sample_of(keypoints=[[float("nan"), 1]])[3:], {}, "row 0: keypoints: a coordinate that is no number, or beyond float32"),
+        (sample_of(keypoints=np.full((2, 3), 1e39))[3:], {}, "row 0: keypoints: a coordinate that is no number, or beyond float32"),
         (sample_of(keypoints=[[True, False]])[3:], {}, "row 0: keypoints: expected coordinates, found true and false"),
         ([{"t": "abc"}, {"t": "abcd"}], {"t": {"kind": "text", "shape": 3}}, "row 1: t: 'abcd' has 4 bytes, and shape=3"),
         ([{"t": [1, 2]}, {"t": [1, 2, 3]}], {}, r"row 1: t: .* say how many rows are kept: fields=\{'t': \{'max': N\}\}"),
+        ([{"img": np.zeros((3, 4, 5), np.uint8)}, {"img": np.zeros((3, 4, 6), np.uint8)}], {}, r"row 1: img: .*\(3, 4, 6\); .* as Pillow images"),
     ],
 )
 def test_what_cannot_be_a_field_is_said(tmp_path: Path, data: Any, asked: Any, message: str) -> None:
@@ -384,6 +388,25 @@ def test_arrays_are_no_pictures_and_what_is_asked_of_them_says_so(tmp_path: Path
     data = [{"image": np.zeros((16, 24, 3), np.uint8), "boxes": [[0, 0, 1, 1]]}]
     with pytest.raises(OptionError, match=r"--crop: for pictures, .*Image.fromarray\(array\), or a tv_tensors.Image"):
         built(data, tmp_path / "out")
+
+
+@pytest.mark.parametrize("as_", [np.asarray, lambda image: torch.from_numpy(np.array(image)).permute(2, 0, 1)])
+@pytest.mark.parametrize("way", [list, iter])
+def test_arrays_are_pictures_where_somebody_says_so(tmp_path: Path, as_: Any, way: Any) -> None:
+    samples = list(sample_of()[:3])
+    asked = Preprocess(resize=20, crop=12, fields={"boxes": {"max": 2}})
+    built(way(samples), tmp_path / "pillow", asked)
+    said = Preprocess(resize=20, crop=12, fields={"image": {"kind": "image"}, "boxes": {"max": 2}})
+    built(way([sample | {"image": as_(sample["image"])} for sample in samples]), tmp_path / "arrays", said)
+    assert dataset(tmp_path / "arrays") == dataset(tmp_path / "pillow")
+
+
+def test_arrays_of_one_channel_and_of_a_tuple_are_pictures_too(tmp_path: Path) -> None:
+    grey = [np.random.default_rng(i).integers(0, 256, (9, 7), dtype=np.uint8) for i in range(3)]
+    _, rows = built(
+        [(array[:, :, None] if i else array, 5) for i, array in enumerate(grey)], tmp_path / "out", Preprocess(fields={"x": {"kind": "image"}})
+    )
+    assert np.array_equal(rows["x"], np.stack([np.stack([array] * 3) for array in grey]))
 
 
 def test_views_are_of_files(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from mmcompile.format.prune import prune
 from mmcompile.format.store import Store
 from mmcompile.format.verify import verify
 from tests.compiler.builds import BROKEN, dataset, inline, make_raw, picture, run, write
+from tests.compiler.test_paired import mask, pairs, source
 from tests.s3 import Bucket, Proxy
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -68,6 +69,24 @@ def test_a_dataset_on_a_store_is_the_one_on_a_disk(raw: Path, s3_bucket: Bucket,
     assert published(s3_bucket, "other") == expected
     assert local(url, tmp_path / "third") == expected  # type: ignore[arg-type]
     assert not any(path.is_file() for path in home.rglob("*"))
+
+
+@pytest.mark.usefixtures("in_process")
+def test_samples_of_several_files_have_their_sha256_and_hashed_keys_there_too(s3_bucket: Bucket, tmp_path: Path) -> None:
+    raw = pairs(tmp_path / "pairs", ["a", "b", "c", "d"])
+    (tmp_path / "secret.key").write_bytes(b"0123456789abcdef of a test")
+    how = {"options": {"sha256": True, "keys": f"hash:{tmp_path / 'secret.key'}"}}
+    expected = local(source(raw), tmp_path / "out", **how)  # type: ignore[arg-type]
+    url = s3_bucket.fill(files_of(raw), "pairs")
+    run(source(url, source="pairs"), s3_bucket.url + "/out", **how)
+    assert published(s3_bucket) == expected
+    write(raw, {"masks/b.png": mask(99)})
+    expected = local(source(raw), tmp_path / "out", **how)  # type: ignore[arg-type]
+    s3_bucket.fill({"masks/b.png": mask(99)}, "pairs")
+    report = run(source(url, source="pairs"), s3_bucket.url + "/out", **how)
+    changed = published(s3_bucket)
+    assert {name: changed[name] for name in expected} == expected
+    assert report.decoded == 1
 
 
 @pytest.mark.parametrize("kind", ["memory", "file"])
@@ -148,10 +167,10 @@ def test_out_holds_something_else_or_lies_in_raw(raw: Path, s3_bucket: Bucket, t
     with pytest.raises(OutputExistsError, match="inside RAW"):
         run(f"file://{raw}", raw / "out")
     s3_bucket.fill({"notes.txt": b"mine"}, "other")
-    with pytest.raises(OutputExistsError, match=f"{s3_bucket.url}/other: holds what is not ours .'notes.txt'"):
+    with pytest.raises(OutputExistsError, match=f"{s3_bucket.url}/other: holds what mmcompile did not write .'notes.txt'"):
         run(raw, s3_bucket.url + "/other")
     s3_bucket.fill({"index.json": b"{}"}, "third")
-    with pytest.raises(OutputExistsError, match=r"an index\.json that is not ours"):
+    with pytest.raises(OutputExistsError, match=r"an index\.json that mmcompile did not write"):
         run(raw, s3_bucket.url + "/third")
     assert set(s3_bucket.files("other")) == {"notes.txt"}
 

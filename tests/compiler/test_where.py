@@ -77,7 +77,7 @@ WRONG = {
     "width like '*'": (1, "a text is expected, this is a number"),
     "class and sick": (1, "a truth is expected, this is a text"),
     "class + 'a' == 'b'": (1, "a number is expected, this is a text"),
-    "width = 3": (7, "no condition"),
+    "width = 3": (1, "Maybe you meant '==' instead of '='"),
     "width <": (7, "no condition"),
     "width ** 2 > 3": (1, "not understood"),
     "__import__('os').system('true')": (1, "not understood"),

@@ -440,7 +440,7 @@ def test_files_that_are_nothing_but_a_hole_are_refused_or_mapped(root: Path, kin
         sparse(root / "shards" / file_name("keys", "0" * 32), header(np.dtype("u1"), (rows,)), ALIGN + rows)
         table["keys"][0] = 0
         put_table(root, table)
-        assert read_limited_memory(root).count("do not grow, by at most 65,536") == 2
+        assert read_limited_memory(root).count("do not rise by 0 to 65,536 bytes") == 2
         return
     table = table[:1].copy()
     table["rows"] = rows

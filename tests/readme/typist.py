@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import json
 import os
 import re
@@ -24,7 +25,7 @@ from tests.readme.blocks import Block
 from tests.readme.drawings import DRAWINGS
 from tests.readme.prepare import MAKERS
 
-__all__ = ["ROOT", "Typist"]
+__all__ = ["ROOT", "Typist", "lacks"]
 
 ROOT = Path(__file__).resolve().parents[2]
 #: What a shell finds first: the command and Python of this environment, and what stands for other programs.
@@ -37,6 +38,13 @@ PROGRAMS = {
 TIMEOUT_S = 300
 
 
+def lacks(block: Block) -> list[str]:
+    """The libraries that a block needs, by what stands behind its mark or in it, and that are not installed."""
+    implied = {"tcp://HOST": ("distributed",), "--engine ray": ("ray",), "s3://": ("s3fs", "moto")}
+    needs = [*block.needs, *(name for part, names in implied.items() if part in block.text for name in names)]
+    return [name for name in needs if importlib.util.find_spec(name) is None]
+
+
 class Typist:
     """Runs blocks in order: what comes before one that is asked for has run before it.  `outcome` raises what went wrong with it.
 
@@ -46,7 +54,7 @@ class Typist:
 
     def __init__(self, place: Path, blocks: list[Block], s3: Callable[[], str], ray: Callable[[dict[str, str]], str]) -> None:
         self.place, self._blocks, self._s3, self._ray = place, blocks, s3, ray
-        self.said: dict[Block, str] = {}
+        self.said: dict[Block, str | None] = {}
         self._faults: dict[Block, BaseException] = {}
         self._next = 0
         self._session: subprocess.Popen[str] | None = None
@@ -64,13 +72,13 @@ class Typist:
             "DASK_TEMPORARY_DIRECTORY": str(place / "dask"),
         }
 
-    def outcome(self, block: Block) -> str:
-        """What the block printed."""
+    def outcome(self, block: Block) -> str | None:
+        """What the block printed; None if it was left out, as `lacks` says."""
         while block not in self.said and block not in self._faults:
             typed = self._blocks[self._next]
             self._next += 1
             try:
-                self.said[typed] = self._run(typed)
+                self.said[typed] = None if lacks(typed) else self._run(typed)
             except (AssertionError, subprocess.SubprocessError, SyntaxError, OSError) as fault:
                 self._faults[typed] = fault
         if block in self._faults:
@@ -97,9 +105,13 @@ class Typist:
             f"README.md, line {block.line}: no test runs a block marked {block.language!r}; known are {', '.join(runners)}"
         )
         for name in MAKERS:
-            if re.search(rf"(?<![\w/.-]){re.escape(name)}\b", block.text) and not (self.place / name).exists():
-                self._call([sys.executable, "-m", "tests.readme.prepare", name])
+            if re.search(rf"(?<![\w/.-]){re.escape(name)}", block.text):
+                self._prepare(name)
         return runners[block.language](block)
+
+    def _prepare(self, name: str) -> None:
+        if not (self.place / name).exists():
+            self._call([sys.executable, "-m", "tests.readme.prepare", name])
 
     def _call(self, words: list[str], **more: str) -> str:
         call = subprocess.run(
@@ -126,6 +138,8 @@ class Typist:
     def _placed(self, text: str) -> tuple[str, dict[str, str]]:
         """A shell block with places of this machine where the README names a reader's, and settings of the environment that belong to them."""
         more: dict[str, str] = {}
+        if "/share/" in text or "s3://bucket/" in text:
+            self._prepare("raw/")
         if "/share/" in text:
             shutil.rmtree(self.place / "share", ignore_errors=True)
             shutil.copytree(self.place / "raw", self.place / "share" / "raw")
@@ -156,11 +170,13 @@ class Typist:
         return str(answer["said"])
 
     def _diff(self, block: Block) -> str:
-        """What is taken out can be parsed, and what stands afterwards is run."""
+        """What stands afterwards is run, and what stood there before, too, if the libraries that it needs stand behind the mark."""
         lines = [line for line in block.text.splitlines() if not line.startswith(("---", "+++", "@@"))]
         before, after = ("\n".join(line[1:] for line in lines if line[:1] != gone) for gone in "+-")
         assert before != after, f"README.md, line {block.line}: a diff that changes nothing"
         compile(textwrap.dedent(before), "README.md", "exec")
+        if block.needs:
+            self._call([sys.executable, "-c", textwrap.dedent(before)])
         return self._python(textwrap.dedent(after), block.line)
 
     def _csv(self, block: Block) -> str:

@@ -17,6 +17,7 @@ from tests.compiler import builds
 from tests.format.builders import tree
 from tests.support import make_dataset
 from tests.test_cli import checked, run
+from tests.test_imports import below, packages, pulled_in
 
 #: Elements without an end.
 _VOID = {"meta", "link", "img", "br", "hr"}
@@ -144,3 +145,10 @@ def test_rows_that_there_are_not_are_wrong_usage(out: Path, words: list[str], sa
     result = run("report", str(out), *words)
     assert result.exit_code == 2
     assert said in result.stderr
+
+
+def test_a_page_needs_neither_torch_nor_pillow(out: Path, tmp_path: Path) -> None:
+    modules = pulled_in(f"from mmcompile.report import write_report\nwrite_report({str(out)!r}, {str(tmp_path / 'p.html')!r})")
+    assert not packages(modules) & {"torch", "PIL", "click", "tqdm"}
+    assert not below(modules, "mmcompile.runtime") | below(modules, "mmcompile.compiler")
+    assert not packages(pulled_in("import mmcompile.report")) & {"numpy", "torch"}

@@ -174,6 +174,7 @@ def test_positional_arguments_are_those_of_the_stock_loader(roots: dict[str, Pat
         ({"seed": -1}, ValueError, "seed"),
         ({"augment": torch.nn.Identity()}, TypeError, "batch_transform="),
         ({"batch_transform": 3}, TypeError, "batch_transform"),
+        ({"batch_transform": lambda batch: batch}, TypeError, r"function of \(batch, rng\)"),
         ({"weights": [1.0]}, ValueError, "for each of the 23 samples"),
         ({"sampler": [1], "shuffle": True}, ValueError, "a sampler decides"),
         ({"sampler": [1], "weights": "balanced"}, ValueError, "a sampler decides"),
@@ -346,8 +347,22 @@ def test_ranges_are_labelled_for_the_profiler(roots: dict[str, Path]) -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         list(ShardLoader(ds, 20, num_workers=0, batch_transform=lambda batch, rng: batch))
         list(ShardLoader(ds, 20, num_workers=2))
-    counts = {event.key: event.count for event in profile.key_averages() if event.key.startswith("mmcompile.")}
+    counts = _ranges(profile)
     assert counts["mmcompile.transform"] == 4
     assert counts["mmcompile.batch_transform"] == 2
     assert counts["mmcompile.gather"] >= 2
     assert counts["mmcompile.wait"] == 6
+
+
+def test_ranges_of_the_loaders_threads_are_seen_by_a_profiler_of_all_threads(roots: dict[str, Path]) -> None:
+    try:
+        everywhere = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    except TypeError:
+        pytest.skip("this torch profiles the threads that it was started in alone")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], experimental_config=everywhere) as profile:
+        batches = len(list(ShardLoader(MMapShardDataset(roots["plain"], "all"), 20, num_workers=2)))
+    assert _ranges(profile) == {"mmcompile.gather": batches, "mmcompile.wait": batches + 1}
+
+
+def _ranges(profile: Any) -> dict[str, int]:
+    return {event.key: event.count for event in profile.key_averages() if event.key.startswith("mmcompile.")}

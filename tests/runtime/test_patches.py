@@ -298,7 +298,7 @@ def resident_pages(path: Path) -> Any:
 def test_what_cannot_be_done_is_refused(root: Path, tmp_path: Path) -> None:
     ds = MMapShardDataset(root)
     for augment, said in (
-        (Augment(resized_crop=8), r"resized_crop is for images, and volumes are not resampled: use crop=\(8, 8\), with as many numbers as axes"),
+        (Augment(resized_crop=8), r"resized_crop is for images, and volumes are not resampled: use crop=, an int or a number for each axis"),
         (Augment(crop=(4, 4)), r"crop \(4, 4\) is not for volumes: give an int, or 3 numbers \(depth x height x width\)"),
         (
             Augment(crop=(4, 4, 14)),

@@ -129,7 +129,7 @@ def test_text_alone_is_a_string_and_a_list_of_them(root: Path) -> None:
 def test_text_that_is_none_names_the_field(tmp_path: Path) -> None:
     make_dataset(tmp_path, values={"caption": np.full((2, 3), 0xFF, np.uint8)}, facts={"caption": {"meaning": "text"}}, keyed=False)
     for read in (lambda ds: ds[0], lambda ds: ds[:], lambda ds: list(ShardLoader(ds, 2))):
-        with pytest.raises(CorruptShardError, match="field 'caption' holds what is not UTF-8; run `mmcompile verify`"):
+        with pytest.raises(CorruptShardError, match="field 'caption' holds bytes that are no UTF-8; run `mmcompile verify "):
             read(MMapShardDataset(tmp_path))
 
 

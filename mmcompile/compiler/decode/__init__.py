@@ -302,7 +302,7 @@ def _decode_stored(
         on_open(picture.width, picture.height)
     convert.check_own(stored.mode_to_keep(picture, options), options)
     if "more-frames" in picture.codes and options.frames == "error":
-        raise DecodeError("more than one frame, and --frames error", stage="convert", code="frames")
+        raise DecodeError("more than one frame, which --frames error refuses: --frames first takes the first", stage="convert", code="frames")
     pixels = picture.load()
     if options.orientation == "apply" or picture.turns:
         pixels = stored.turned(pixels, picture.orientation)
@@ -359,7 +359,7 @@ def _plain_jpeg(data: bytes, image: Image.Image, options: Preprocess) -> _Pixels
 def _check_frames(image: Image.Image, options: Preprocess, codes: set[str]) -> None:
     if opening.has_more_frames(image):
         if options.frames == "error":
-            raise DecodeError("more than one frame, and --frames error", stage="convert", code="frames")
+            raise DecodeError("more than one frame, which --frames error refuses: --frames first takes the first", stage="convert", code="frames")
         codes.add("more-frames")
 
 

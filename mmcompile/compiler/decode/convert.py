@@ -65,7 +65,11 @@ def wide(image: Image.Image, options: Preprocess) -> tuple[_Pixels, int] | None:
     values = np.asarray(image)
     made = depths.from_16(values, options) if is_16(image) else depths.from_32(values, options)
     if made[1] != 8 and options.mode == "rgba":
-        raise DecodeError("grey of more than 8 bits has no transparency to keep: --mode gray", stage="convert", code="mode")
+        raise DecodeError(
+            "grey of more than 8 bits, to which --mode rgba adds no transparency: give --mode gray",
+            stage="convert",
+            code="mode",
+        )
     return made
 
 

@@ -99,7 +99,7 @@ def _read(pydicom: Any, part: bytes, which: str) -> Any:
 
 def _one(found: list[Any], what: str) -> Any:
     if len(kinds := sorted({str(f) for f in found})) > 1:
-        raise DecodeError(f"slices of several {what}: {', '.join(kinds[:3])}", stage="open", code="series")
+        raise DecodeError(f"slices of several {what} ({', '.join(kinds[:3])}), and a volume has one: a folder for each", stage="open", code="series")
     return found[0]
 
 
@@ -124,7 +124,7 @@ def _channels(dataset: Any, kind: str) -> int:
 def _count(dataset: Any) -> int:
     count = int(dataset.get("NumberOfFrames") or 1)
     if count < 1:
-        raise DecodeError(f"a DICOM file of {count} frames", stage="open", code="not-an-image")
+        raise DecodeError(f"a DICOM file of {count} frames, expected at least 1", stage="open", code="not-an-image")
     return count
 
 

@@ -82,5 +82,8 @@ def channels_first(shape: tuple[int, ...], options: Preprocess) -> bool:
     if shape[0] <= _FEW:
         return True
     raise DecodeError(
-        f"a .npy array of shape {shape}, which does not say where its channels are: --axes chw (first) or hwc (last)", stage="open", code="axes"
+        f"a .npy array of shape {shape}, which does not say where its channels are: --axes chw (first) or hwc (last); of a volume --field "
+        "NAME:kind=volume",
+        stage="open",
+        code="axes",
     )

@@ -152,7 +152,9 @@ def open_image(data: bytes, name: str, options: Preprocess) -> Image.Image:
         try:
             image = Image.open(io.BytesIO(data), formats=formats)
         except PIL.UnidentifiedImageError as error:
-            what = f"a damaged {promised} header, or a kind of {promised} that Pillow does not read" if promised else "no image of a listed format"
+            what = (
+                f"a damaged {promised} header, or a kind of {promised} that Pillow does not read" if promised else "no image of a format that is read"
+            )
             raise DecodeError(_NOTHING if not data else what, stage="open", code="not-an-image", error=type(error).__name__) from error
         check_size(image.size, options, "open")
         return image
@@ -178,7 +180,9 @@ def check_size(size: tuple[int, int], options: Preprocess, stage: str) -> None:
             f"{width}x{height} is {width * height} pixels, more than --max-pixels {options.max_pixels}", stage=stage, code="pixel-limit"
         )
     if options.max_aspect is not None and max(width, height) > options.max_aspect * min(width, height):
-        raise DecodeError(f"{width}x{height} is longer than --max-aspect {options.max_aspect:g}", stage=stage, code="aspect-limit")
+        raise DecodeError(
+            f"{width}x{height}: the long side is more than --max-aspect {options.max_aspect:g} times the short one", stage=stage, code="aspect-limit"
+        )
 
 
 def tiff_orientation(image: Image.Image) -> int:

@@ -108,7 +108,7 @@ def pages(data: bytes) -> Iterator[Page]:
     seen = set()
     while at:
         if at in seen:
-            raise DecodeError("the pages of the TIFF go round in a circle", stage="open", code="corrupt")
+            raise DecodeError("a damaged TIFF: its list of pages comes back to one that was before", stage="open", code="corrupt")
         seen.add(at)
         tags, at = _directory(data, at, order, big)
         if not _one(tags, _SUBFILE, 0) & _REDUCED:
@@ -127,7 +127,7 @@ def _directory(data: bytes, at: int, order: str, big: bool) -> tuple[dict[int, t
     count = _unpack(data, order + ("Q" if big else "H"), at)
     at, size, inline = at + (8 if big else 2), 20 if big else 12, 8 if big else 4
     if count > _MAX_TAGS:
-        raise DecodeError(f"a TIFF directory of {count} entries", stage="open", code="corrupt")
+        raise DecodeError(f"a damaged TIFF: a directory of {count} entries, at most {_MAX_TAGS} are read", stage="open", code="corrupt")
     tags: dict[int, tuple[int, ...]] = {}
     for entry in range(at, at + count * size, size):
         tag, kind = _unpack(data, order + "H", entry), _unpack(data, order + "H", entry + 2)
@@ -156,7 +156,7 @@ def _page(tags: dict[int, tuple[int, ...]], order: str, nbytes: int) -> Page:
     if width < 1 or height < 1 or channels < 1:
         raise DecodeError(f"a picture of {width}x{height} with {channels} channels has no pixels", stage="open", code="not-an-image")
     if len(bits) != 1 or len(formats) != 1:
-        raise DecodeError("a TIFF whose channels differ in type", stage="open", code="unsupported")
+        raise DecodeError("a TIFF whose channels differ in type, which is not read: save all channels with one", stage="open", code="unsupported")
     (depth,), (kind,) = bits, formats
     if depth not in (8, 16, 32, 64) or kind not in _KINDS or (kind == 3 and depth == 8):
         raise DecodeError(f"a TIFF of {depth}-bit values (sample format {kind}), a kind that is not read", stage="open", code="unsupported")
@@ -170,14 +170,24 @@ def _page(tags: dict[int, tuple[int, ...]], order: str, nbytes: int) -> Page:
     offsets, counts = tags.get(_TILE_OFFSETS if tiled else _OFFSETS, ()), tags.get(_TILE_COUNTS if tiled else _COUNTS, ())
     planar = _one(tags, _PLANAR, 1) == 2 and channels > 1
     if rows < 1 or columns < 1 or (tiled and (rows > 2 * height + 4096 or columns > 2 * width + 4096)):
-        raise DecodeError(f"a TIFF in pieces of {columns}x{rows}", stage="open", code="corrupt")
+        raise DecodeError(
+            f"a damaged TIFF: its strips or tiles are said to be of {columns}x{rows} pixels, the picture is {width}x{height}",
+            stage="open",
+            code="corrupt",
+        )
     if tiled and rows * columns * channels * depth // 8 > max(_TILE_BYTES, 2 * width * height * channels * depth // 8):
-        raise DecodeError(f"a TIFF in tiles of {columns}x{rows} for {width}x{height} pixels", stage="open", code="corrupt")
+        raise DecodeError(
+            f"a damaged TIFF: its tiles are said to be of {columns}x{rows} pixels, the picture is {width}x{height}", stage="open", code="corrupt"
+        )
     blocks = -(-height // rows) * -(-width // columns) * (channels if planar else 1)
     if len(offsets) == 1 and not counts and compression == 1:
         counts = (width * height * channels * depth // 8,)
     if len(offsets) != blocks or len(counts) != blocks:
-        raise DecodeError(f"a TIFF of {blocks} pieces names {len(offsets)} places and {len(counts)} sizes", stage="open", code="corrupt")
+        raise DecodeError(
+            f"a damaged TIFF: expected the places and sizes of {blocks} strips or tiles, found {len(offsets)} places and {len(counts)} sizes",
+            stage="open",
+            code="corrupt",
+        )
     if any(o + c > nbytes or not c for o, c in zip(offsets, counts, strict=True)):
         raise DecodeError("the file ends before the TIFF data does", stage="load", code="truncated")
     orientation = _one(tags, _ORIENTATION, 1)

@@ -54,7 +54,7 @@ def opened(parts: Sequence[bytes], options: Preprocess) -> Stack:
         return _tiff(first, options)
     if nifti.is_nifti(first):
         return nifti.stack(first, options)
-    raise DecodeError("no volume of a listed format: .npy, TIFF, NIfTI or DICOM", stage="open", code="not-an-image")
+    raise DecodeError("no volume of a format that is read: .npy, TIFF, NIfTI or DICOM", stage="open", code="not-an-image")
 
 
 def _npy(data: bytes, options: Preprocess) -> Stack:
@@ -118,7 +118,11 @@ def sample(stack: Stack, geometry: VolumeGeometry, options: Preprocess) -> tuple
 def _size_of(stack: Stack, geometry: VolumeGeometry) -> _Size:
     found = "x".join(map(str, stack.shape))
     if geometry.channels is not None and stack.channels != geometry.channels:
-        raise DecodeError(f"{stack.channels} channels among volumes of {geometry.channels} (0: no such axis)", stage="geometry", code="mode")
+        raise DecodeError(
+            f"{stack.channels} channels, and the other volumes have {geometry.channels} (0: no axis of channels): all must have the same",
+            stage="geometry",
+            code="mode",
+        )
     if geometry.keep is not None and stack.shape != geometry.keep:
         kept = "x".join(map(str, geometry.keep))
         raise DecodeError(

@@ -78,9 +78,9 @@ class Scan:
         return self.values[LABEL.name] if LABEL in self.fields else None
 
     @property
-    def beside(self) -> tuple[str, ...]:
-        """The names of what a sample holds beside its pixels."""
-        return tuple(dict.fromkeys([*(spec.name for spec in self.fields), *(name for name, _ in self.forms)]))
+    def beside(self) -> tuple[str, ...] | None:
+        """The names of what a sample holds beside its pixels; None of rows of datasets, whose settings speak of fields that may be left out, too."""
+        return None if self.lent is not None else tuple(dict.fromkeys([*(spec.name for spec in self.fields), *(name for name, _ in self.forms)]))
 
     @property
     def ranges(self) -> tuple[Split, ...]:

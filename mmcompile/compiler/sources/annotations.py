@@ -25,6 +25,7 @@ from mmcompile.compiler.spatial import Form
 from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.fields import Field, Names
 from mmcompile.text import counted
+from mmcompile.text import number as points
 
 __all__ = ["LISTS", "Annotations", "asked"]
 
@@ -178,6 +179,20 @@ class Annotations:
         self._labels[has] = self._places(numbers, kinds[has], "category", np.flatnonzero(has))
         #: Annotations image by image.
         self._order = np.argsort(self._of, kind="stable")
+        self._count_points([len(self._points.get(number, ())) for number in numbers.tolist()])
+
+    def _count_points(self, named: list[int]) -> None:
+        """Keypoints of which some are missing are wrong: `named` are those that each category names; one without has as many as most of its own."""
+        counts = _numbers(self._point_counts)
+        wanted = np.array([*named, 0], np.int64)
+        most = np.zeros_like(wanted)
+        np.maximum.at(most, self._labels, counts)
+        wanted = np.where(wanted > 0, wanted, most)[self._labels]
+        for number in np.flatnonzero((counts > 0) & (counts != wanted)).tolist():
+            kind = self._names[self._labels[number]] if self._labels[number] >= 0 else "no category"
+            self._wrong.setdefault(
+                number, f"keypoints: annotations[{number}]: {points(int(counts[number]), 'point')}, where {show(kind)} has {wanted[number]}"
+            )
 
     def _places(
         self, known: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64], what: str, numbers: npt.NDArray[np.int64] | None = None

@@ -386,6 +386,13 @@ def _layout_warnings(part: _Part, tops: Mapping[str, Mapping[str, bool]]) -> lis
     if len(filled) == 1 and len(inner := part.inner(filled[0])) >= 2:
         only = show(filled[0])
         return [f"there is one class, {only}, with {len(inner):,} folders in it; if those are the classes, build the folder {only}"]
+    within = [[name for name in sorted(part.inner(top)) if rank(name)[0] < rank("")[0]] for top in filled]
+    if within and min(map(len, within)) >= 2:
+        called = ", ".join(map(show, within[0]))
+        return [
+            f"each class, as {show(filled[0])}, holds folders named like splits ({called}), which count for nothing here; if they are splits, or if "
+            "one folder holds what belongs to the pictures of another, say so in a list of the images (CSV), or name the folders images and masks"
+        ]
     return []
 
 

@@ -329,7 +329,10 @@ def as_field(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], named: str
     asked = meanings.get(field)
     picture = _picture(shape)
     if asked == "image" and (picture is None or word not in ("uint8", "uint16", "int16", "int32", "float16", "float32", "float64")):
-        raise OptionError(f"--as {field}=image: rows of {word} {shape} are no pictures ((H, W), (C, H, W) or (H, W, C) with 1, 3 or 4 channels)")
+        also = "; files that are volumes each: --field image:kind=volume" if len(shape) > 2 else ""
+        raise OptionError(
+            f"--as {field}=image: rows of {word} {shape} are no pictures ((H, W), (C, H, W) or (H, W, C) with 1, 3 or 4 channels){also}"
+        )
     if asked == "class" and (shape or dtype.kind not in "iu"):
         raise OptionError(f"--as {field}=class: rows of {word} {shape} are no class numbers (one integer each)")
     if asked == "image" or (asked is None and word == "uint8" and picture is not None and (alone or field in _IMAGES)):

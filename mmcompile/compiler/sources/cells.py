@@ -137,7 +137,7 @@ def fitting(column: Column, where: Callable[[int], str]) -> Column:
     """The column.  Raises SourceError, naming the row, where the texts that it has numbers of are too long for an index."""
     if column.names is not None and (text := long_name(column.names)):
         row = int((column.values == column.names.index(text)).argmax())
-        raise SourceError(f"{where(row)}: {long_text(column.name, text)}", row=row, column=column.name)
+        raise SourceError(f"{where(row)}: {long_text(f'column {show(column.name)}', text)}", row=row, column=column.name)
     return column
 
 
@@ -148,11 +148,11 @@ def long_name(names: Collection[str]) -> str:
     return max(names, key=len)
 
 
-def long_text(column: str, text: str) -> str:
-    """What is said of such a name."""
+def long_text(what: str, text: str) -> str:
+    """What is said of such a name in a column or field."""
     return (
-        f"column {show(column)} holds a text of {len(text):,} characters ({text[:40]!r}…), and the names of classes and categories have to fit the "
-        "index of a dataset: shorten it, or leave that column out"
+        f"{what} holds a text of {len(text):,} characters ({text[:40]!r}…), and the names of classes and categories have to fit the "
+        "index of a dataset: shorten it, or leave that out"
     )
 
 

@@ -24,12 +24,12 @@ from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.rowstore import RowPreprocess
 from mmcompile.compiler.sealing import write_all
 from mmcompile.compiler.sources.columnsource import ColumnSource
-from mmcompile.compiler.sources.declaring import Hints, declare, is_vague, with_pictures
+from mmcompile.compiler.sources.declaring import Hints, declare, is_vague, said_pictures, with_pictures
 from mmcompile.compiler.sources.known import check_classes, class_names, known_dtypes, known_names, stamp_of
 from mmcompile.compiler.sources.rows import RowScan
 from mmcompile.compiler.sources.samplenames import named_parts
 from mmcompile.compiler.sources.samples import Declared, told
-from mmcompile.compiler.sources.samplevalues import PICTURES, as_array, is_array, is_picture, texts_of
+from mmcompile.compiler.sources.samplevalues import ARRAYS, PICTURES, as_array, is_array, is_picture, texts_of
 from mmcompile.compiler.sources.splits import why_no_splits
 from mmcompile.compiler.tally import gone
 from mmcompile.errors import BuildError, MMCompileError, OptionError, SourceError
@@ -99,7 +99,7 @@ def wrap(dataset: Any, asked: Preprocess | RowPreprocess | None) -> tuple[Any, R
         try:
             return made, RowPreprocess.of(replace(asked, fields=()) if isinstance(asked, Preprocess) else asked)
         except OptionError as error:
-            raise OptionError(f"{error}, or give {PICTURES}", **error.details) from None
+            raise OptionError(f"{error}, or give {PICTURES}; or {ARRAYS}", **error.details) from None
     return made, asked if isinstance(asked, RowPreprocess) else RowPreprocess.of_pictures(made.declared.pictures)
 
 
@@ -175,11 +175,12 @@ class DatasetSource:
         if first is not None:
             known = known_names(list(self._datasets.values())[first])
             row, sample = self._telling(names)
+            pictures = said_pictures(preprocess)
             with told(row):
                 preprocess, main = with_pictures(sample, names, preprocess)
                 if main is not None:
-                    preprocess = self._sized(sample, preprocess, main, names)
-                self.declared = declare(sample, names, preprocess, Hints(known, known_dtypes(list(self._datasets.values())[first])))
+                    preprocess = self._sized(sample, preprocess, main, names, pictures)
+                self.declared = declare(sample, names, preprocess, Hints(known, known_dtypes(list(self._datasets.values())[first])), pictures)
             self._classes = class_names(self.declared.fields, known)
 
     def identity(self) -> dict[str, object]:
@@ -257,12 +258,12 @@ class DatasetSource:
         except BaseException as error:  # whatever a stranger's dataset raises, sys.exit() too, says something of this row
             raise _raised(row, error) from error
 
-    def _sized(self, sample: Any, preprocess: Preprocess, main: str, names: Sequence[str] | None) -> Preprocess:
+    def _sized(self, sample: Any, preprocess: Preprocess, main: str, names: Sequence[str] | None, said: frozenset[str]) -> Preprocess:
         """The settings of pictures with their size chosen, where nobody typed one."""
         if not _is_open(preprocess):
             return preprocess
         rows = np.unique(np.linspace(0, int(self._stops[-1]) - 1, _LOOKED_AT).astype(np.int64)).tolist()
-        pictures: list[Any] = [named_parts(self._sample(row) if row else sample, names).get(main) for row in rows]
+        pictures: list[Any] = [named_parts(self._sample(row) if row else sample, names, said).get(main) for row in rows]
         chosen, self._why = decide(preprocess, [decode.picture_size(picture, preprocess) for picture in pictures if is_picture(picture)])
         return chosen
 
@@ -324,14 +325,15 @@ class SpooledSource:
         self._gone = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         self._first: list[Any] = []
         known = known_names(samples)
+        pictures = said_pictures(preprocess)
         for sample in self._left:
             self._first = [sample]
             with told(0):
                 preprocess, main = with_pictures(sample, names, preprocess)
                 if main is not None and _is_open(preprocess):
-                    preprocess, why = decide(preprocess, [decode.picture_size(named_parts(sample, names)[main], preprocess)])
+                    preprocess, why = decide(preprocess, [decode.picture_size(named_parts(sample, names, pictures)[main], preprocess)])
                     self._why = f"{why}; an iterable is read once, so its first sample decided"
-                self.declared = declare(sample, names, preprocess, Hints(known, known_dtypes(samples)))
+                self.declared = declare(sample, names, preprocess, Hints(known, known_dtypes(samples)), pictures)
             if self.declared.unsized:
                 part = self.declared.unsized[0]
                 raise OptionError(

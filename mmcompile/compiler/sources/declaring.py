@@ -28,12 +28,12 @@ from mmcompile.compiler.sources.sampleparts import (
     with_visibility,
 )
 from mmcompile.compiler.sources.samples import Declared
-from mmcompile.compiler.sources.samplevalues import PICTURES, as_array, coordinates, is_bfloat16, is_picture, numbers, tv_kind
+from mmcompile.compiler.sources.samplevalues import ARRAYS, PICTURES, as_array, coordinates, is_bfloat16, is_picture, numbers, tv_kind
 from mmcompile.compiler.spatial import Form
 from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.fields import CLASS_LISTS, Field, Names, field_name
 
-__all__ = ["Hints", "declare", "field_of", "is_vague", "with_pictures"]
+__all__ = ["Hints", "declare", "field_of", "is_vague", "said_pictures", "with_pictures"]
 
 Array = npt.NDArray[Any]
 
@@ -63,7 +63,7 @@ class Hints:
 
 def with_pictures(sample: Any, names: Sequence[str] | None, asked: Preprocess) -> tuple[Preprocess, str | None]:
     """(the options with the pixel fields of a sample in them, the name of its main picture or None).  Raises SourceError, OptionError."""
-    named = spread(places(sample, names))
+    named = spread(places(sample, names), said_pictures(asked))
     kinds = _kinds(named, dict(asked.options))
     main = _main(named, kinds)
     if main is None:
@@ -75,6 +75,11 @@ def with_pictures(sample: Any, names: Sequence[str] | None, asked: Preprocess) -
     pixels = {name: kind for name, kind in kinds.items() if kind == "mask" or (kind == "image" and is_picture(named.parts[name]))}
     others = [(field_name(name), kind) for name, kind in pixels.items() if name != main]
     return asked.with_parts(((field_name(main), "image"), *others)), main
+
+
+def said_pictures(asked: Preprocess) -> frozenset[str]:
+    """The fields that were said to be pictures."""
+    return frozenset(name for name, options in asked.options if options.kind == "image")
 
 
 def is_vague(sample: Any, names: Sequence[str] | None) -> bool:
@@ -119,10 +124,13 @@ def _shape(value: Any) -> tuple[int, ...]:
         return ()
 
 
-def declare(sample: Any, names: Sequence[str] | None, preprocess: Preprocess, hints: Hints) -> Declared:
-    """What a first sample says of all; `preprocess` is that of `with_pictures`, and knows the size of pictures.  Raises SourceError, OptionError."""
+def declare(sample: Any, names: Sequence[str] | None, preprocess: Preprocess, hints: Hints, pictures: frozenset[str]) -> Declared:
+    """What a first sample says of all; `preprocess` is that of `with_pictures`, and knows the size of pictures, `pictures` are `said_pictures`.
+
+    Raises SourceError, OptionError.
+    """
     placed = places(sample, names)
-    named = spread(placed)
+    named = spread(placed, pictures)
     if not named.parts:
         raise SourceError("a sample holds nothing" if not named.empty else f"{', '.join(named.empty)}: an empty list in each of the first samples")
     return _Declaring(named, preprocess, hints).declared(
@@ -162,6 +170,7 @@ class _Declaring:
             self._main,
             tuple(Field(str(count), "int64", (), "value") for count in counts),
             tuple(sorted(self._named.left_out)),
+            self._named.pictures,
         )
 
     def _part(self, name: str, value: Any) -> Part:
@@ -302,7 +311,7 @@ class _Declaring:
 
     def _picture(self, name: str, value: Any) -> Part:
         if not is_picture(value):
-            raise SourceError(f"{name}: {type(value).__name__}; expected {PICTURES}")
+            raise SourceError(f"{name}: {type(value).__name__}; expected {PICTURES}; or {ARRAYS}")
         options = self._preprocess if name == self._main else self._preprocess.of(field_name(name))
         made = pixels(value, options, name)
         c, h, w = options.sample_shape()

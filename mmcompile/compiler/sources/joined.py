@@ -66,6 +66,10 @@ class JoinedSource:
         if len(named) > 1 and not scan.splits:
             as_splits = " ".join(f"--split {show(os.path.basename(root))}={show(root)}" for root in named)
             scan = replace(scan, warnings=(*scan.warnings, f"what is in {', '.join(map(show, named))} is joined; to keep them apart: {as_splits}"))
+        above = {os.path.dirname(root) for root in self.roots}
+        if scan.classes is None and not scan.splits and len(above) == 1 and not any(map(is_url, self.roots)):
+            whole = f"{show(above.pop())} as RAW makes a class of each"
+            scan = replace(scan, warnings=(*scan.warnings, f"samples have no labels, as each RAW holds images and no folders of classes: {whole}"))
         return scan
 
     def _trees(self, choice: Choice, progress: Callable[[int], None] | None) -> Iterator[Folder]:

@@ -28,6 +28,8 @@ from mmcompile.format.fields import Field, Names
 __all__ = ["Read", "read_boxes", "read_classes", "read_keypoints", "read_many", "read_text", "read_values"]
 
 Array = npt.NDArray[Any]
+#: The largest number of float32, as which places are stored.
+_LARGEST = float(np.finfo(np.float32).max)
 #: Texts of names in a cell, by what stands between them.
 _MARKS = ("|", ";", ",")
 
@@ -67,8 +69,9 @@ def read_boxes(name: str, cells: Iterable[Any], options: FieldOptions, format: s
     for row, value in rows.each(cells):
         boxes = _members(value, 4)
         try:
-            if strange := next((box for box in boxes if not isinstance(box, list | tuple) or len(box) != 4), None):
-                raise Misfit(f"{shown(strange)} is no box: a list of 4 numbers")
+            for box in boxes:
+                if not isinstance(box, list | tuple) or len(box) != 4:
+                    raise Misfit(f"{shown(box)} is no box: a list of 4 numbers")
             flat = list(itertools.chain.from_iterable(boxes))
             if not {bool, str}.isdisjoint(map(type, flat)):
                 raise Misfit(f"{shown(next(n for n in flat if type(n) in (bool, str)))} in a box: a list of 4 numbers")
@@ -112,8 +115,9 @@ def read_keypoints(name: str, cells: Iterable[Any], options: FieldOptions) -> Re
             sets, many = _point_sets(value, points)
             if sets and several not in (None, many):
                 raise Misfit(f"{shown(value)}: {'a list of points among lists of such lists' if several else 'a list of such lists among lists'}")
-            if strange := next((each for each in sets if len(each) != (points or len(sets[0]))), None):
-                raise Misfit(f"{shown(value)}: {len(strange)} points, expected {points or len(sets[0])}")
+            for each in sets:
+                if len(each) != (points or len(sets[0])):
+                    raise Misfit(f"{shown(value)}: {len(each)} points, expected {points or len(sets[0])}")
             numbers.extend(itertools.chain.from_iterable(_point(point) for each in sets for point in each))
             lengths.append(len(sets))
             if sets:
@@ -133,10 +137,12 @@ def read_keypoints(name: str, cells: Iterable[Any], options: FieldOptions) -> Re
 
 def _point_sets(value: Any, points: int | None) -> tuple[list[list[Any]], bool]:
     """(lists of points, are they several) of a cell."""
-    if value is None or value == []:
+    if value is None:
         return [], False
     if not isinstance(value, list | tuple):
         raise Misfit(f"{shown(value)} is no list of points")
+    if not value:
+        return [], False
     if not isinstance(value[0], list | tuple):
         return [_end_to_end(value, points)], False
     inner = value[0][0] if value[0] else None
@@ -161,7 +167,7 @@ def _point(point: Any) -> tuple[Any, Any, Any]:
     x, y, seen = (*point, 2) if len(point) == 2 else point
     if seen not in (0, 1, 2):
         raise Misfit(f"{shown(point)}: a point is 0 (not labelled), 1 (hidden) or 2 (to be seen)")
-    if not all(isinstance(v, int | float) and math.isfinite(v) for v in (x, y)):
+    if not all(isinstance(v, int | float) and not isinstance(v, bool) and abs(v) <= _LARGEST for v in (x, y)):
         raise Misfit(f"{shown(point)}: a number that is none")
     return (x, y, seen) if seen else (0, 0, 0)
 

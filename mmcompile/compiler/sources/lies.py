@@ -248,11 +248,13 @@ def lies_in_npz(path: str) -> dict[str, Lies]:
                     name = info.filename.removesuffix(".npy")
                     named = f"{show(path)} ({show(info.filename)})"
                     if not info.filename.endswith(".npy"):
-                        raise SourceError(f"{named}: expected arrays (.npy) alone", path=path)
+                        raise SourceError(f"{named}: no array, and a .npz holds arrays (.npy) alone: save it again with numpy.savez", path=path)
                     if info.flag_bits & 1:
-                        raise SourceError(f"{named}: encrypted", path=path)
+                        raise SourceError(f"{named}: encrypted, which is not read: save it again with numpy.savez", path=path)
                     if name in out:
-                        raise SourceError(f"{named}: stands in it twice", path=path)
+                        raise SourceError(
+                            f"{named}: stands in the file twice, so it is not clear which is meant: save it again with numpy.savez", path=path
+                        )
                     stored = info.compress_type == zipfile.ZIP_STORED
                     header = _member_header(archive, info, path, named, whole=stored)
                     found = _checked(header, path, stat, info.file_size, None if stored else info.filename, named)
@@ -312,7 +314,7 @@ def _checked(header: _Header, path: str, stat: tuple[int, int, int, int], size: 
     if not shape:
         raise SourceError(f"{named}: a single number, expected an array whose first axis is samples", path=path)
     if any(type(n) is not int or n < 0 for n in shape) or len(shape) > 16:
-        raise SourceError(f"{named}: a shape of {shape!s:.100}", path=path)
+        raise SourceError(f"{named}: damaged, as its header says a shape of {shape!s:.100}; expected up to 16 lengths from 0 on", path=path)
     found = Lies(path, offset, dtype, shape, stat, fortran and len(shape) > 1, member)
     need = offset + shape[0] * found.row_bytes
     if size < need:

@@ -162,26 +162,43 @@ def is_manifest(raw: str) -> bool:
 
 
 def unused_lists(folder: str, left_out: Mapping[str, int]) -> tuple[str, ...]:
-    """Warnings of tables in a folder of images that name images in it, and of metadata files further down, which are not used where it is built.
+    """Warnings of tables in a folder of images that name images in it, of metadata files further down, and of COCO's annotations in it, its splits or
+    its folder `annotations`, which are not used where it is built.
 
     `left_out`: what its listing left out, by reason; without a table in it the folder is not looked at again.
     """
     found: list[str] = []
-    if not left_out.keys() & {"other extensions", *(f"extension {suffix}" for suffix in (*TEXT_SUFFIXES, *JSON_SUFFIXES))}:
-        return ()
-    with os.scandir(folder) as entries:
-        names = sorted(entry.name for entry in entries if entry.name.lower().endswith((*TEXT_SUFFIXES, *JSON_SUFFIXES)) and entry.is_file())
+    names: list[str] = []
+    tables = bool(left_out.keys() & {"other extensions", *(f"extension {suffix}" for suffix in (*TEXT_SUFFIXES, *JSON_SUFFIXES))})
+    if tables:
+        with os.scandir(folder) as entries:
+            names = sorted(entry.name for entry in entries if entry.name.lower().endswith((*TEXT_SUFFIXES, *JSON_SUFFIXES)) and entry.is_file())
     for name in [name for name in names if not name.startswith(".")][:_TABLES]:
         path = os.path.join(folder, name)
         with contextlib.suppress(SourceError):  # what is no table is no list
             if finds_images(TextTable(path), folder):
                 found.append(f"{show(name)} names these images, and is not used: to use it, mmcompile build {show(path)} OUT")
-    for inner in _folders_below(folder):
+    for inner in _folders_below(folder) if tables else ():
         if not found and (here := _metadata(inner)):
             raw = os.path.dirname(inner) if os.path.basename(inner).lower() in SPLITS else inner
             name = os.path.relpath(os.path.join(inner, here[0]), folder)
             found.append(f"{show(name)} tells of the images beside it, and is not used: to use it, mmcompile build {show(raw)} OUT")
+    for name in _annotations_in(folder) if left_out.keys() & {"extension .json", "other extensions"} else ():
+        path = os.path.join(folder, name)
+        found.append(f"{show(name)} says what is on images, and is not used: to use it, mmcompile build {show(path)} OUT")
     return tuple(found)
+
+
+def _annotations_in(folder: str) -> list[str]:
+    """The first files of COCO's annotations where they lie beside images as a rule, relative to the folder."""
+    from mmcompile.compiler.sources.coco import is_coco  # which finds its images as a list does
+
+    found = []
+    for place in ("", "annotations", *sorted(SPLITS)):
+        with contextlib.suppress(OSError), os.scandir(os.path.join(folder, place)) as entries:
+            names = sorted(os.path.join(place, entry.name) for entry in entries if entry.name.lower().endswith(".json"))
+            found += [name for name in names[:_TABLES] if is_coco(os.path.join(folder, name))]
+    return found[:_TABLES]
 
 
 def _folders_below(folder: str) -> list[str]:

@@ -115,7 +115,7 @@ def kept_identity(columns: tuple[str, ...] | None) -> dict[str, object]:
 
 
 def _kept(dataset: Opened, start: int, columns: tuple[str, ...] | None) -> list[Field]:
-    """The fields of a dataset from number `start` on, or those of them that are named.  Raises OptionError."""
+    """The fields of a dataset from number `start` on, or those of them that are named, and behind these what counts them.  Raises OptionError."""
     fields = {spec.name: spec for spec in dataset.index.fields[start:]}
     if columns is None:
         return list(fields.values())
@@ -125,7 +125,8 @@ def _kept(dataset: Opened, start: int, columns: tuple[str, ...] | None) -> list[
         raise OptionError(f"--columns: {show(twice)} stands in it twice", options=["columns"])
     if not names and not start:
         raise OptionError("--columns: no field is left", options=["columns"])
-    return [fields[name] for name in names]
+    counts = dict.fromkeys(spec.count for spec in (*dataset.index.fields[:start], *(fields[name] for name in names)))
+    return [fields[name] for name in (*names, *(count for count in counts if count is not None and count not in names))]
 
 
 def _bare(spec: Field) -> dict[str, Any]:

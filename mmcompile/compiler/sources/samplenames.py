@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from mmcompile.compiler import decode
-from mmcompile.compiler.sources.samplevalues import as_array, is_picture, texts_of, tv_kind
+from mmcompile.compiler.sources.samplevalues import as_array, is_array, is_picture, texts_of, tv_kind
 from mmcompile.errors import SourceError
+from mmcompile.format.fields import field_name
 
 __all__ = ["Named", "named_parts", "places", "spread"]
 
@@ -22,6 +23,8 @@ _OUTLINES = frozenset({"segmentation", "segments_info"})
 #: What objects call their boxes and classes, as COCO and Hugging Face have them.
 _BOXES = ("bbox", "boxes", "box", "bboxes")
 _CLASSES = ("category", "categories", "label", "labels", "category_id", "class", "classes")
+#: How many channels an array of bytes has that is a picture.
+_CHANNELS = (1, 3, 4)
 #: Modes of pictures that hold ids, where a picture stands beside them.
 _ID_MODES = frozenset({"P", "L", "I", "1", "I;16"})
 
@@ -31,7 +34,7 @@ class Named:
     """The parts of a sample by name; `within`: of nested ones, what they stood in; `rows`: those in which each row is of one object.
 
     `called`: what a part is called in the sample, where it is another name; boxes and classes of objects are boxes and labels.  `empty`: what stands
-    for a list of no objects; `left_out`: names of values that have no shape.
+    for a list of no objects; `left_out`: names of values that have no shape.  `pictures`: fields whose arrays were said to be pictures.
     """
 
     parts: dict[str, Any] = field(default_factory=dict)
@@ -40,12 +43,13 @@ class Named:
     called: dict[str, str] = field(default_factory=dict)
     empty: set[str] = field(default_factory=set)
     left_out: set[str] = field(default_factory=set)
+    pictures: frozenset[str] = frozenset()
 
     def add(self, name: str, value: Any, within: str = "") -> None:
         name = name if name not in self.parts or not within else f"{within}_{name}"
         if name in self.parts:
             raise SourceError(f"two parts are called {name}: rename one")
-        self.parts[name] = _picture_of(value, name)
+        self.parts[name] = _picture_of(value, name, field_name(name) in self.pictures)
         self.within[name] = within
 
 
@@ -73,9 +77,12 @@ def _second(value: Any) -> str:
     return "mask" if (is_picture(value) and value.mode in _ID_MODES) or tv_kind(value) == "Mask" else "y"
 
 
-def spread(named: Mapping[str, Any]) -> Named:
-    """The parts of a sample, with those that stand in a dict, a tuple or a list of dicts each by its own name."""
-    out = Named()
+def spread(named: Mapping[str, Any], pictures: frozenset[str] = frozenset()) -> Named:
+    """The parts of a sample, with those that stand in a dict, a tuple or a list of dicts each by its own name.
+
+    Arrays that become the fields `pictures` are pictures.
+    """
+    out = Named(pictures=pictures)
     for name, value in named.items():
         if isinstance(value, Mapping):
             _spread_dict(out, name, value)
@@ -92,9 +99,9 @@ def spread(named: Mapping[str, Any]) -> Named:
     return out
 
 
-def named_parts(sample: Any, names: Sequence[str] | None) -> dict[str, Any]:
-    """The parts of a sample by name."""
-    return spread(places(sample, names)).parts
+def named_parts(sample: Any, names: Sequence[str] | None, pictures: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """The parts of a sample by name, as of `spread`."""
+    return spread(places(sample, names), pictures).parts
 
 
 def _add_objects(out: Named, name: str, lists: Mapping[str, Any]) -> None:
@@ -135,12 +142,17 @@ def _spread_list(out: Named, name: str, objects: Sequence[Mapping[Any, Any]]) ->
     _add_objects(out, name, {key: [texts_of(one)[key] for one in objects] for key in first})
 
 
-def _picture_of(value: Any, name: str) -> Any:
-    """A picture of Pillow's of a tv_tensor that is one; anything else as it is."""
-    if tv_kind(value) != "Image":
+def _picture_of(value: Any, name: str, said: bool) -> Any:
+    """A picture of Pillow's of a tv_tensor that is one, or of an array that is `said` to be one; anything else as it is."""
+    is_tensor = tv_kind(value) == "Image"
+    if not is_tensor and not (said and is_array(value)):
         return value
     array = as_array(value, name)
-    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[0] not in (1, 3, 4):
+    if not is_tensor and array.ndim == 2:
+        array = array[None]
+    elif not is_tensor and array.ndim == 3 and array.shape[2] in _CHANNELS:
+        array = array.transpose(2, 0, 1)
+    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[0] not in _CHANNELS or not array.size:
         return value
     return decode.picture_of(array)
 

@@ -83,9 +83,12 @@ class NumberPart(Part):
     def make(self, value: Any, facts: Facts) -> Array:
         array = numbers(value, self.name, self.given)
         if array.shape != self.shape or (array.dtype != self.dtype and not self.cast):
-            more = f"; of lists that differ in length say how many rows are kept: fields={{{self.name!r}: {{'max': N}}}}"
-            ragged = array.shape[1:] == self.shape[1:] and array.ndim > 0 and array.dtype == self.dtype
-            raise SourceError(f"{self.name}: expected {self.dtype} {self.shape}, found {array.dtype} {array.shape}{more if ragged else ''}")
+            more = ""
+            if self.field.meaning == "image":
+                more = "; arrays are stored as they are: give pictures that differ in size as Pillow images, with --resize and --crop"
+            elif array.shape[1:] == self.shape[1:] and array.ndim > 0 and array.dtype == self.dtype:
+                more = f"; of lists that differ in length say how many rows are kept: fields={{{self.name!r}: {{'max': N}}}}"
+            raise SourceError(f"{self.name}: expected {self.dtype} {self.shape}, found {array.dtype} {array.shape}{more}")
         if self.cast:
             return exact(array, self.field, self.name).reshape(self.field.shape)
         return as_stored(array[None], self.field).reshape(self.field.shape)
@@ -101,7 +104,7 @@ class PicturePart(Part):
 
     def make(self, value: Any, facts: Facts) -> Array:
         if not is_picture(value):
-            raise SourceError(f"{self.name}: expected a picture, found {type(value).__name__}")
+            raise SourceError(f"{self.name}: expected a picture of Pillow's, as in the first sample, found {type(value).__name__}")
         made = pixels(value, self.options, self.name)
         if made.shape != self.shape or made.dtype != self.dtype:
             raise SourceError(f"{self.name}: expected {self.dtype} {self.shape} (H, W, C), found {made.dtype} {made.shape}")
@@ -186,8 +189,6 @@ class ListPart(Part):
             canvas = getattr(value, "canvas_size", None)
             if canvas is not None and tuple(canvas) != facts.size[::-1]:
                 raise SourceError(f"{self.name}: of a canvas of {tuple(canvas)}, and the picture is {facts.size[::-1]} (height, width)")
-            if self.field.meaning == "keypoints" and not np.isfinite(array).all():
-                raise SourceError(f"{self.name}: a coordinate that is no finite number")
         if array.ndim == 0 or array.shape[1:] != inner:
             raise SourceError(f"{self.name}: expected rows of {inner}, found {array.shape}")
         if self.form is not None and self.field.meaning == "boxes" and (wrong := box_faults(array, self.form.format)):
@@ -312,7 +313,10 @@ def pixels(image: Any, options: Preprocess, name: str) -> Array:
 
 
 def with_visibility(array: Array, name: str, flat: bool) -> Array:
-    """Keypoints (…, 3) of (…, 2), all of which are to be seen, or of (…, 3); `flat`: of (n, 3 P), as COCO writes them."""
+    """Keypoints (…, 3) of (…, 2), all of which are to be seen, or of (…, 3); `flat`: of (n, 3 P), as COCO writes them.  Raises SourceError."""
+    with np.errstate(over="ignore"):
+        if not np.isfinite(array.astype(np.float32)).all():
+            raise SourceError(f"{name}: a coordinate that is no number, or beyond float32")
     if flat and array.shape[-1] % 3 == 0:
         return array.reshape(len(array), -1, 3)
     if array.shape[-1] == 2:

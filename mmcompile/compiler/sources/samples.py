@@ -41,7 +41,8 @@ _INSTANCE = "instances_"
 @dataclass(frozen=True)
 class Declared:
     """What all samples hold; `names` are those of the parts of a tuple, `options` the settings of the pictures, where there are some, `main` the
-    part whose geometry moves `forms` and masks, and `left_out` what has no shape."""
+    part whose geometry moves `forms` and masks, `left_out` what has no shape, and
+    `arrays` the fields whose arrays are pictures."""
 
     parts: tuple[Part, ...]
     names: tuple[str, ...] | None
@@ -49,6 +50,7 @@ class Declared:
     main: str | None = None
     counts: tuple[Field, ...] = ()
     left_out: tuple[str, ...] = ()
+    arrays: frozenset[str] = frozenset()
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -85,7 +87,7 @@ class Declared:
         return replace(self, parts=tuple(part.sized(most[part.field.count or part.name]) if part.unsized else part for part in self.parts))
 
     def _values(self, sample: Any) -> dict[str, Any]:
-        named = spread(places(sample, self.names))
+        named = spread(places(sample, self.names), self.arrays)
         expected = {part.name for part in self.parts}
         if named.empty:  # of no objects
             for part in self.parts:

@@ -11,12 +11,14 @@ import numpy.typing as npt
 
 from mmcompile.errors import SourceError
 
-__all__ = ["PICTURES", "as_array", "coordinates", "is_array", "is_bfloat16", "is_picture", "numbers", "texts_of", "tv_kind"]
+__all__ = ["ARRAYS", "PICTURES", "as_array", "coordinates", "is_array", "is_bfloat16", "is_picture", "numbers", "texts_of", "tv_kind"]
 
 Array = npt.NDArray[Any]
 
 #: What a picture in a sample is, as an error says it.
 PICTURES = "a picture of Pillow's, as Image.fromarray(array), or a tv_tensors.Image of uint8"
+#: ... and what may be one, where somebody says that it is.
+ARRAYS = "an array of uint8 with 1, 3 or 4 channels, (H, W), (H, W, C) or (C, H, W), and fields={'image': {'kind': 'image'}} of that name"
 
 
 def is_picture(value: Any) -> bool:

@@ -344,9 +344,14 @@ class Scanning:
         for name in columns.texts:
             if stray := columns.stray(name):
                 self._warnings.append(f"column {show(name)} is left out: {told(stray, self._lists.where)}: mend it")
-        if columns.texts:
-            named = ", ".join(show(name) for name in columns.texts[:5])
-            self._counts[f"columns of text left out ({named}); --columns takes such as categories"] = len(columns.texts)
+        paths = [name for name in columns.texts if self._lists.seen(name).images]
+        texts = [name for name in columns.texts if name not in paths]
+        for what, names, remedy in (
+            ("text", texts, "--columns takes such as categories, --field NAME:kind=text as they are"),
+            ("paths of images", paths, "--field NAME:kind=image (or mask) takes such"),
+        ):
+            if names:
+                self._counts[f"columns of {what} left out ({', '.join(map(show, names[:5]))}); {remedy}"] = len(names)
         if columns.nested:
             named = ", ".join(sorted(map(show, columns.nested))[:5])
             self._counts[f"columns of several parts left out ({named}); --field takes such as boxes, lists, …"] = len(columns.nested)

@@ -234,7 +234,7 @@ class TableScan:
         if long := long_name(found):
             codes = [Reading(name, "int32", categories=(long, *sorted(found - {long})))]
             row = first_row((block for part in self._parts for (block,) in part.stream(codes)), 0)
-            raise SourceError(f"{self.where(row)}: {long_text(name, long)}", row=row, column=name)
+            raise SourceError(f"{self.where(row)}: {long_text(f'column {show(name)}', long)}", row=row, column=name)
         return tuple(sorted(found))
 
     # ------------------------------------------------------------------ groups and order

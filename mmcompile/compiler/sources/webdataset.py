@@ -96,7 +96,8 @@ class TarMembers:
         with_image = np.zeros(len(self.samples) + 1, bool)
         with_image[self.sample] = True
         with_image[-1] = False
-        return any(with_image[np.frombuffer(values.samples, np.int64)].any() for values in (self.classes, *self.records.values()) if values.samples)
+        held = (self.classes, *self.records.values(), *self.lists.values())
+        return any(with_image[np.frombuffer(values.samples, np.int64)].any() for values in held if values.samples)
 
     def tree(self) -> TreeMembers:
         """All images, by the folders that they lie in."""

@@ -73,7 +73,8 @@ class Where:
                 warnings.simplefilter("ignore", SyntaxWarning)
                 self._tree = ast.parse(self._spelled, mode="eval").body
         except SyntaxError as error:
-            self._fail(min(max((error.offset or 1) - 1, 1), len(text)), f"no condition ({error.msg}); {_HINT}")
+            why = error.msg.replace(" or ':='", "")  # which is nothing here
+            self._fail(min(max((error.offset or 1) - 1, 1), len(text)), f"no condition ({why}); {_HINT}")
         except (RecursionError, MemoryError, ValueError):
             self._fail(1, f"no condition; {_HINT}")
 
