@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["report"]
 
-#: Rows asked for; each is read and drawn.
-_MOST_ROWS = 10_000
+#: Rows asked for: of so many a page is still a file that a browser opens.
+_MOST_ROWS = 1_000
 
 
 def _rows(given: str) -> tuple[int, ...]:

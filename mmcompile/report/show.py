@@ -78,7 +78,8 @@ def look_of(field: Field, baked: tuple[tuple[float, ...], tuple[float, ...]] | N
         return Look(0.0, 255.0, f"{undone}uint8 from 0 (black) to 255 (white)", **both)
     if field.dtype == "bool":
         return Look(0.0, 1.0, "false is black, true is white", **both)
-    found = [_undone(as_floats(_thinned(one), field), field, both.get("mean"), both.get("std")).reshape(-1) for one in some]
+    shaped = [one[None] if field.meaning == "volume" and one.ndim == 3 else one for one in some]
+    found = [_undone(as_floats(_thinned(one), field), both.get("mean"), both.get("std")).reshape(-1) for one in shaped]
     values = np.concatenate(found) if found else np.zeros(1)
     values = values[np.isfinite(values)]
     low, high = (float(v) for v in np.percentile(values, (0, 100))) if len(values) else (0.0, 1.0)
@@ -97,13 +98,13 @@ def _thinned(values: Array) -> Array:
     return values[..., :: step | 1, :: step | 1]
 
 
-def _undone(values: Array, field: Field, mean: Sequence[float] | None, std: Sequence[float] | None) -> Array:
-    """Values as float64 without their normalisation; channels are the first axis where there are some."""
+def _undone(values: Array, mean: Sequence[float] | None, std: Sequence[float] | None) -> Array:
+    """Values (C, …) as float64 without their normalisation."""
     out = values.astype(np.float64)
     if mean is not None and std is not None:
-        shape = (-1,) + (1,) * (values.ndim - 1) if field.meaning == "image" or values.ndim == 4 else (1,) * values.ndim
+        shape = (-1,) + (1,) * (values.ndim - 1)
         with np.errstate(all="ignore"):  # infinities of a stranger
-            out = out * np.reshape(std, shape) + np.reshape(mean, shape)
+            out = out * np.reshape(std[: len(values)], shape) + np.reshape(mean[: len(values)], shape)
     return out
 
 
@@ -113,17 +114,22 @@ def pictures(values: Array, field: Field, look: Look) -> list[tuple[str, Pixels]
     `values` is (C, H, W), (D, H, W) or (C, D, H, W) as stored.  One channel is grey, two are red and green, four are RGBA over squares where `values`
     are of 8 bits, of more the first three are shown.
     """
-    numbers = _undone(as_floats(values, field), field, look.mean, look.std)
+    if field.meaning == "image":
+        return [("", _drawn(values, field, look))]
+    volume = values if values.ndim == 4 else values[None]
+    middle = [n // 2 for n in volume.shape[1:]]
+    planes = (volume[:, middle[0]], volume[:, :, middle[1]], volume[:, :, :, middle[2]])
+    return [(f"{axis} {at}", _drawn(plane, field, look)) for axis, at, plane in zip("zyx", middle, planes, strict=True)]
+
+
+def _drawn(values: Array, field: Field, look: Look) -> Pixels:
+    """The colours of a picture (C, H, W)."""
+    some = values if len(values) <= 4 else values[:3]
+    numbers = _undone(as_floats(some, field), look.mean, look.std)
     with np.errstate(all="ignore"):
         levels = np.nan_to_num((numbers - look.low) * (255 / (look.high - look.low)), nan=0.0, posinf=255, neginf=0)
     pixels = np.rint(levels.clip(0, 255)).astype(np.uint8)
-    if field.meaning == "image":
-        return [("", _colours(pixels, transparent=field.dtype == "uint8"))]
-    if pixels.ndim == 3:
-        pixels = pixels[None]
-    middle = [n // 2 for n in pixels.shape[1:]]
-    planes = (pixels[:, middle[0]], pixels[:, :, middle[1]], pixels[:, :, :, middle[2]])
-    return [(f"{axis} {at}", _colours(plane)) for axis, at, plane in zip("zyx", middle, planes, strict=True)]
+    return _colours(pixels, transparent=field.meaning == "image" and field.dtype == "uint8")
 
 
 def _colours(pixels: Pixels, transparent: bool = False) -> Pixels:

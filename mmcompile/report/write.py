@@ -18,17 +18,18 @@ import numpy.typing as npt
 from mmcompile import text
 from mmcompile.errors import OptionError
 from mmcompile.format.canonical import name_to_json
-from mmcompile.format.commit import write_atomic
 from mmcompile.format.describe import describe
 from mmcompile.format.rejects import load_rejects
-from mmcompile.report import cards, facts, png, sections
+from mmcompile.report import cards, facts, sections
 from mmcompile.report.charts import escape
 from mmcompile.report.gallery import Gallery
 from mmcompile.report.opened import Opened, Sample
 from mmcompile.report.page import MARK, Section, render
 from mmcompile.report.page import facts as first_facts
 from mmcompile.report.pick import Picker, spread
+from mmcompile.report.place import check_outside, check_replaceable, save
 from mmcompile.report.replay import Replay, replayed
+from mmcompile.report.rowfiles import save_rows
 
 __all__ = ["Report", "write_report"]
 
@@ -104,17 +105,21 @@ def write_report(
         if file is None:
             file = Path(f"{Path(data.root).name or 'dataset'}-report.html")
         target = Path(os.path.abspath(file))
-        _check_target(target, Path(data.root))
+        check_outside(target, Path(data.root))
+        if raw is not None and not os.path.isdir(raw):
+            raise OptionError(f"--raw {os.fspath(raw)}: not a folder; what lies in archives and tables is not shown", options=["raw"])
+        told: dict[str, Any] = {"root": str(out), "generation": data.reader.generation, "samples": len(data)}
         if chosen is not None and target.suffix.lower() not in (".html", ".htm"):
-            return _save_rows(data, target, chosen, replay, began)
-        _check_page(target)
+            saved, total = save_rows(data, target, chosen, replay)
+            return Report(file=None, files=tuple(map(str, saved)), bytes=total, rows=tuple(chosen.tolist()), seconds=time.monotonic() - began, **told)
+        check_replaceable(target, MARK.encode())
         info = facts.with_labels(describe(data.root, data.reader.generation), data)
         picked, each = (chosen, 0) if chosen is not None else _picked(data, seed)
         page = _page(data, info, picked, _Wish(str(out), split, replay, raw, images, seed, rows is not None, each))
-        target.parent.mkdir(parents=True, exist_ok=True)
         content = page.encode("utf-8", "backslashreplace")
-        write_atomic(target, content, durable=False)
-        return Report(str(out), data.reader.generation, str(file), (), len(content), tuple(picked.tolist()), len(data), time.monotonic() - began)
+        save(target, content)
+        rows_shown = tuple(picked.tolist())
+        return Report(file=str(file), files=(), bytes=len(content), rows=rows_shown, seconds=time.monotonic() - began, **told)
     finally:
         data.close()
 
@@ -133,25 +138,7 @@ class _Wish:
     each: int
 
 
-# ---------------------------------------------------------------- where to, and which rows
-
-
-def _check_target(target: Path, root: Path) -> None:
-    real, within = os.path.realpath(target), os.path.realpath(root)
-    if real == within or real.startswith(within + os.sep):
-        raise OptionError(f"-o {target}: lies in the dataset, into which nothing is written; name a place outside {root}", options=["output"])
-
-
-def _check_page(target: Path) -> None:
-    if target.is_dir():
-        raise OptionError(f"-o {target}: a folder; name a file, as in -o report.html", options=["output"])
-    try:
-        with open(target, "rb") as file:
-            ours = MARK.encode() in file.read(1024)
-    except FileNotFoundError:
-        return
-    if not ours:
-        raise OptionError(f"-o {target}: is there already and is no report; give another name, or remove it", options=["output"])
+# ---------------------------------------------------------------- which rows
 
 
 def _checked(data: Opened, rows: Sequence[int]) -> Rows:
@@ -262,35 +249,3 @@ def _commands(out: str) -> list[str]:
 def _shards(data: Opened) -> list[tuple[int, int]]:
     each = data.index.row_bytes
     return [(count, count * each) for count in data.reader.table["rows"].tolist()]
-
-
-# ---------------------------------------------------------------- PNG files
-
-
-def _save_rows(data: Opened, folder: Path, rows: Rows, replay: Replay | None, began: float) -> Report:
-    """A PNG file for each picture of these rows: row-3.png, row-3-NAME.png where a sample has several."""
-    samples = list(data.samples(rows))
-    gallery = Gallery(data, samples)
-    again = {} if replay is None else replayed(data, rows.tolist(), replay)
-    files: dict[Path, bytes] = {}
-    for sample in samples:
-        named = []
-        for k, values in enumerate(sample.variants):
-            variant = f"-variant-{k}" if len(sample.variants) > 1 else ""
-            named += [(f"{panel.name}{variant}", panel.pixels) for panel in gallery.panels(values)]
-        if sample.row in again and replay is not None:
-            named += [(f"{panel.name}-seed-{replay.seed}-epoch-{replay.epoch}", panel.pixels) for panel in gallery.panels(again[sample.row])]
-        for name, pixels in named:
-            what = f"row-{sample.row}" if len(named) == 1 else f"row-{sample.row}-{name.replace(' ', '-')}"
-            files[folder / f"{what}.png"] = png.encode(pixels)
-    if not files and len(rows):
-        raise OptionError(f"-o {folder}: these rows hold no picture; name a file, as in -o report.html, for a page", options=["output"])
-    for path in files:
-        if path.exists() and png.SOFTWARE not in path.read_bytes()[:128]:
-            raise OptionError(f"-o {path}: is there already and is not ours; name another folder", options=["output"])
-    folder.mkdir(parents=True, exist_ok=True)
-    for path, content in files.items():
-        write_atomic(path, content, durable=False)
-    names = tuple(str(path) for path in files)
-    total = sum(map(len, files.values()))
-    return Report(str(data.root), data.reader.generation, None, names, total, tuple(rows.tolist()), len(data), time.monotonic() - began)

@@ -15,6 +15,7 @@ from mmcompile.errors import CorruptShardError, OptionError
 from mmcompile.format.canonical import canonical
 from mmcompile.format.index import load_index, publish
 from mmcompile.format.npy import save_blob
+from mmcompile.format.reader import Reader
 from mmcompile.format.rejects import Reject
 from mmcompile.report import Replay, rejects, write_report
 from mmcompile.runtime.augment import Augment
@@ -215,6 +216,7 @@ def test_a_replay_of_variants_shows_the_one_of_that_epoch(tmp_path: Path) -> Non
         (["--replay", "0:0", "--augment", "crop=4,resized_crop=4"], "exclude each other"),
         (["--replay", "0:0", "--augment", "blur=4"], "crop=N"),
         (["--split", "test"], "all"),
+        (["--raw", "nowhere"], "not a folder"),
     ],
 )
 def test_wrong_usage_is_one_line(tmp_path: Path, words: list[str], said: str) -> None:
@@ -256,3 +258,22 @@ def test_a_dataset_of_another_place_is_named_by_its_folder(tmp_path: Path, monke
     assert result.exit_code == 0
     assert "<h1>data</h1>" in (tmp_path / "p.html").read_text()
     assert run("report", ".").exit_code == 2  # the default would lie in the dataset
+
+
+def test_of_many_rows_few_are_read_and_all_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, labels = 30_000, np.arange(30_000) % 50
+    make_dataset(tmp_path / "out", np.zeros((rows, 3, 2, 2), np.uint8), labels, shards=(100,) * 300)
+    read: list[int] = []
+    gather = Reader.gather
+
+    def counted(self: Reader, field: str, asked: Any, *more: Any) -> Any:
+        read.append(len(asked) if field == "image" else 0)
+        return gather(self, field, asked, *more)
+
+    monkeypatch.setattr(Reader, "gather", counted)
+    made = write_report(tmp_path / "out", tmp_path / "page.html")
+    assert len(made.rows) == 50
+    assert sum(read) <= 4096 + 72
+    text = Page(tmp_path / "page.html").text
+    assert "30,000 sources" in text
+    assert "50 classes, of 600 samples each" in text

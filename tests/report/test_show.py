@@ -125,3 +125,16 @@ def test_shrunk_takes_means_and_leaves_small_pictures_alone() -> None:
     assert small.shape == (4, 3, 3)
     assert np.abs(small[0, 0] - picture[:2, :2].reshape(4, 3).mean(0)).max() <= 0.5
     assert np.array_equal(small[3, 2], picture[6, 4])
+
+
+@pytest.mark.parametrize("shape", [(4, 6, 8), (3, 4, 6, 8), (7, 4, 6, 8)])
+def test_a_normalised_volume_is_undone_channel_by_channel(shape: tuple[int, ...]) -> None:
+    channels = shape[0] if len(shape) == 4 else 1
+    mean, std = [0.1 * c for c in range(channels)], [0.2 + 0.1 * c for c in range(channels)]
+    wanted = RNG.uniform(0, 1, shape).reshape(channels, 4, 6, 8)
+    stored = ((wanted - np.reshape(mean, (-1, 1, 1, 1))) / np.reshape(std, (-1, 1, 1, 1))).astype(np.float32).reshape(shape)
+    field = Field("scan", "float32", shape, "volume")
+    baked = normalized_by(index(field, {"preprocess": {"normalize": {"mean": mean, "std": std}}}), field)
+    planes = pictures(stored, field, look_of(field, baked, [stored]))
+    expected = np.rint(wanted[: 3 if channels > 1 else 1, 2].transpose(1, 2, 0) * 255)
+    assert np.abs(planes[0][1] - expected).max() <= 1

@@ -131,7 +131,22 @@ def test_rows_are_png_files_of_exactly_their_pixels(out: Path, tmp_path: Path) -
     (tmp_path / "pics" / "row-3.png").write_bytes(b"mine")
     result = run("report", str(out), "--rows", "3", "-o", str(tmp_path / "pics"))
     assert result.exit_code == 2
-    assert "not ours" in result.stderr
+    assert "is no report" in result.stderr
+
+
+def test_rows_without_a_picture_are_no_files(tmp_path: Path) -> None:
+    make_dataset(tmp_path / "out", values={"x": np.zeros((3, 2), np.float32)}, keyed=False)
+    result = run("report", str(tmp_path / "out"), "--rows", "1", "-o", str(tmp_path / "pics"))
+    assert result.exit_code == 2
+    assert "hold no picture" in result.stderr
+    assert not (tmp_path / "pics").exists()
+
+
+def test_a_place_that_cannot_be_written_is_named(out: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    result = run("report", str(out), "-o", str(tmp_path / "file" / "p.html"))
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"error: {tmp_path / 'file'}")
 
 
 def test_rows_on_a_page_are_these_in_that_order(out: Path, tmp_path: Path) -> None:
