@@ -17,8 +17,8 @@ esac
 mkdir -p "$DIR"
 DIR="$(cd "$DIR" && pwd -P)"
 
-# Seconds that pip may look for versions that go together.
-TOGETHER_S=900
+# Seconds that pip may look for versions that go together, and download them.
+TOGETHER_S=1800
 
 # Prints what the extra `bench` asks for, one a line.
 asked() {
@@ -34,7 +34,7 @@ install() {
     if timeout "$TOGETHER_S" "${pip[@]}" "${torch[@]}" "$ROOT[bench]"; then
         return
     fi
-    echo "not all of $ROOT[bench] can be installed together: one after the other"
+    echo "not all of $ROOT[bench] could be installed together in $TOGETHER_S s: one after the other"
     "${pip[@]}" "${torch[@]}" "$ROOT[jpeg]"
     asked "$VENV/bin/python" | while read -r requirement; do
         "${pip[@]}" "$requirement" || echo "cannot be installed: $requirement; the tables will say so"
@@ -42,7 +42,8 @@ install() {
 }
 
 if [ -n "${VENV:-}" ]; then
-    "$VENV/bin/python" -c 'import torch, numpy, PIL, xxhash, click, tqdm' || die "VENV=$VENV lacks what mmcompile needs; install it there, or leave VENV out"
+    "$VENV/bin/python" -c 'import torch, numpy, PIL, xxhash, click, tqdm' >/dev/null 2>&1 ||
+        die "VENV=$VENV lacks what mmcompile needs; install it there, or leave VENV out"
     export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
 else
     VENV="$DIR/venv"

@@ -25,7 +25,7 @@ from PIL import Image
 Batches = Iterable[tuple[Any, Any]]
 #: What a part may be asked for, and the full size of it.
 QUICK_ROUNDS, ROUNDS = 1, 7
-#: Photos are noise of so many points a side, made larger, and noise of so many levels on top: 500 x 375 at quality 90 is some 90 KB, as photos are.
+#: Photos are noise of so many points a side, made larger, and noise of so many levels on top: 500 x 375 at quality 90 is some 70 KB, as photos are.
 _COARSE, _GRAIN = 24, 9
 #: What a figure of memory is.
 COUNTED = "private and shared memory, without mapped files"

@@ -4,7 +4,7 @@ usage: python scripts/bench_tune.py [--only records,images,floats,normalised,tra
        [--dir DIR]
 
 The datasets are random numbers, written to a temporary folder (in DIR): 10^6 records of 20 bytes, 4,096 images of 224x224x3 uint8, the same as
-float32 normalised when read, 256 of 3x512x512 float32 (batches of 32), and the images with a transform for each sample in Python.
+float32 normalised when read, 256 of 3x512x512 float32 (batches of 16), and the images with a transform for each sample in Python (of 64).
 
 Method: tune first, for --seconds.  Then the grid: ShardLoader with 0, 1, 2 and 4 threads and 1, 2, 4 and 8 batches ahead for each, DataLoader with 0,
 1, 2 and 4 processes and 2 or 4 ahead.  All is warm.  In each round all settings follow one another in random order; each loader is made anew, its
@@ -41,6 +41,8 @@ from mmcompile import MMapShardDataset, ShardLoader, ShardSampler, tune
 
 Setting = tuple[str, int, int]
 KINDS = ("records", "images", "floats", "normalised", "transform")
+#: Samples of a batch at most, where one of 256 would take seconds, or gigabytes with many ahead.
+LARGEST = {"floats": 16, "transform": 64}
 #: Seconds that batches are counted for, and batches beyond those ahead that are dropped before.
 COUNTED_S, FRESH = 0.5, 4
 #: Rounds after which settings below this share of the best are left out.
@@ -77,7 +79,7 @@ def main() -> None:
             root = Path(folder) / kind
             table.title(f"{kind}, {args.seconds:g} s of tune")
             ds = dataset(root, "images" if kind == "step" else kind)
-            batch = min(args.batch, 32) if kind == "floats" else args.batch
+            batch = min(args.batch, LARGEST.get(kind, args.batch))
             if kind == "step":
                 beside_steps(ds, args, table)
             else:

@@ -127,6 +127,23 @@ def test_a_part_that_fails_is_told_and_its_reason_is_not_lost(tmp_path: Path) ->
     assert "scaling failed: exit code 2" in (tmp_path / "bench.md").read_text("utf-8")
 
 
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"VENV": "{}/none"}, "VENV={}/none lacks what mmcompile needs; install it there, or leave VENV out"),
+        ({"PYTHON": "{}/python"}, "PYTHON={}/python is no Python >= 3.11 (); set PYTHON to one that is"),
+    ],
+)
+def test_bench_sh_says_in_one_line_what_it_lacks(tmp_path: Path, variables: dict[str, str], said: str) -> None:
+    (tmp_path / "python").write_text("#!/bin/sh\nexit 1\n", "utf-8")
+    (tmp_path / "python").chmod(0o755)
+    env = {name: value for name, value in os.environ.items() if name not in ("VENV", "PYTHON")}
+    env |= {name: value.format(tmp_path) for name, value in variables.items()}
+    command = ["bash", str(ROOT / "scripts" / "bench.sh"), str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    assert (done.returncode, done.stderr) == (1, f"bench.sh: {said.format(tmp_path)}\n")
+
+
 def test_unknown_parts_are_refused(tmp_path: Path) -> None:
     done = run(["bench.py", str(tmp_path), "--only", "articles,speed"], ENVIRONMENT)
     assert done.returncode == 2

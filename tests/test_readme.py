@@ -63,9 +63,11 @@ def typist(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")
         made = Typist(tmp_path_factory.mktemp("readme"), BLOCKS, lambda: str(request.getfixturevalue("s3_server")), ray.address)
-        yield made
-        made.stop()
-        ray.stop()
+        try:
+            yield made
+        finally:
+            made.stop()
+            ray.stop()
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)

@@ -11,7 +11,7 @@ from mmcompile.compiler.sizes import clash
 from mmcompile.errors import OptionError, spelled
 from mmcompile.text import counted
 
-__all__ = ["IMAGENET", "Normalize", "check_channels", "described", "is_number"]
+__all__ = ["IMAGENET", "IMAGENET_UNIT", "Normalize", "check_channels", "described", "is_number"]
 
 #: (65535 - mean) / std stays finite in float32, of which 3.4e38 is the largest.
 LEAST_STD = 1e-30
@@ -46,6 +46,8 @@ class Normalize:
 
 #: Mean and standard deviation that torchvision's ImageNet models were trained with.
 IMAGENET = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+#: Why these do not go with counts.
+IMAGENET_UNIT = "imagenet's numbers are of values from 0 to 1: leave --scale out, or give --mean and --std of the counts"
 
 
 def check_channels(normalize: Normalize, wanted: int, whose: str) -> None:

@@ -103,7 +103,7 @@ class Plan:
         """Settings that are given must be those of the plan; those left at their defaults, altogether, are taken from it.  Raises OptionError."""
         planned, given = dict[str, Any](), dict[str, Any]()
         if asked != Preprocess():
-            planned["preprocess"], given["preprocess"] = self.asked.settings(), asked.settings()
+            planned["preprocess"], given["preprocess"] = self.asked.settings(), asked.with_parts(self.scan.parts, self.scan.beside).settings()
         if _says_something(identity := source.identity()) or any(identity.get(name) != self.source.get(name) for name in _NO_SETTINGS):
             planned["source"], given["source"] = self.source, identity
         if options.shard_bytes != SHARD_BYTES:

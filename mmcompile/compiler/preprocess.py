@@ -17,7 +17,7 @@ import numpy as np
 from mmcompile.compiler.cast import PIXEL_REVISION, channel_sums, store
 from mmcompile.compiler.fieldoptions import OF_MASKS, FieldOptions, check_fill, fields_of, refuse_strange
 from mmcompile.compiler.modes import channels_of
-from mmcompile.compiler.normalize import IMAGENET, Normalize, check_channels, described, is_number
+from mmcompile.compiler.normalize import IMAGENET, IMAGENET_UNIT, Normalize, check_channels, described, is_number
 from mmcompile.compiler.sizes import MAX_SIDE, check_side, clash, flag, pair, typed
 from mmcompile.compiler.views import Views, views_of
 from mmcompile.errors import OptionError, spelled
@@ -211,7 +211,7 @@ class Preprocess:
         if self.dtype in ("int16", "int32") and self.scale == "unit":
             clash("normalize", "dtype", f"{self.dtype} holds counts of no fixed depth: add --scale none, or store uint8, uint16 or a float")
         if self.normalize == "imagenet" and self.scale == "none":
-            clash("normalize", "scale", "imagenet's numbers are of values from 0 to 1: leave --scale out, or give --mean and --std of the counts")
+            clash("normalize", "scale", IMAGENET_UNIT)
         if self.normalize == "auto":
             if self.dtype in _FLOATS:
                 clash(

@@ -351,8 +351,10 @@ class RowBuild:
 
     def _counts(self) -> frozenset[str]:
         """The pictures whose pixels count as they are, not from 0 to 1: of bytes the field says it."""
-        pictures = [f for f in self.indexed if f.meaning == "image"]
-        return frozenset(f.name for f in pictures if (f.scale == 1 if f.dtype in ("uint8", "uint16") else self.asked.scale == "none"))
+        pictures, own = [f for f in self.indexed if f.meaning == "image"], dict(self.asked.fields)
+        return frozenset(
+            f.name for f in pictures if (f.scale == 1 if f.dtype in ("uint8", "uint16") else own.get(f.name, self.asked).scale == "none")
+        )
 
     def _check_index(self) -> None:
         """Would an index say this?  Raises OptionError before a row is read."""

@@ -16,7 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcompile.compiler.cast import bfloat16, channel_sums, store
+from mmcompile.compiler.normalize import IMAGENET_UNIT
 from mmcompile.compiler.preprocess import IMAGENET, Normalize, Preprocess
+from mmcompile.compiler.sizes import clash
 from mmcompile.errors import DecodeError, OptionError, SourceError, spelled
 from mmcompile.format.index import DTYPES, Field
 from mmcompile.format.samples import exact_total
@@ -61,6 +63,8 @@ class RowPreprocess:
             raise OptionError(f"--normalize must be imagenet or auto, or give --mean and --std; found {self.normalize!r}", options=["normalize"])
         if self.scale not in ("unit", "none"):
             raise OptionError(f"--scale must be unit or none, found {self.scale!r}", options=["scale"])
+        if self.normalize == "imagenet" and self.scale == "none":
+            clash("normalize", "scale", IMAGENET_UNIT)
 
     @classmethod
     def of(cls, asked: Preprocess | RowPreprocess | None) -> RowPreprocess:

@@ -169,10 +169,6 @@ class Course:
         if run is self._latest:
             self._position, self._used = position, True
 
-    def check_indices(self) -> None:
-        """Raise RuntimeError where a DataLoader would take indices of a part of this rank's part."""
-        ranks_of_indices(self._rank, self._world_size)
-
     def steps(self) -> Steps:
         """The steps of a whole epoch, whatever of it was received; `len()` of it is their number."""
         return replace(self._ahead()[2], start=0)
@@ -314,7 +310,7 @@ class ShardSampler(DistributedSampler[SampleIndex]):
 
     def __iter__(self) -> Iterator[SampleIndex]:
         """Begins with the first index that is asked for, not before."""
-        self._course.check_indices()
+        ranks_of_indices(self._course._rank, self._course._world_size)
         run = self._course.begin()
         at = run.steps.start
         for rows, flags, draws, after in _batches(run):
@@ -327,7 +323,7 @@ class ShardSampler(DistributedSampler[SampleIndex]):
 
     def __len__(self) -> int:
         """Indices of a whole epoch for this rank.  After `load_state_dict` in mid-epoch the next iteration gives those that are left of it."""
-        self._course.check_indices()
+        ranks_of_indices(self._course._rank, self._course._world_size)
         steps = self._course.steps()
         last = len(steps) - 1
         return 0 if last < 0 else last * steps.batch_size + len(steps.positions(last)[0])

@@ -40,6 +40,8 @@ _BATCH_S = 0.25
 #: sample, of memory and of the parts, and of seeing the choice beside steps.
 _SLICE_S = 0.5
 _SLICE, _TRIAL, _DISK, _READ, _MEMORY, _PARTS, _STEPS = 1 / 80, 0.25, 0.12, 0.15, 0.03, 0.03, 0.08
+#: Share of the time that must be left for processes to be started: ending those that are still on their way takes a while too.
+_START = 0.15
 #: Seconds that the first candidate, which is the simplest, may take whatever the time: without any figures there is no choice.
 _FIRST_S = 20.0
 #: Rounds after which more would say little.
@@ -228,8 +230,8 @@ class _Run:
             pinned = kind == "DataLoader" and self.wish.cuda
             found: list[Candidate] = []
             for workers in (0, *ladder(self.cpus)):
-                if not growing([c.samples_per_s or 0.0 for c in found]):
-                    break
+                if (found and found[-1].failed) or not growing([c.samples_per_s or 0.0 for c in found]):
+                    break  # what failed would fail with more workers too
                 found.append(self._try(trials, Candidate(kind, workers, 2 if workers else None, pinned)))
             with_workers = [c for c in found if c.rates and c.num_workers]
             fastest = max((c.samples_per_s or 0.0 for c in self.candidates), default=0.0)
@@ -244,7 +246,7 @@ class _Run:
     def _try(self, trials: Trials, candidate: Candidate) -> Candidate:
         self.say(f"trying {candidate.name}" + (f", {candidate.ahead} batches ahead" if candidate.ahead else ""))
         left = self.left()
-        if left <= 0 and self.candidates:
+        if self.candidates and left <= (_START * self.seconds if candidate.loader == "DataLoader" and candidate.num_workers else 0.0):
             found = replace(candidate, failed="not tried: the time was over")
         else:
             limit_s = max(0.5, min(left, _TRIAL * self.seconds)) if self.candidates else _FIRST_S

@@ -48,24 +48,26 @@ def cold_disk(dataset: MMapShardDataset, for_s: float, batch_size: int) -> Disk:
         return Disk(note="not measured: the dataset comes through a cache")
     if not hasattr(os, "posix_fadvise"):
         return Disk(note="not measured: this system cannot be told to drop what it read")
-    n, width = len(dataset), width_of(dataset)
-    count = min(n // 2, _ROWS_BYTES // 2 // width)
+    # all rows from the first that is needed to the last: a subset's are scattered, and the disk is the same
+    needed, width = dataset._needed(), width_of(dataset)
+    first = needed.row(0)
+    n = needed.row(-1) + 1 - first - dataset._reach
+    count = min(n // 2, _ROWS_BYTES // 2 * (dataset._reach + 1) // width)
     if count < _PLACES:
         return Disk(note="not measured: so few samples say nothing of a disk")
-    # the first samples in sequence, and others from places all over the rest at random
-    firsts = [count + k * (n - count) // _PLACES for k in range(_PLACES)]
-    some = np.concatenate([np.arange(first, first + count // _PLACES) for first in firsts])
-    begun = int(dataset._where(np.zeros(1, np.int64))[0])
-    sequence = range(begun, min(begun + count, len(dataset._reader)))
-    nbytes = _drop(dataset, np.arange(sequence.start, sequence.stop)) + _drop(dataset, dataset._where(some))
-    if not _are_gone(dataset, dataset._where(some)):
+    # the first of them in sequence, and others from places all over the rest at random
+    sequence = range(first, first + count)
+    places = [first + count + k * (n - count) // _PLACES for k in range(_PLACES)]
+    some = np.concatenate([np.arange(place, place + count // _PLACES) for place in places])
+    nbytes = _drop(dataset, np.arange(sequence.start, sequence.stop)) + _drop(dataset, some)
+    if not _are_gone(dataset, some):
         return Disk(note="not measured: the file system keeps the files in memory, or a process has them mapped")
     done = [0]
     end = time.monotonic() + for_s / 2
     clock = time.perf_counter()
     dataset._reader.warm(fields_of(dataset), sequence, lambda: time.monotonic() > end, done.append)
     in_sequence = sum(done) / (time.perf_counter() - clock)
-    at_random = _rate(dataset, dataset._where(some), min(batch_size, max(1, len(some) // 8)), for_s / 2)
+    at_random = _rate(dataset, some, min(batch_size, max(1, len(some) // 8)), for_s / 2)
     return Disk(in_sequence, at_random * width, at_random * _variants(dataset), f"cold: {nbytes:,} bytes were dropped from the page cache")
 
 
@@ -115,6 +117,7 @@ def _drop(dataset: MMapShardDataset, rows: Rows) -> int:
         width = reader.row_bytes(field)
         for shard, first_row, end_row in zip(shards.tolist(), bounds, bounds[1:], strict=False):
             start, stop = int(reader.starts[shard]), int(reader.starts[shard + 1])
+            reader.ready(field, start)  # raises what there is to be said of a file that is not as it should be
             fd = os.open(reader.path(field, shard), os.O_RDONLY | os.O_CLOEXEC)
             try:
                 size = os.fstat(fd).st_size

@@ -187,7 +187,7 @@ def measured_parts(dataset: MMapShardDataset, wish: Wish, for_s: float) -> tuple
             settle(wish.device)
             batches += 1
             most = most if batches > 1 else _nbytes(batch)
-            if batches > 1 and time.monotonic() >= end:
+            if time.monotonic() >= end:
                 break
         times = loader.timings()
         samples += min(len(dataset), times["batches"] * wish.batch_size)

@@ -119,7 +119,7 @@ def test_other_paths_of_the_same_images_are_no_further_ones(tmp_path: Path) -> N
     path = save(tmp_path / "raw", "file_name,image_path,note,0\nimages/0.png,images/0.png,images/1.png,1\n")
     found = scan(path)
     assert found.parts == (("image", "image"),)
-    assert any("columns of text left out (image_path, note)" in line for line in found.counts)
+    assert any("columns of paths of images left out (image_path, note)" in line for line in found.counts)
 
 
 def test_files_that_are_not_there_are_named_by_row_and_column_before_anything_is_decoded(tmp_path: Path) -> None:

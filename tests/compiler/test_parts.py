@@ -109,6 +109,18 @@ def test_other_settings_than_the_plan_has_are_refused_and_named(tmp_path: Path, 
     assert not list(read_seals(out / ".build" / "seals"))
 
 
+def test_settings_that_are_given_again_are_those_of_the_plan_where_a_sample_is_of_several_files(tmp_path: Path) -> None:
+    out, given = tmp_path / "out", Preprocess(crop=6)
+    write(tmp_path / "raw", {f"{folder}/{i}.png": picture(i) for folder in ("left", "right") for i in range(3)})
+    plan(tmp_path / "raw", out, preprocess=given)
+    for which in ("0/2", "1/2"):
+        part(tmp_path / "raw", out, which, preprocess=given)
+    assert run(tmp_path / "raw", out, preprocess=given).fields == ("left", "right")
+    plan(tmp_path / "raw", out, preprocess=Preprocess(crop=5))
+    with pytest.raises(OptionError, match="a part is built as it was planned, but crop: "):
+        part(tmp_path / "raw", out, "0/2", preprocess=given)
+
+
 def test_without_a_plan_a_part_says_what_to_run_and_makes_nothing(tmp_path: Path) -> None:
     raw, out = make_raw(tmp_path / "raw"), tmp_path / "out"
     with pytest.raises(BuildError, match=r"there is no plan here .*; run the same command with --plan-only in place of --part first"):

@@ -6,6 +6,7 @@ import pytest
 
 from mmcompile.compiler.options import notes
 from mmcompile.compiler.preprocess import IMAGENET, Normalize, Preprocess
+from mmcompile.compiler.rowstore import RowPreprocess
 from mmcompile.errors import OptionError
 
 ONE = Normalize((0.5,), (0.25,))
@@ -228,3 +229,8 @@ def test_a_mask_holds_whole_numbers_its_fill_too(field, message):
     with pytest.raises(OptionError, match=message):
         Preprocess(crop=8, fields={"mask": field}).with_parts((("image", "image"), ("mask", "mask")))
     assert Preprocess(crop=8, fields={"mask": {"kind": "mask", "fill": 300, "dtype": "int32"}}).options
+
+
+def test_imagenet_s_numbers_are_not_for_the_counts_of_rows():
+    with pytest.raises(OptionError, match="--normalize and --scale clash: imagenet's numbers are of values from 0 to 1"):
+        RowPreprocess(normalize="imagenet", scale="none")

@@ -438,3 +438,15 @@ def test_an_error_of_the_first_sample_of_an_iterable_has_its_row(tmp_path: Path)
 def test_a_dataset_without_samples_is_said_whatever_was_asked_of_pictures(tmp_path: Path, empty: Any) -> None:
     with pytest.raises(SourceError, match=r"^the dataset: there are no rows$"):
         built(empty, tmp_path / "out")
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "float32"])
+def test_statistics_of_a_picture_that_counts_by_itself_are_of_its_counts(tmp_path: Path, dtype: str) -> None:
+    depths = np.random.default_rng(0).integers(0, 50_000, (4, 6, 8)).astype(np.uint16)
+    data = [{"image": Image.new("RGB", (8, 6), (99, 0, 0)), "depth": Image.fromarray(deep)} for deep in depths]
+    own = {"kind": "image", "mode": "gray", "dtype": dtype, "scale": "none"}
+    built(data, tmp_path / "out", Preprocess(keep_size=(6, 8), fields={"depth": own}))
+    found = Reader(tmp_path / "out").index.statistics["all"]
+    assert np.allclose(found["depth"]["mean"], depths.mean())
+    assert np.allclose(found["depth"]["std"], depths.std())
+    assert np.allclose(found["image"]["mean"], [99 / 255, 0, 0])

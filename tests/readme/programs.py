@@ -55,7 +55,8 @@ def sbatch(words: list[str]) -> str | None:
 
 
 def dask(words: list[str]) -> str | None:
-    call = [sys.executable, "-m", "dask", *words]
+    # what a test that was killed leaves behind ends by itself
+    call = [sys.executable, "-m", "dask", *words, *(("--idle-timeout", "300s") if words[0] == "scheduler" else ("--death-timeout", "60"))]
     with open(os.environ["README_STARTED"], "a") as file, open(os.environ["README_STARTED"] + ".log", "a") as log:
         started = subprocess.Popen(call, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
         print(started.pid, file=file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import importlib.util
 import json
@@ -91,7 +92,9 @@ class Typist:
             self._session.kill()
             self._session.communicate()
         for process in self._started.read_text().split() if self._started.exists() else ():
-            os.killpg(int(process), signal.SIGKILL)
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it may have ended, and its number be another's
+                if b"dask" in Path(f"/proc/{process}/cmdline").read_bytes():
+                    os.killpg(int(process), signal.SIGKILL)
 
     def _run(self, block: Block) -> str:
         runners: dict[str, Callable[[Block], str]] = {

@@ -322,7 +322,7 @@ def test_where_processes_are_spawned_what_cannot_travel_is_said_of_the_candidate
     assert "pickle" in (candidate.failed or "")
 
 
-@pytest.mark.parametrize("at", ["reading a sample", "trying ShardLoader with 1", "trying DataLoader with 1"])
+@pytest.mark.parametrize("at", ["reading a sample", "trying ShardLoader with 1", "trying DataLoader with no"])
 def test_ctrl_c_leaves_nothing_behind(root: Path, at: str) -> None:
     def press(stage: str) -> None:
         if stage.startswith(at):
@@ -449,6 +449,26 @@ def test_only_files_of_the_fields_in_use_are_dropped_from_the_page_cache(tmp_pat
     assert sum(length for _, _, length in dropped) <= tunedisk.COLD_BYTES
     assert (found.sequence_bytes_per_s is None) == found.note.startswith("not measured")
     assert tree(tmp_path) == before
+
+
+def test_no_more_than_said_is_dropped_for_scattered_rows_and_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {"x": np.zeros((4000, 1024), np.uint8)}
+    make_dataset(tmp_path, values=values, shards=(2000, 2000), keyed=False)
+    monkeypatch.setattr(tunedisk, "_FOLIO", 4096)
+    monkeypatch.setattr(tunedisk, "_ROWS_BYTES", 1 << 20)
+    dropped: list[int] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda fd, offset, length, advice: dropped.append(length))
+    ds = MMapShardDataset(tmp_path)
+    for some in (ds, ds.subset(np.random.default_rng(0).permutation(4000)[:300]), ds.windows(50, stride=3)):
+        dropped.clear()
+        tunedisk.cold_disk(copy_of(some), 0.1, 16)
+        assert (1 << 20) * 0.9 < sum(dropped) < (1 << 20) * 1.5
+
+
+def test_a_shard_that_is_gone_is_said_as_ever(root: Path) -> None:
+    next((root / "shards").glob("image-*")).unlink()
+    with pytest.raises(mmcompile.CorruptShardError, match="image-"):
+        tune(MMapShardDataset(root), batch_size=16, seconds=SHORT)
 
 
 def test_a_file_system_in_memory_has_no_disk_and_that_is_said(tmp_path: Path) -> None:
