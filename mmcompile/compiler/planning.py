@@ -132,8 +132,9 @@ class Wanted:
         for called, listed in lists_of:
             if text := long_name(listed or ()):
                 raise OptionError(long_text(f"field {called}", text))
-        if len({f.name for f in fields}) < len(fields):
-            raise OptionError(f"two fields of one name among {', '.join(f.name for f in fields)}: name a column otherwise", options=["columns"])
+        called = [f.name for f in fields]
+        if twice := {name for name in called if called.count(name) > 1}:
+            raise OptionError(f"two fields are called {', '.join(sorted(twice))}: name a column otherwise, or leave one out", options=["columns"])
         versions, revision = (versions_of(preprocess), PIXEL_REVISION) if scan.lent is None else (scan.lent.versions, scan.lent.revision)
         settings = {"preprocess": preprocess.settings(), "source": source.identity(), "shard_bytes": options.shard_bytes}
         trace = Trace.of(options, scan.lent)

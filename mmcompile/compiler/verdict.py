@@ -91,7 +91,7 @@ def too_many(out: Path, rejects: list[dict[str, Any]], items: int, allowed: int)
         )
     reasons = Counter(line["code"] for line in rejects)
     return DecodeError(
-        f"{len(rejects):,} of {items:,} images were rejected ({', '.join(f'{n:,} {code}' for code, n in reasons.most_common())}), "
+        f"{len(rejects):,} of {items:,} images {'was' if len(rejects) == 1 else 'were'} rejected ({', '.join(f'{n:,} {code}' for code, n in reasons.most_common())}), "
         f"{allowed:,} allowed; all others are finished and kept, nothing is published: see {listed}",
         rejects=len(rejects),
         allowed=allowed,

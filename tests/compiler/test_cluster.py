@@ -130,7 +130,7 @@ def test_a_file_that_cannot_be_read_ends_as_in_a_local_build(tmp_path: Path, thr
 
 def test_too_many_rejects_end_as_in_a_local_build(tmp_path: Path, threads: Executor) -> None:
     raw = write(make_raw(tmp_path / "raw"), {"cat/bad.png": BROKEN})
-    with pytest.raises(DecodeError, match="1 of 13 images were rejected"):
+    with pytest.raises(DecodeError, match="1 of 13 images was rejected"):
         over(threads, raw, tmp_path / "out")
     assert over(threads, raw, tmp_path / "out", max_rejects=1).decoded == 0
 

@@ -786,7 +786,7 @@ def test_real_parquet_files_hold_what_their_note_says(tmp_path: Path) -> None:
     assert {str(k): int((found.labels == k).sum()) for k in range(-1, 10)} == noted["labels"]
     assert sum(b"#" in key for key in found.keys) == noted["no_path"] + noted["null_images"]
     source = open_source([str(root)], SourceOptions())
-    with pytest.raises(DecodeError, match="1 of 105 images were rejected"):
+    with pytest.raises(DecodeError, match="1 of 105 images was rejected"):
         run(source, tmp_path / "out", Preprocess(mode="gray", crop=28), rows=90)
     report = run(source, tmp_path / "out", Preprocess(mode="gray", crop=28), rows=90, max_rejects=1)
     assert (report.samples, report.rejects) == (104, 1)
