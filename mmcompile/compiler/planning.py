@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
@@ -132,9 +132,9 @@ class Wanted:
         for called, listed in lists_of:
             if text := long_name(listed or ()):
                 raise OptionError(long_text(f"field {called}", text))
-        called = [f.name for f in fields]
-        if twice := {name for name in called if called.count(name) > 1}:
-            raise OptionError(f"two fields are called {', '.join(sorted(twice))}: name a column otherwise, or leave one out", options=["columns"])
+        counted = Counter(f.name for f in fields)
+        if twice := [name for name, count in counted.items() if count > 1]:
+            raise OptionError(f"two fields are called {', '.join(twice)}: name a column otherwise, or leave one out", options=["columns"])
         versions, revision = (versions_of(preprocess), PIXEL_REVISION) if scan.lent is None else (scan.lent.versions, scan.lent.revision)
         settings = {"preprocess": preprocess.settings(), "source": source.identity(), "shard_bytes": options.shard_bytes}
         trace = Trace.of(options, scan.lent)

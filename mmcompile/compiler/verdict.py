@@ -90,8 +90,9 @@ def too_many(out: Path, rejects: list[dict[str, Any]], items: int, allowed: int)
             report=str(listed),
         )
     reasons = Counter(line["code"] for line in rejects)
+    were = "was" if len(rejects) == 1 else "were"
     return DecodeError(
-        f"{len(rejects):,} of {items:,} images {'was' if len(rejects) == 1 else 'were'} rejected ({', '.join(f'{n:,} {code}' for code, n in reasons.most_common())}), "
+        f"{len(rejects):,} of {items:,} images {were} rejected ({', '.join(f'{n:,} {code}' for code, n in reasons.most_common())}), "
         f"{allowed:,} allowed; all others are finished and kept, nothing is published: see {listed}",
         rejects=len(rejects),
         allowed=allowed,

@@ -576,7 +576,7 @@ def test_allowed_rejects_are_a_number_or_an_exact_share_rounded_down(text: int |
 
 @pytest.mark.parametrize("text", ["-1", -1, "101%", "-2%", "many", "%", "nan%", "inf%", "", "1.5", True, None])
 def test_any_other_number_of_rejects_is_refused_before_anything_is_written(raw: Path, out: Path, text: Any) -> None:
-    with pytest.raises(OptionError, match="max_rejects"):
+    with pytest.raises(OptionError, match="--max-rejects"):
         run(raw, out, max_rejects=text)
     assert not out.exists()
 
