@@ -9,7 +9,7 @@ float32 normalised when read, 256 of 3x512x512 float32 (batches of 16), and the 
 Method: tune first, for --seconds.  Then the grid: ShardLoader with 0, 1, 2 and 4 threads and 1, 2, 4 and 8 batches ahead for each, DataLoader with 0,
 1, 2 and 4 processes and 2 or 4 ahead.  All is warm.  In each round all settings follow one another in random order; each loader is made anew, its
 first batches are dropped until it has its batches ahead and memory that it used before, and then whole batches are counted for half a second.  After
-three rounds those below 0.7 of the best are left out.  Which is the best is said by every other round, and the ratio of the choice to it is the
+two rounds those below 0.7 of the best are left out.  Which is the best is said by every other round, and the ratio of the choice to it is the
 median over the rounds between them: the best of many noisy figures is lucky, and would not be so again.  Settings without workers count as the best
 only where tune would choose them, at up to 2 ms a batch: beside training, a batch that is made between two steps is time lost, which a loop that does
 nothing else does not show.
@@ -45,8 +45,10 @@ KINDS = ("records", "images", "floats", "normalised", "transform")
 LARGEST = {"floats": 16, "transform": 64}
 #: Seconds that batches are counted for, and batches beyond those ahead that are dropped before.
 COUNTED_S, FRESH = 0.5, 4
+#: Seconds after which a loader that is slow counts from where it is.
+WARMING_S = 2.0
 #: Rounds after which settings below this share of the best are left out.
-SOON, BEHIND = 3, 0.7
+SOON, BEHIND = 2, 0.7
 #: Seconds of a batch up to which a loader without workers is a choice.
 INLINE_S = 0.002
 
@@ -123,11 +125,14 @@ def batches(loader: Any) -> Iterator[int]:
 def rate(ds: MMapShardDataset, batch: int, setting: Setting) -> float:
     loader = loader_of(ds, batch, setting)
     stream = batches(loader)
+    end = time.perf_counter() + WARMING_S
     for _ in range(setting[1] * setting[2] + FRESH):
         next(stream)
+        if time.perf_counter() > end:
+            break
     samples = count = 0
     begun = time.perf_counter()
-    while count < 4 or time.perf_counter() - begun < COUNTED_S:
+    while count < 2 or time.perf_counter() - begun < COUNTED_S:
         samples += next(stream)
         count += 1
     found = samples / (time.perf_counter() - begun)

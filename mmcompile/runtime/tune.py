@@ -35,7 +35,7 @@ _STAYS = 0.8
 #: Share of a device's free memory that a dataset may take for it to be worth saying that it fits.
 _DEVICE = 0.6
 #: Seconds that a batch may take in one thread for candidates to be measured with it; larger ones are measured with smaller batches.
-_BATCH_S = 0.25
+_BATCH_S = 0.15
 #: Seconds of a trial at most, and shares of the whole time: of one trial, of what a candidate may take with its start, of the disk, of reading the
 #: sample, of memory and of the parts, and of seeing the choice beside steps.
 _SLICE_S = 0.5
@@ -225,7 +225,7 @@ class _Run:
         """Try each kind of loader with ever more workers, until that adds nothing, and the best of each with more batches ahead."""
         kinds = ["ShardLoader"]
         if self.wish.augment is None and self.wish.batch_transform is None and self.given._resident is None:
-            kinds.append("DataLoader")
+            kinds.insert(0 if self.given._hooked else 1, "DataLoader")  # a transform that leaves no time for both wants processes
         for kind in kinds:
             pinned = kind == "DataLoader" and self.wish.cuda
             found: list[Candidate] = []

@@ -166,6 +166,7 @@ def test_a_subset_with_a_transform_is_measured_as_it_is_and_given_to_the_lines(r
     tuning = tune(Subset(ds, range(20)), batch_size=8, seconds=SHORT)
     checked(tuning)
     assert tuning.samples == 20
+    assert tuning.candidates[0].loader == "DataLoader"  # the likely ones first
     assert tuning.parts.transform_s > 0
     assert "# dataset: the one that was tuned" in tuning.lines
     made = pasted(tuning, dataset=ds)
