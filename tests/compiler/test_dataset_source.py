@@ -147,7 +147,7 @@ def test_values_are_what_the_samples_hold() -> None:
         (Pictures(strange={0: RuntimeError("two\nlines")}), "row 0: the dataset raised RuntimeError: two"),
         (Pictures(length=11), "row 9: the dataset raised IndexError: 9"),
         (Pictures(strange={5: (np.zeros(3), 1)}), "row 5: image: expected a picture of Pillow's, as in the first sample, found ndarray"),
-        (Pictures(strange={5: (Image.new("RGB", (9, 9)), 1)}), "row 5: 9x9 (width x height)"),
+        (Pictures(strange={5: (Image.new("RGB", (9, 9)), 1)}), "row 5: image: 9x9 (width x height)"),
         (Pictures(strange={5: {"image": 1}}), "row 5: has image; expected image, label"),
         ([np.zeros(3), np.zeros(4)], "row 1: x: expected float64 (3,), found float64 (4,)"),
         ([1, 2.5], "row 1: x: expected int64 (), found float64 ()"),

@@ -118,7 +118,7 @@ def test_a_random_order_is_the_block_order(local: Path, url: str, tmp_path: Path
     assert states[0] == states[1] == states[2] == states[3]
     other = ShardLoader(there, 8, shuffle="block", block_shards=2)
     other.load_state_dict(states[1][1])
-    assert len(other) == -(-60 // 8) - 3
+    assert len(list(other)) == -(-60 // 8) - 3
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])

@@ -85,11 +85,11 @@ def as_stored(values: Array, spec: Field, named: str = "", rows: Rows | None = N
         missing = np.isnat(values)
         if missing.any():
             at = int(np.argwhere(missing)[0, 0])
-            which = "" if rows is None else f"row {rows[at]:,}: "
+            which, place = ("", {}) if rows is None else (f"row {rows[at]:,}: ", {"row": int(rows[at])})
             raise SourceError(
                 f"{named + ': ' if named else ''}{which}a time that is missing (NaT) in {spec.name}: nothing marks one among stored times; leave out "
                 "such rows, or fill them",
-                row=at if rows is None else int(rows[at]),
+                **place,
             )
         values = values.view(values.dtype.str[0] + "i8")
     return values.astype(spec.stored, copy=False).reshape(len(values), *spec.shape)
