@@ -91,3 +91,10 @@ def test_a_step_time_is_in_seconds_or_milliseconds(text: str, seconds: float) ->
 def test_other_step_times_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"could not convert|^-?[0-9.a-z]*$"):
         STEP.parse(text)
+
+
+@pytest.mark.skipif(torch.backends.mps.is_available(), reason="there is such a device")
+def test_a_device_of_another_kind_that_is_not_there_is_one_line(out: Path) -> None:
+    result = run("tune", str(out), "--split", "train", "--device", "mps")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert result.stderr.startswith("error: device mps: this process cannot use it (")
