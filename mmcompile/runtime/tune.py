@@ -157,6 +157,7 @@ class _Run:
         self.begun = time.monotonic()
         self.load = os.getloadavg()[0]
         self.cpus = usable_cpus()
+        self.filled = min(wish.batch_size, len(dataset))  # samples that a batch can have
         self.slice_s = min(_SLICE_S, _SLICE * seconds)
         self.candidates: list[Candidate] = []
 
@@ -177,7 +178,7 @@ class _Run:
         whole_bytes = batch_bytes * self.wish.batch_size // min(size, len(sample.dataset))
         trials = Trials(sample.dataset, wish, whole_bytes)
         self._climb(trials)
-        needed = None if self.step_s is None else self.wish.batch_size / self.step_s
+        needed = None if self.step_s is None else self.filled / self.step_s
         self._rounds(trials, needed)
         choice, waited = self._chosen(trials, needed)
         facts = _facts(self.given, self.wish, self.cpus, cold, disk)
@@ -277,13 +278,13 @@ class _Run:
         refused: list[Candidate] = []
         while True:
             try:
-                choice = choose(self.candidates, self.wish.batch_size, needed, refused)
+                choice = choose(self.candidates, self.filled, needed, refused)
             except ValueError:
                 said = "; ".join(f"{c.name}: {c.failed}" for c in self.candidates)
                 raise TimeoutError(f"{self.given.root}: no loader gave a batch in {self.seconds:.0f} s ({said}); give it more seconds") from None
             if not choice.keeps_up or self.step_s is None:
                 return choice, None
-            step, for_s = self.step_s * trials.wish.batch_size / self.wish.batch_size, _STEPS / 2 * self.seconds
+            step, for_s = self.step_s * min(trials.wish.batch_size, self.filled) / self.filled, _STEPS / 2 * self.seconds
             if step > for_s / _SEEN:  # the figures must do
                 return choice, None
             self.say(f"seeing whether {choice.candidate.name} keeps up")

@@ -182,7 +182,9 @@ def choose(candidates: Sequence[Candidate], batch_size: int, needed_per_s: float
     share = against(chosen, best)
     if chosen is best:
         most = max((c.num_workers for c in done if c.loader == best.loader), default=0)
-        reason = "the fastest" + (f", and {most} workers add nothing" if most > max(1, best.num_workers) else "")
+        reason = f"the fastest{'' if best is fastest else ' with workers'}" + (
+            f", and {most} workers add nothing" if most > max(1, best.num_workers) else ""
+        )
     else:
         reason = f"the smallest setting within {max(0.01, 1 - share):.0%} of the fastest ({best.name}{_ahead(best)})"
     if not chosen.num_workers:

@@ -152,7 +152,7 @@ def _with(choice: Candidate) -> str:
 def _step(t: Tuning) -> str:
     """How a step compares with a batch."""
     step = t.step_time_s or 0.0
-    batch = t.batch_size / (t.choice.samples_per_s or 1.0)
+    batch = min(t.batch_size, t.samples) / (t.choice.samples_per_s or 1.0)
     times = f"a step takes {_short(step)}, a batch {_short(batch)}"
     if t.keeps_up:
         seen = "" if t.waited is None else f" (seen: {t.waited:.1%} of the time, beside steps of that length)"

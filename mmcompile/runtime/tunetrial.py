@@ -26,7 +26,7 @@ from mmcompile.runtime.loader import ShardLoader
 from mmcompile.runtime.sampler import ShardSampler
 from mmcompile.runtime.tunechoice import Candidate
 
-__all__ = ["Trials", "Wish", "make_loader", "private_bytes"]
+__all__ = ["Trials", "Wish", "end_workers", "make_loader", "private_bytes"]
 
 #: Batches after which a rate says something, however short the time.
 _BATCHES = 3
@@ -36,6 +36,8 @@ _FRESH = 3
 _MEMORY = 0.5
 #: And as much of what /dev/shm has left, through which batches of worker processes come; what is beyond it is a SIGBUS.
 _SHARED = 0.8
+#: Seconds that a thread which feeds a worker process has to end: it has nothing left to do.
+_END_S = 1.0
 #: What a ShardSampler is told in place of the DataLoader.
 _OF_ORDER = ("shuffle", "seed", "uneven", "weights", "rank", "world_size", "node_groups", "block_shards", "drop_last")
 
@@ -162,9 +164,7 @@ class Trials:
                     held = _moved(batch, self.wish.device) if there else batch  # noqa: F841
                     yield min(size, n - k * size)
         finally:
-            iterator: Any = getattr(loader, "_iterator", None)  # of a DataLoader with worker processes
-            if hasattr(iterator, "_shutdown_workers"):
-                iterator._shutdown_workers()
+            end_workers(loader)
 
     def _too_large(self, candidate: Candidate) -> str | None:
         """Why this candidate's batches have no room; None where they have."""
@@ -190,6 +190,16 @@ def private_bytes() -> int | None:
                 if line.startswith("Pss_Anon:"):
                     total, found = total + (int(line.split()[1]) << 10), True
     return total if found else None
+
+
+def end_workers(loader: Any) -> None:
+    """End the worker processes of a DataLoader, and the threads that feed them; nothing for any other loader."""
+    iterator: Any = getattr(loader, "_iterator", None)
+    if hasattr(iterator, "_shutdown_workers"):
+        iterator._shutdown_workers()
+        for queue in iterator._index_queues:  # torch tells their threads to end, and does not wait
+            if (thread := getattr(queue, "_thread", None)) is not None:
+                thread.join(_END_S)
 
 
 def _timed_out(error: Exception) -> bool:

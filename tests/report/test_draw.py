@@ -62,3 +62,15 @@ def test_colours_of_ids_differ() -> None:
     colours = np.array([draw.colour(number) for number in range(24)], int)
     far = np.abs(colours[:, None] - colours[None]).sum(2)
     assert far[~np.eye(24, dtype=bool)].min() > 30
+
+
+def test_a_mask_of_as_many_ids_as_pixels_is_drawn_in_one_pass() -> None:
+    """Depth that was stored as a mask, say: with a pass for each id this would take a quarter of an hour."""
+    ids = np.arange(1024 * 1024).reshape(1024, 1024) - 300_000
+    out = draw.mask(np.full((1024, 1024, 3), 100, np.uint8), ids, (255,))
+    for number in (-300_000, -1, 1, 254, 256, 700_000):
+        here = out.reshape(-1, 3)[number + 300_000]
+        share = 0.45 if number == ids[-1, -1] else 0.9  # all others have a neighbour of another id
+        assert here.tolist() == np.rint(100 * (1 - share) + np.array(draw.colour(number)) * share).tolist()
+    assert out.reshape(-1, 3)[300_000].tolist() == [100] * 3
+    assert out.reshape(-1, 3)[300_255].tolist() in ([50] * 3, [135] * 3)

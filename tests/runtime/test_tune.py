@@ -24,10 +24,10 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, get_worker_inf
 import mmcompile
 from mmcompile import Augment, Cache, MMapShardDataset, ShardLoader, Tuning, tune
 from mmcompile.runtime import tune as home
-from mmcompile.runtime import tunedisk, tunetrial
-from mmcompile.runtime.tunechoice import Candidate
+from mmcompile.runtime import tunedisk, tunetext, tunetrial
+from mmcompile.runtime.tunechoice import Candidate, Choice, choose
 from mmcompile.runtime.tuneparts import _spread, copy_of, ladder, memcpy, sample_of, stored_bytes
-from mmcompile.runtime.tunetrial import Trials, Wish
+from mmcompile.runtime.tunetrial import Trials, Wish, end_workers
 from mmcompile.text import json_ready
 from tests.format.builders import tree
 from tests.support import make_dataset
@@ -139,7 +139,7 @@ def test_lines_of_a_dataloader_run_where_processes_are_forked_or_not(root: Path,
     space: dict[str, Any] = {"__name__": "__main__"}
     exec("\n".join(lines), space)
     assert len(space["batch"]["image"]) == 28
-    space["loader"]._iterator._shutdown_workers()
+    end_workers(space["loader"])
     monkeypatch.setattr(multiprocessing, "get_start_method", lambda: "spawn")
     guarded = "\n".join(code(ds, Wish(32), Candidate("DataLoader", 1, 2)))
     assert 'if __name__ == "__main__":' in guarded
@@ -493,3 +493,16 @@ def test_random_numbers_of_training_are_as_if_nothing_had_been_tuned(root: Path)
     tuning = tune(MMapShardDataset(root), batch_size=16, seconds=SHORT)
     assert [c for c in tuning.candidates if c.loader == "DataLoader" and c.rates]
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_batch_counts_with_the_samples_that_there_are(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, float | None]] = []
+
+    def recorded(some: list[Candidate], batch_size: int, needed: float | None, refused: list[Candidate]) -> Choice:
+        asked.append((batch_size, needed))
+        return choose(some, batch_size, needed, refused)
+
+    monkeypatch.setattr(home, "choose", recorded)
+    tuning = tune(MMapShardDataset(root), batch_size=600, step_time_s=30.0, seconds=SHORT)
+    assert asked == [(60, 2.0)]
+    assert f"a batch {tunetext._short(60 / (tuning.choice.samples_per_s or 0.0))}" in str(tuning)

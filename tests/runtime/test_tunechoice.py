@@ -226,3 +226,9 @@ def test_advice_fits_what_is_in_the_way() -> None:
     for word in ("--dtype uint8", "77%", "5.0 times as fast in sequence", "--order shuffled"):
         assert word in disk
     assert "--dtype" not in said["disk"]
+
+
+def test_what_is_the_fastest_with_workers_alone_is_said_so() -> None:
+    found = choose([shard(0, 8000.0), shard(1, 7000.0), shard(2, 5000.0)], 256)
+    assert found.candidate.num_workers == 1
+    assert found.reason.startswith("the fastest with workers, and 2 workers add nothing; without workers, which gave 8,000 samples/s")
