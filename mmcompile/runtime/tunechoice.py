@@ -182,10 +182,13 @@ def choose(candidates: Sequence[Candidate], batch_size: int, needed_per_s: float
     share = against(chosen, best)
     if chosen is best:
         most = max((c.num_workers for c in done if c.loader == best.loader), default=0)
-        reason = "the fastest" + (f", and {most} workers add nothing" if most > max(1, best.num_workers) else "")
+        fastest_of = "the fastest with workers" if chosen.num_workers and not fastest.num_workers else "the fastest"
+        reason = fastest_of + (f", and {most} workers add nothing" if most > max(1, best.num_workers) else "")
     else:
         reason = f"the smallest setting within {max(0.01, 1 - share):.0%} of the fastest ({best.name}{_ahead(best)})"
-    if not chosen.num_workers:
+    if not chosen.num_workers and not any(c.num_workers for c in done):
+        reason += "; none with workers was measured"
+    elif not chosen.num_workers:
         reason += "; a batch takes next to nothing, and handing it over from a worker more"
     elif not fastest.num_workers:
         reason += f"; without workers, which gave {fastest.samples_per_s:,.0f} samples/s, training would stand still for each batch"

@@ -131,6 +131,11 @@ def test_without_images_there_is_no_picture_and_all_else(tmp_path: Path) -> None
     assert "class 1" in shown.text
     make_dataset(tmp_path / "maps", values={"map": np.zeros((2, 20, 30))})
     assert not page(tmp_path / "maps", tmp_path, images=False).found("img")
+    with pytest.raises(OptionError, match=r"--no-images with -o .*pictures: a folder of pictures; name a page"):
+        write_report(tmp_path / "out", tmp_path / "pictures", rows=[0], images=False)
+    assert not (tmp_path / "pictures").exists()
+    write_report(tmp_path / "out", tmp_path / "rows.html", rows=[0], images=False)
+    assert not Page(tmp_path / "rows.html").found("img")
 
 
 def test_rejects_are_told_and_shown_as_far_as_they_decode(tmp_path: Path) -> None:
@@ -147,8 +152,12 @@ def test_rejects_are_told_and_shown_as_far_as_they_decode(tmp_path: Path) -> Non
     assert "cat/broken.png" in shown.text
     assert "--raw" not in shown.text
     assert "With `--raw RAW`" in page(tmp_path / "out", tmp_path).text
+    assert "--raw" not in page(tmp_path / "out", tmp_path, images=False).text
+    assert "Nothing can be seen of them" not in page(tmp_path / "out", tmp_path, images=False, raw=raw).text
     (raw / "dog" / "cut.jpg").write_bytes(cut)  # no longer what was rejected
-    assert len(page(tmp_path / "out", tmp_path, raw=raw).found("img")) == 4
+    changed = page(tmp_path / "out", tmp_path, raw=raw)
+    assert len(changed.found("img")) == 4
+    assert "Nothing can be seen of them: they do not decode, or do not lie unchanged" in changed.text
 
 
 def test_a_reject_that_crashes_or_hangs_its_decoder_costs_its_picture_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +224,7 @@ def test_a_replay_of_variants_shows_the_one_of_that_epoch(tmp_path: Path) -> Non
         (["--replay", "0:0", "--augment", "crop=99"], "larger than"),
         (["--replay", "0:0", "--augment", "crop=4,resized_crop=4"], "exclude each other"),
         (["--replay", "0:0", "--augment", "blur=4"], "crop=N"),
-        (["--split", "test"], "all"),
+        (["--split", "test"], "has no splits: leave --split out"),
         (["--raw", "nowhere"], "not a folder"),
     ],
 )

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from mmcompile import MMapShardDataset, tune
 from mmcompile.options import STEP
+from mmcompile.runtime.tunechoice import Limit
 from tests.support import make_dataset
 from tests.test_cli import checked, run
 
@@ -91,3 +94,17 @@ def test_a_step_time_is_in_seconds_or_milliseconds(text: str, seconds: float) ->
 def test_other_step_times_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"could not convert|^-?[0-9.a-z]*$"):
         STEP.parse(text)
+
+
+def test_what_is_told_holds_for_the_device_and_the_threads_of_the_choice(out: Path) -> None:
+    tuning = tune(MMapShardDataset(out, "train"), batch_size=8, seconds=1.0, device="cpu")
+    parts = replace(tuning.parts, gather_s=0.001)
+    two = replace(tuning.candidates[0], num_workers=2)
+    fast = replace(tuning, parts=parts, choice=two, limits=(Limit("gather", 2000.0, 0.71),), step_time_s=1e-9, keeps_up=False)
+    assert "gather      1,000 samples/s in one thread; the choice uses 71% of the 2,000 of its workers\n" in str(fast)
+    assert "training will wait" in str(fast)
+    assert "the GPU will wait" in str(replace(fast, device="cuda"))
+    alone = replace(fast, limits=(Limit("gather", 1000.0, 0.71),))
+    assert "in one thread; the choice uses 71% of that\n" in str(alone)
+    assert "is more than there is" not in str(alone)
+    assert "a batch of 500 is more than there is: an epoch is one batch of 7\n" in str(replace(alone, batch_size=500, samples=7))
