@@ -192,7 +192,7 @@ def _page(data: Opened, info: dict[str, Any], rows: Rows, wish: _Wish) -> str:
         Section("settings", "Settings", sections.settings(info, _commands(wish.out))),
         Section("storage", "Storage", sections.storage(info, _shards(data))),
     ]
-    of_split = [] if wish.split is None else [f"split {escape(wish.split)}"]
+    of_split = [] if wish.split is None else [f"samples, sources and histograms of split {escape(wish.split)}"]
     published = [f"published {text.moment(g['modified'])}" for g in info["generations"] if g["name"] == data.reader.generation]
     sub = " &middot; ".join([*of_split, f"generation <code>{data.reader.generation[:8]}</code>", *published])
     if wish.out.rstrip("/") != name:
