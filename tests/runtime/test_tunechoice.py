@@ -222,6 +222,8 @@ def test_advice_fits_what_is_in_the_way() -> None:
     hooked = " ".join(advice_of("transform", stock(4, 1.0), replace(FACTS, hooked=True)))
     assert "augment=" in hooked
     assert "all 4" in hooked
+    assert "set_num_threads" not in hooked
+    assert "torch.set_num_threads(1)" in advice_of("transform", stock(4, 1.0), replace(FACTS, hooked=True, torch_threads=4))[-1]
     stored = replace(FACTS, floats_stored=True, crop_share=0.77, sequence_gain=5.0)
     disk = " ".join(advice_of("disk", shard(2, 1.0), stored))
     for word in ("--dtype uint8", "77%", "5.0 times as fast in sequence", "--order shuffled"):
