@@ -54,7 +54,7 @@ def test_json_is_one_document(out: Path) -> None:
         (("--split", "train", "--dtype", "float99"), "float99"),
         (("--split", "train", "--seconds", "0.5"), "seconds must be at least 1"),
         (("--split", "train", "--seconds", "0"), "expected a number of seconds above 0, found '0'"),
-        (("--split", "train", "--step-time", "fast"), "expected a time above 0 in seconds, or as in 40ms, found 'fast'"),
+        (("--split", "train", "--step-time", "fast"), "expected a time with its unit, as in 40ms or 0.5s, found 'fast'"),
         (("--split", "train", "--batch-size", "0"), "expected a whole number above 0"),
         (("--split", "train", "--device", "nowhere"), "device must be such as 'cpu', 'cuda' or 'cuda:0', not 'nowhere'"),
     ],
@@ -85,12 +85,12 @@ def test_what_is_no_dataset_is_one_line(tmp_path: Path) -> None:
     assert result.stderr.endswith("has no samples, so there is nothing to measure\n")
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("40ms", 0.04), ("0.5s", 0.5), ("2", 2.0), ("1.5ms", 0.0015)])
+@pytest.mark.parametrize(("text", "seconds"), [("40ms", 0.04), ("0.5s", 0.5), ("2s", 2.0), ("1.5ms", 0.0015)])
 def test_a_step_time_is_in_seconds_or_milliseconds(text: str, seconds: float) -> None:
     assert STEP.parse(text) == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize("text", ["", "ms", "-1ms", "0", "inf", "nan", "40 m", "40us"])
+@pytest.mark.parametrize("text", ["", "ms", "-1ms", "0", "0s", "40", "inf", "nan", "nans", "40 m", "40us"])
 def test_other_step_times_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"could not convert|^-?[0-9.a-z]*$"):
         STEP.parse(text)
