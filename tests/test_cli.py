@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 import jsonschema
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from PIL import Image
@@ -30,6 +31,7 @@ from mmcompile.compiler.outcome import BuildReport, Progress
 from mmcompile.compiler.preprocess import Normalize, Preprocess
 from mmcompile.compiler.sources.folder import FolderSource
 from mmcompile.errors import BuildError, DecodeError, EngineError, OptionError, SourceError
+from tests.support import make_dataset
 
 SCHEMAS = Path(__file__).parents[1] / "schemas"
 REPORT = json.loads((SCHEMAS / "report.schema.json").read_text())
@@ -758,6 +760,16 @@ def test_a_full_disk_behind_standard_output_is_one_line() -> None:
         done = subprocess.run([sys.executable, "-m", "mmcompile", "--version"], stdout=full, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert done.stderr.startswith("error: No space left on device")
+
+
+@pytest.mark.parametrize(("option", "said"), [("--no-images", "error: No space left on device"), ("--split=no", "error: --split no: ")])
+def test_a_document_that_a_full_disk_has_no_room_for_is_one_line(tmp_path: Path, option: str, said: str) -> None:
+    make_dataset(tmp_path / "out", np.zeros((2, 3, 4, 4), np.uint8), [0, 0])
+    words = ["report", str(tmp_path / "out"), "-o", str(tmp_path / "page.html"), "--json", option]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-m", "mmcompile", *words], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (2 if "--split" in said else 1, 1)
+    assert done.stderr.startswith(said)
 
 
 def test_an_ascii_terminal_shows_other_letters_escaped(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import click
@@ -86,7 +87,8 @@ def _report(error: Exception, arguments: list[str]) -> int | None:
     commands = [(intro, text.quote([*called(), *words])) for intro, words in following]
     if "--json" in arguments:
         about = {"type": kind, "message": text.escape(message), "details": details}
-        say_json({"command": command, "error": about, "next": [line for _, line in commands]})
+        with suppress(OSError):  # standard output takes nothing, which may be the very error: standard error says it
+            say_json({"command": command, "error": about, "next": [line for _, line in commands]})
     if not isinstance(error, MMCompileError | OSError | click.ClickException | click.Abort):
         return None
     lines = [f"error: {text.escape(message)}", *text.examples(details, _EXAMPLES)]

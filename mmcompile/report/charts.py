@@ -27,8 +27,8 @@ _SIDE, _LEAST = 220, 24
 
 
 def number(value: float) -> str:
-    """A finite number for a person: four digits, no exponent where it can be helped."""
-    if 1e4 <= abs(value) < 1e15 or (value == int(value) and abs(value) < 1e15):
+    """A number for a person: four digits, no exponent where it can be helped."""
+    if 1e4 <= abs(value) < 1e15 or (abs(value) < 1e15 and value == int(value)):
         return f"{value:,.0f}"
     return f"{value:.4g}"
 

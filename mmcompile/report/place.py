@@ -22,9 +22,14 @@ def check_outside(target: Path, root: Path) -> None:
 
 
 def check_replaceable(target: Path, mark: bytes) -> None:
-    """Raises OptionError where a file is there that does not have this mark of ours near its start, or a folder."""
+    """Raises OptionError where a file is there that does not have this mark of ours near its start, a folder, or a pipe.
+
+    A pipe is not opened, which may never end.
+    """
     if target.is_dir():
         raise OptionError(f"-o {target}: a folder; name a file, as in -o report.html", options=["output"])
+    if target.exists() and not target.is_file():
+        raise OptionError(f"-o {target}: a pipe or a device, and a report is a file; give another name", options=["output"])
     try:
         with open(target, "rb") as file:
             ours = mark in file.read(_HEAD)

@@ -59,8 +59,10 @@ def thumbnails(rejects: Sequence[Reject], raw: str | Path) -> dict[str, Pixels]:
 
 
 def _found(reject: Reject, raw: Path) -> Path | None:
-    """Where a reject lies, if its size is still the same."""
+    """Where a reject lies, if its size is still the same; None for a name that leads out of RAW, as a stranger's dataset may have."""
     path = raw / reject.key
+    if os.path.isabs(reject.key) or ".." in Path(reject.key).parts:
+        return None
     try:
         size = os.path.getsize(path) if os.path.isfile(path) else -1
     except (OSError, ValueError):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from mmcompile.errors import OptionError
+from mmcompile.errors import MMCompileError, OptionError
 from mmcompile.format.index import Field
 from mmcompile.report.opened import Opened
 
@@ -36,7 +36,7 @@ class Replay:
 def replayed(data: Opened, rows: Sequence[int], replay: Replay) -> dict[int, dict[str, Array]]:
     """row -> field -> values, as `Sample` has them, of these rows as that epoch has them.
 
-    Raises OptionError for what this dataset cannot be augmented by.
+    Raises OptionError for what this dataset cannot be augmented by, FormatError for what lies on disk.
     """
     from mmcompile.runtime.dataset import MMapShardDataset
     from mmcompile.runtime.loader import ShardLoader
@@ -52,7 +52,11 @@ def replayed(data: Opened, rows: Sequence[int], replay: Replay) -> dict[int, dic
         loader.set_epoch(replay.epoch)
         for row, batch in zip(rows, loader, strict=True):
             found[row] = {f.name: _stored(batch[f.name], data.whole(f)) for f in data.fields}
+    except MemoryError as error:  # a frame far wider than the pictures
+        raise OptionError(f"--augment: takes more memory than there is ({error}); ask for less", options=["augment"]) from error
     except (ValueError, TypeError) as error:
+        if isinstance(error, MMCompileError):
+            raise
         raise OptionError(f"--augment: {error}", options=["augment"]) from error
     return found
 

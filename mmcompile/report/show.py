@@ -88,7 +88,8 @@ def look_of(field: Field, baked: tuple[tuple[float, ...], tuple[float, ...]] | N
     if len(values):
         low, high = (float(v) for v in np.percentile(values, (_PERCENT, 100 - _PERCENT)))
     if not high > low:
-        low, high = low - 0.5, low + 0.5
+        half = max(0.5, float(np.spacing(abs(low))))  # beyond 2**53 a half is nothing
+        low, high = low - half, low + half
     return Look(low, high, f"{undone}{field.dtype} stretched: {low:.4g} is black, {high:.4g} is white", **both)
 
 

@@ -157,7 +157,7 @@ class Resident:
 
 
 def device_of(device: str | torch.device) -> torch.device:
-    """A device that is there.  Raises ValueError for what is none, RuntimeError for one of CUDA where there is none."""
+    """A device that is there.  Raises ValueError for what is none, RuntimeError for one that there is not."""
     try:
         found = torch.device(device)
     except (RuntimeError, TypeError):
@@ -168,6 +168,12 @@ def device_of(device: str | torch.device) -> torch.device:
             raise RuntimeError(f"device {device!s}: this process sees {count} CUDA devices; pass another, or device='cpu'")
         if found.index is None:
             found = torch.device("cuda", torch.cuda.current_device())
+    elif found.type != "cpu":
+        try:
+            torch.empty(0, device=found)
+        except Exception as error:  # each kind of device has its own
+            said = str(error).partition("\n")[0].rstrip(".")
+            raise RuntimeError(f"device {device!s}: this process cannot use it ({said}); pass another, or device='cpu'") from None
     return found
 
 

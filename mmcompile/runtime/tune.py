@@ -1,6 +1,7 @@
 """Hides how a machine and a dataset are measured together in a short time, so that the settings of a loader can be chosen by figures.
 
-The dataset given stays as it is, its epoch too; nothing is written; all loaders, threads and worker processes have ended when it returns or raises.
+The dataset given stays as it is, its epoch too, and so do torch's random numbers; nothing is written; all loaders, threads and worker
+processes have ended when it returns or raises.
 Per-sample transforms and batch_transform are called, as training calls them.
 """
 

@@ -151,8 +151,10 @@ class Trials:
     def _batches(self, candidate: Candidate, timeout_s: float) -> Generator[int, None, None]:
         """The samples of batch after batch, epoch after epoch; each batch lives until the next one is there, as in a loop."""
         n, size = len(self.dataset), self.wish.batch_size
-        timeout = {"timeout": timeout_s} if candidate.num_workers else {}
-        loader = make_loader(self.dataset, self.wish, candidate, {"rank": 0, "world_size": 1, **timeout})
+        more: dict[str, Any] = {"timeout": timeout_s} if candidate.num_workers else {}
+        if candidate.loader == "DataLoader":
+            more["generator"] = torch.Generator()  # it would draw seeds of its workers from the one that training's weights come from
+        loader = make_loader(self.dataset, self.wish, candidate, {"rank": 0, "world_size": 1, **more})
         there = candidate.loader == "DataLoader" and self.wish.cuda
         try:
             while True:

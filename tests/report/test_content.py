@@ -311,3 +311,30 @@ def test_of_many_rows_few_are_read_and_all_are_counted(tmp_path: Path, monkeypat
     text = Page(tmp_path / "page.html").text
     assert "30,000 sources" in text
     assert "50 classes, of 600 samples each" in text
+
+
+def test_numbers_whose_mean_is_beyond_all_numbers_have_a_page(tmp_path: Path) -> None:
+    make_dataset(tmp_path / "out", None, [0, 0, 0], values={"x": np.array([[1.7e308], [1.7e308], [-1.7e308]])})
+    assert "1.7e+308" in page(tmp_path / "out", tmp_path).text
+
+
+def test_a_reject_whose_name_leads_out_of_raw_is_not_read(tmp_path: Path) -> None:
+    """As that of a stranger's dataset may, to have a picture of somebody else's in a page."""
+    builds.write(tmp_path, {"private.png": builds.picture(1), "raw/in.png": builds.picture(2)})
+    names = ("in.png", "../private.png", str(tmp_path / "private.png"))
+    listed = [Reject(name, None, None, "load", "not-an-image", None, "") for name in names]
+    assert [rejects.thumbnail(reject, tmp_path / "raw") is not None for reject in listed] == [True, False, False]
+    assert list(rejects.thumbnails(listed, tmp_path / "raw")) == ["in.png"]
+
+
+def test_a_replay_of_damaged_text_blames_the_file_and_not_the_augmentation(tmp_path: Path) -> None:
+    text = np.full((3, 4), 0xFF, np.uint8)
+    make_dataset(tmp_path / "out", np.zeros((3, 3, 8, 8), np.uint8), [0] * 3, values={"t": text}, facts={"t": {"meaning": "text"}})
+    with pytest.raises(CorruptShardError, match="field 't' holds bytes that are no UTF-8"):
+        write_report(tmp_path / "out", tmp_path / "page.html", rows=[0], replay=Replay(0, 0, Augment(crop=4)))
+
+
+def test_a_frame_that_memory_has_no_room_for_is_one_line(tmp_path: Path) -> None:
+    make_dataset(tmp_path / "out", np.zeros((3, 3, 8, 8), np.uint8), [0] * 3)
+    with pytest.raises(OptionError, match="--augment: takes more memory than there is"):
+        write_report(tmp_path / "out", tmp_path / "page.html", rows=[0], replay=Replay(0, 0, Augment(crop=8, padding=999_999_999)))

@@ -138,3 +138,11 @@ def test_a_normalised_volume_is_undone_channel_by_channel(shape: tuple[int, ...]
     planes = pictures(stored, field, look_of(field, baked, [stored]))
     expected = np.rint(wanted[: 3 if channels > 1 else 1, 2].transpose(1, 2, 0) * 255)
     assert np.abs(planes[0][1] - expected).max() <= 1
+
+
+@pytest.mark.parametrize(("dtype", "value"), [("int64", 1 << 60), ("float32", 3.4e38), ("float64", 1.7e308), ("float64", -1.7e308)])
+def test_a_constant_of_any_size_is_shown(dtype: str, value: float) -> None:
+    values = np.full((3, 9, 11), value, dtype)
+    pixels, said = only(values, image(dtype))
+    assert len(np.unique(pixels)) == 1
+    assert "stretched" in said

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import mmcompile
 from mmcompile.errors import NotADatasetError, OptionError
 from mmcompile.report import write_report
 from tests.compiler import builds
@@ -167,3 +171,17 @@ def test_a_page_needs_neither_torch_nor_pillow(out: Path, tmp_path: Path) -> Non
     assert not packages(modules) & {"torch", "PIL", "click", "tqdm"}
     assert not below(modules, "mmcompile.runtime") | below(modules, "mmcompile.compiler")
     assert not packages(pulled_in("import mmcompile.report")) & {"numpy", "torch"}
+
+
+@pytest.mark.parametrize("words", [["-o", "pipe.html"], ["--rows", "0", "-o", "pics"]])
+def test_a_pipe_in_the_way_is_named_and_not_waited_for(out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pics").mkdir()
+    for name in ("pipe.html", "pics/row-0.png"):
+        os.mkfifo(name)
+    # a process of its own, as a thread that opens a pipe cannot be ended
+    words = [sys.executable, "-m", "mmcompile", "report", "out", *words]
+    env = {**os.environ, "PYTHONPATH": str(Path(mmcompile.__file__).resolve().parents[1])}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, env=env)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "a pipe or a device, and a report is a file" in done.stderr

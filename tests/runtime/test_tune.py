@@ -486,3 +486,10 @@ def test_a_file_system_in_memory_has_no_disk_and_that_is_said(tmp_path: Path) ->
         with contextlib.suppress(OSError):
             shutil.rmtree(memory)
     assert found == tunedisk.Disk(note="not measured: the file system keeps the files in memory, or a process has them mapped")
+
+
+def test_random_numbers_of_training_are_as_if_nothing_had_been_tuned(root: Path) -> None:
+    state = torch.get_rng_state()
+    tuning = tune(MMapShardDataset(root), batch_size=16, seconds=SHORT)
+    assert [c for c in tuning.candidates if c.loader == "DataLoader" and c.rates]
+    assert torch.equal(torch.get_rng_state(), state)

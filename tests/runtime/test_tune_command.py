@@ -113,3 +113,10 @@ def test_what_is_told_holds_for_the_device_and_the_threads_of_the_choice(out: Pa
     assert "in one thread; the choice uses 71% of that\n" in str(alone)
     assert "is more than there is" not in str(alone)
     assert "a batch of 500 is more than there is: an epoch is one batch of 7\n" in str(replace(alone, batch_size=500, samples=7))
+
+
+@pytest.mark.skipif(torch.backends.mps.is_available(), reason="there is such a device")
+def test_a_device_of_another_kind_that_is_not_there_is_one_line(out: Path) -> None:
+    result = run("tune", str(out), "--split", "train", "--device", "mps")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert result.stderr.startswith("error: device mps: this process cannot use it (")
