@@ -138,7 +138,9 @@ def _seconds(text: str) -> float:
 
 
 def _step(text: str) -> float:
-    number, unit = (text[:-2], 1000) if text.endswith("ms") else (text.removesuffix("s"), 1)
+    if not text.endswith("s"):  # 40 would be taken for either
+        raise ValueError(text)
+    number, unit = (text[:-2], 1000) if text.endswith("ms") else (text[:-1], 1)
     return _seconds(number) / unit
 
 
@@ -179,7 +181,7 @@ NUMBERS = Form(
 RANGE = Form("LO:HI", "two numbers as LO:HI", _range, ":", (str,))
 BYTES = Form("BYTES", "a whole number above 0, or one with K, M, G or T behind it (powers of 1024)", _bytes)
 SECONDS = Form("SECONDS", "a number of seconds above 0", _seconds, types=(int, float))
-STEP = Form("TIME", "a time above 0 in seconds, or as in 40ms", _step, types=(str, int, float))
+STEP = Form("TIME", "a time with its unit, as in 40ms or 0.5s", _step, types=(str,))
 REJECTS = Form("N|P%", "a whole number, or a share of the images from 0% to 100%", _rejects)
 COLUMNS = Form("A,B,...", "names with commas between them, in double quotes where they hold one; a comma alone for none", _columns, types=(str,))
 VIEWS = Form("K[:KEY=VALUE,...]", "how many, as in 8, or 8:scale=0.25:1,hflip=0.5", _views)

@@ -224,11 +224,11 @@ def system_line(error: OSError) -> str:
 
 
 def examples(details: Mapping[str, Any], most: int) -> list[str]:
-    """A line for each of the first bad files that an error names, with the reason."""
+    """A line for each of the first bad files that an error names, with the reason, and a last one where there are more."""
     found = details.get("examples") or ()
     lines = []
     for entry in list(found)[:most]:
         key, reason = entry if isinstance(entry, list | tuple) and len(entry) == 2 else (entry, "")
         key = as_text(key) if isinstance(key, bytes) else str(key)
         lines.append(escape(f"  {key}: {reason}" if reason else f"  {key}"))
-    return lines
+    return [*lines, "  and more"] if len(found) > most else lines

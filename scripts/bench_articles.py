@@ -40,8 +40,8 @@ from mmcompile import BuildOptions, MMapShardDataset, Preprocess, ShardLoader
 #: Ratios that articles print.
 IMAGES, MEMORY, MAPPED, PREFETCHED, EPOCH = 2.3 / 0.8, 500 / 50, 12.3 / 0.8, 12.3 / 0.3, 45 / 7
 SIZE = (375, 500)
-#: Rows of a batch: of whole photos, of records, in training.
-IMAGE_BATCH, RECORD_BATCH, BATCH = 16, 1024, 32
+#: Rows of a batch: of whole photos, of records (half a megabyte, so that handing one from thread to thread costs little beside it), in training.
+IMAGE_BATCH, RECORD_BATCH, BATCH = 16, 8192, 32
 RECORD = struct.Struct("<15fi")
 #: How many records there are, and how many of them a plain way reads in a round.
 RECORDS, PLAIN_RECORDS = 1_000_000, 100_000

@@ -49,7 +49,13 @@ def not_a_dataset(root: Path) -> str:
     if is_left_of_one(root):
         return f"{root}: its index.json is missing; {put_back(root)}"
     if os.path.isdir(root / ".build"):
-        return f"{root}: its build is not finished (no index.json); run `mmcompile build RAW {root}` again, it goes on where it stopped"
+        said = f"{root}: its build is not finished (no index.json); run `mmcompile build RAW {root}` again, it goes on where it stopped"
+        rejects = root / ".build" / "rejects.jsonl"
+        return said + (
+            f"; images were rejected (each with its reason in {rejects}), and --max-rejects allows them"
+            if rejects.is_file() and rejects.stat().st_size
+            else ""
+        )
     return f"{root}: not a dataset (no index.json); build one with `mmcompile build RAW OUT`"
 
 

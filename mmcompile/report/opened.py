@@ -56,7 +56,8 @@ class Opened:
         self.label = next((f for f in self.fields if f.meaning == "class"), None)
         names = [s.name for s in self.index.splits]
         if split is not None and split != "all" and split not in names:
-            raise OptionError(f"--split {split}: {root} has {', '.join(names)}, or all", options=["split"])
+            has = f"has {', '.join(names)}, or all" if names != ["all"] else "has no splits: leave --split out"
+            raise OptionError(f"--split {split}: {root} {has}", options=["split"])
         self.split = next((s for s in self.index.splits if s.name == split), Split("all", 0, self.index.samples))
 
     def __len__(self) -> int:

@@ -82,7 +82,7 @@ def thumbnail(reject: Reject, raw: Path) -> Pixels | None:
         return None
     if path is None or (reject.source_hash is not None and hash_bytes(data) != reject.source_hash):
         return None
-    options: Any = Preprocess(resize=_SIDE, crop=_SIDE, truncated="accept", resampler="pillow")
+    options: Any = Preprocess(resize=_SIDE, crop=_SIDE, truncated="accept", depth16="scale", resampler="pillow")
     try:
         return np.asarray(decode(data, reject.key, options).pixels, np.uint8)
     except MMCompileError:

@@ -194,17 +194,20 @@ def _statistics(info: Info) -> str:
 # ---------------------------------------------------------------- what is wrong
 
 
-def problems(info: Info, rejects: Sequence[Reject], thumbs: Mapping[str, Pixels], raw: bool) -> str:
-    """Rejects with their reasons, samples that repeat, and files that are missing."""
+def problems(info: Info, rejects: Sequence[Reject], thumbs: Mapping[str, Pixels], looked: bool | None) -> str:
+    """Rejects with their reasons, samples that repeat, and files that are missing.
+
+    thumbs: what was seen of rejects.  looked: were their sources looked for?  None where no pictures are wanted.
+    """
     lines = []
     if info["missing"]:
         lines.append(f'<p class="bad">{text.counted(info["missing"], "shard files")} missing: `mmcompile verify` names them.</p>')
-    lines.append(f"<h3>Rejects</h3>{_rejects(info, rejects, thumbs, raw)}")
+    lines.append(f"<h3>Rejects</h3>{_rejects(info, rejects, thumbs, looked)}")
     lines.append(f"<h3>Repeats</h3>{_repeats(info)}")
     return "".join(lines)
 
 
-def _rejects(info: Info, rejects: Sequence[Reject], thumbs: Mapping[str, Pixels], raw: bool) -> str:
+def _rejects(info: Info, rejects: Sequence[Reject], thumbs: Mapping[str, Pixels], looked: bool | None) -> str:
     if not rejects:
         return "<p>None: every source became a sample.</p>"
     reasons = info["rejects"]["reasons"]
@@ -219,7 +222,9 @@ def _rejects(info: Info, rejects: Sequence[Reject], thumbs: Mapping[str, Pixels]
                 )
                 cells.append(f'<figure>{image}<figcaption><b>{escape(reject.code)}</b><span class="where">{key}</span></figcaption></figure>')
         lines.append(f'<p class="quiet">What can be seen of them:</p><div class="grid">{"".join(cells)}</div>')
-    elif not raw:
+    elif looked:
+        lines.append('<p class="quiet">Nothing can be seen of them: they do not decode, or do not lie unchanged where they were looked for.</p>')
+    elif looked is not None:
         lines.append('<p class="quiet">With `--raw RAW` what still decodes of them is shown here.</p>')
     rows = [[escape(r.key), escape(r.code), escape(r.message), "" if r.size is None else text.size(r.size)] for r in rejects[:_MOST_ROWS]]
     table = _table(["source", "reason", "what was found", "size"], rows, (3,)).replace("<td>", '<td class="long">')

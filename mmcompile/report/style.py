@@ -57,6 +57,7 @@ pre { margin: .6rem 0; padding: .8rem 1rem; overflow-x: auto; background: var(--
 .grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(9.4rem, 42vw), 1fr)); gap: 1.15rem .9rem; margin-top: 1.1rem; }
 .grid.wide { grid-template-columns: repeat(auto-fill, minmax(min(19.5rem, 100%), 1fr)); }
 .grid.full { grid-template-columns: minmax(0, 1fr); }
+.quiet + .grid { margin-bottom: 1.1rem; }
 figure { margin: 0; min-width: 0; }
 .panels { display: grid; grid-auto-flow: column; grid-auto-columns: minmax(0, 1fr); gap: 4px; }
 .panels.two { grid-auto-flow: row; grid-template-columns: repeat(2, minmax(0, 1fr)); }

@@ -93,7 +93,7 @@ def write_report(
     rows: show these samples.  By default a few of each class, picked by `seed`.
     replay: beside each sample, what that augmentation makes of it in that epoch of that seed.
     raw: where the sources are, to show what can be seen of those that were rejected.
-    images: without them no picture is in the page.
+    images: without them no picture is in the page; an OptionError where only pictures would be written.
 
     A report of ours is replaced, any other file that is there is an OptionError, and so is a file within `out`, and a row that there is not.
     Raises FormatError for what lies on disk.
@@ -110,6 +110,10 @@ def write_report(
             raise OptionError(f"--raw {os.fspath(raw)}: not a folder; what lies in archives and tables is not shown", options=["raw"])
         told: dict[str, Any] = {"root": str(out), "generation": data.reader.generation, "samples": len(data)}
         if chosen is not None and target.suffix.lower() not in (".html", ".htm"):
+            if not images:
+                raise OptionError(
+                    f"--no-images with -o {os.fspath(file)}: a folder of pictures; name a page, as in -o report.html", options=["no-images"]
+                )
             saved, total = save_rows(data, target, chosen, replay)
             return Report(file=None, files=tuple(map(str, saved)), bytes=total, rows=tuple(chosen.tolist()), seconds=time.monotonic() - began, **told)
         check_replaceable(target, MARK.encode())
@@ -184,11 +188,11 @@ def _page(data: Opened, info: dict[str, Any], rows: Rows, wish: _Wish) -> str:
         Section("classes", "Classes", sections.class_bars(info)),
         Section("sources", "Sources", sections.sources(found) if found is not None else ""),
         Section("values", "Values", sections.values(info, drawn, looked) if len(data) else ""),
-        Section("problems", "Rejects and repeats", sections.problems(info, rejects, thumbs, wish.raw is not None)),
+        Section("problems", "Rejects and repeats", sections.problems(info, rejects, thumbs, wish.raw is not None if wish.images else None)),
         Section("settings", "Settings", sections.settings(info, _commands(wish.out))),
         Section("storage", "Storage", sections.storage(info, _shards(data))),
     ]
-    of_split = [] if wish.split is None else [f"split {escape(wish.split)}"]
+    of_split = [] if wish.split is None else [f"samples, sources and histograms of split {escape(wish.split)}"]
     published = [f"published {text.moment(g['modified'])}" for g in info["generations"] if g["name"] == data.reader.generation]
     sub = " &middot; ".join([*of_split, f"generation <code>{data.reader.generation[:8]}</code>", *published])
     if wish.out.rstrip("/") != name:

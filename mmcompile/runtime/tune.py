@@ -312,6 +312,7 @@ def _facts(dataset: MMapShardDataset, wish: Wish, cpus: int, cold: bool, disk: D
         fits=wish.cuda and stored_bytes(dataset) <= _DEVICE * free_bytes(wish.device),
         crop_share=sum(column.row_bytes for column in pictures) / stored if stored else 1.0,
         sequence_gain=gain,
+        torch_threads=torch.get_num_threads(),
     )
 
 

@@ -100,6 +100,7 @@ class Facts:
     """What advice depends on: how the dataset is stored and read.
 
     row_bytes are those read of a sample, crop_share how much of an image's bytes crop= keeps (1: all); fits: would all of it fit on the device?
+    torch_threads: those that one operation of torch uses in this process.
     """
 
     row_bytes: int
@@ -111,6 +112,7 @@ class Facts:
     fits: bool = False
     crop_share: float = 1.0
     sequence_gain: float | None = None
+    torch_threads: int = 1
 
 
 def _effort(candidate: Candidate) -> tuple[float, bool, int, bool]:
@@ -182,12 +184,13 @@ def choose(candidates: Sequence[Candidate], batch_size: int, needed_per_s: float
     share = against(chosen, best)
     if chosen is best:
         most = max((c.num_workers for c in done if c.loader == best.loader), default=0)
-        reason = f"the fastest{'' if best is fastest else ' with workers'}" + (
-            f", and {most} workers add nothing" if most > max(1, best.num_workers) else ""
-        )
+        fastest_of = "the fastest with workers" if chosen.num_workers and not fastest.num_workers else "the fastest"
+        reason = fastest_of + (f", and {most} workers add nothing" if most > max(1, best.num_workers) else "")
     else:
         reason = f"the smallest setting within {max(0.01, 1 - share):.0%} of the fastest ({best.name}{_ahead(best)})"
-    if not chosen.num_workers:
+    if not chosen.num_workers and not any(c.num_workers for c in done):
+        reason += "; none with workers was measured"
+    elif not chosen.num_workers:
         reason += "; a batch takes next to nothing, and handing it over from a worker more"
     elif not fastest.num_workers:
         reason += f"; without workers, which gave {fastest.samples_per_s:,.0f} samples/s, training would stand still for each batch"
@@ -264,6 +267,10 @@ def advice_of(bottleneck: str, choice: Candidate, facts: Facts) -> tuple[str, ..
             out.append("what is the same in every epoch belongs into the build (`--transform`, `--views K` for random crops)")
             if choice.loader == "DataLoader" and choice.num_workers >= facts.cpus:
                 out.append(f"more CPUs: all {facts.cpus} transform")
+            if facts.torch_threads > 1:  # also where the choice is worker processes, which have one each: others may then be better
+                out.append(
+                    "steps of torch on one sample may be slowed by its own threads: torch.set_num_threads(1) first in the script, and tune again"
+                )
         else:
             out.append("batch_transform runs in the loop's own thread: give it a device, or larger steps of torch in place of many small ones")
         return tuple(out)

@@ -79,6 +79,8 @@ def told(tuning: Tuning) -> list[str]:
     ]
     if t.load > t.cpus:
         lines.append("this machine was busy with other work: what is measured is what that left")
+    if t.samples < t.batch_size:
+        lines.append(f"a batch of {t.batch_size:,} is more than there is: an epoch is one batch of {t.samples:,}")
     if t.measured_batch < t.batch_size:
         lines.append(f"with batches of {t.measured_batch:,}, as one of {t.batch_size:,} takes too long for this")
     lines += ["", *_machine(t), "", *_table(t), "", f"choice      {t.choice.name}" + _with(t.choice), f"            {t.reason}"]
@@ -120,8 +122,11 @@ def _machine(t: Tuning) -> list[str]:
         rows.append(("to device", f"{t.transfer_bytes_per_s / 1e9:.1f} GB/s from pinned memory"))
     lines = []
     for part, text in rows:
-        limit = used.get(part)
-        lines.append(f"{part:<10}  {text}" + ("" if limit is None else f"; the choice uses {min(1.0, limit.used):.0%} of that"))
+        if (limit := used.get(part)) is not None:
+            alone = getattr(t.parts, f"{part}_s", 0.0)
+            more = alone and limit.samples_per_s * alone > 1.01  # its workers share the work
+            text += f"; the choice uses {min(1.0, limit.used):.0%} of {f'the {limit.samples_per_s:,.0f} of its workers' if more else 'that'}"
+        lines.append(f"{part:<10}  {text}")
     return lines
 
 
@@ -151,15 +156,16 @@ def _with(choice: Candidate) -> str:
 
 def _step(t: Tuning) -> str:
     """How a step compares with a batch."""
+    who = "training" if t.device == "cpu" else "the GPU"
     step = t.step_time_s or 0.0
     batch = min(t.batch_size, t.samples) / (t.choice.samples_per_s or 1.0)
     times = f"a step takes {_short(step)}, a batch {_short(batch)}"
     if t.keeps_up:
         seen = "" if t.waited is None else f" (seen: {t.waited:.1%} of the time, beside steps of that length)"
-        return f"the GPU will not wait: {times}{seen}"
+        return f"{who} will not wait: {times}{seen}"
     if batch > step:
-        return f"the GPU will wait {(batch - step) / batch:.0%} of the time: {times}"
-    return f"the GPU may wait now and then: {times}, which leaves no margin"
+        return f"{who} will wait {(batch - step) / batch:.0%} of the time: {times}"
+    return f"{who} may wait now and then: {times}, which leaves no margin"
 
 
 def _short(seconds: float) -> str:

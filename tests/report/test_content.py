@@ -131,6 +131,11 @@ def test_without_images_there_is_no_picture_and_all_else(tmp_path: Path) -> None
     assert "class 1" in shown.text
     make_dataset(tmp_path / "maps", values={"map": np.zeros((2, 20, 30))})
     assert not page(tmp_path / "maps", tmp_path, images=False).found("img")
+    with pytest.raises(OptionError, match=r"--no-images with -o .*pictures: a folder of pictures; name a page"):
+        write_report(tmp_path / "out", tmp_path / "pictures", rows=[0], images=False)
+    assert not (tmp_path / "pictures").exists()
+    write_report(tmp_path / "out", tmp_path / "rows.html", rows=[0], images=False)
+    assert not Page(tmp_path / "rows.html").found("img")
 
 
 def test_rejects_are_told_and_shown_as_far_as_they_decode(tmp_path: Path) -> None:
@@ -138,17 +143,46 @@ def test_rejects_are_told_and_shown_as_far_as_they_decode(tmp_path: Path) -> Non
     photo = Image.fromarray(np.repeat(np.repeat(RNG.integers(0, 256, (30, 40, 3), dtype=np.uint8), 8, 0), 8, 1))
     photo.save(tmp_path / "whole.jpg", quality=90)
     cut = (tmp_path / "whole.jpg").read_bytes()
-    builds.write(raw, {"cat/broken.png": builds.BROKEN, "dog/cut.jpg": cut[: len(cut) * 2 // 3]})
+    Image.fromarray(np.arange(6400, dtype=np.uint16).reshape(80, 80) * 10).save(tmp_path / "deep.png")
+    builds.write(
+        raw, {"dog/deep.png": (tmp_path / "deep.png").read_bytes(), "cat/broken.png": builds.BROKEN, "dog/cut.jpg": cut[: len(cut) * 2 // 3]}
+    )
     builds.run(raw, tmp_path / "out", max_rejects=5)
     before = builds.snapshot(raw)
     shown = page(tmp_path / "out", tmp_path, raw=raw)
     assert builds.snapshot(raw) == before
-    assert [attrs["alt"] for attrs in shown.found("img")][4:] == ["what decodes of dog/cut.jpg"]
+    assert [attrs["alt"] for attrs in shown.found("img")][4:] == ["what decodes of dog/cut.jpg", "what decodes of dog/deep.png"]
     assert "cat/broken.png" in shown.text
     assert "--raw" not in shown.text
     assert "With `--raw RAW`" in page(tmp_path / "out", tmp_path).text
-    (raw / "dog" / "cut.jpg").write_bytes(cut)  # no longer what was rejected
-    assert len(page(tmp_path / "out", tmp_path, raw=raw).found("img")) == 4
+    assert "--raw" not in page(tmp_path / "out", tmp_path, images=False).text
+    assert "Nothing can be seen of them" not in page(tmp_path / "out", tmp_path, images=False, raw=raw).text
+    for name in ("cut.jpg", "deep.png"):
+        (raw / "dog" / name).write_bytes(cut)  # no longer what was rejected
+    changed = page(tmp_path / "out", tmp_path, raw=raw)
+    assert len(changed.found("img")) == 4
+    assert "Nothing can be seen of them: they do not decode, or do not lie unchanged" in changed.text
+
+
+def test_a_build_that_rejects_stopped_names_them_and_what_allows_them(tmp_path: Path) -> None:
+    raw, out = builds.make_raw(tmp_path / "raw", per_class=2), tmp_path / "out"
+    builds.write(raw, {f"cat/{name}.png": builds.BROKEN for name in "abcdef"})
+    result = run("build", str(raw), str(out))
+    assert result.exit_code == 1
+    assert "  cat/e.png: " in result.stderr
+    assert "\n  and more\n" in result.stderr
+    (raw / "cat" / "f.png").unlink()
+    assert "and more" not in run("build", str(raw), str(out)).stderr
+    listed = out / ".build" / "rejects.jsonl"
+    said = run("report", str(out), "-o", str(tmp_path / "p.html")).stderr
+    assert f"images were rejected (each with its reason in {listed}), and --max-rejects allows them" in said
+    listed.write_bytes(b"")
+    assert "rejected" not in run("report", str(out), "-o", str(tmp_path / "p.html")).stderr
+
+
+def test_a_page_of_a_split_says_what_is_of_it(tmp_path: Path) -> None:
+    make_dataset(tmp_path / "out", RNG.integers(0, 256, (4, 3, 8, 8), dtype=np.uint8), [0, 1, 0, 1], splits={"train": 3, "val": 1}, shards=(3, 1))
+    assert "samples, sources and histograms of split val" in page(tmp_path / "out", tmp_path, split="val").text
 
 
 def test_a_reject_that_crashes_or_hangs_its_decoder_costs_its_picture_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +249,7 @@ def test_a_replay_of_variants_shows_the_one_of_that_epoch(tmp_path: Path) -> Non
         (["--replay", "0:0", "--augment", "crop=99"], "larger than"),
         (["--replay", "0:0", "--augment", "crop=4,resized_crop=4"], "exclude each other"),
         (["--replay", "0:0", "--augment", "blur=4"], "crop=N"),
-        (["--split", "test"], "all"),
+        (["--split", "test"], "has no splits: leave --split out"),
         (["--raw", "nowhere"], "not a folder"),
     ],
 )

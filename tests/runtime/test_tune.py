@@ -50,8 +50,8 @@ def _nothing_is_left() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
     gc.collect()
-    for thread in set(threading.enumerate()) - before:  # that of a cache ends by itself
-        assert thread.name == "mmcompile-fetch"
+    for thread in set(threading.enumerate()) - before:  # that of a cache ends by itself, and so do those of queues that a DataLoader has closed
+        assert thread.name.startswith(("mmcompile-fetch", "QueueFeederThread")), thread.name
         thread.join(60)
         assert not thread.is_alive()
     assert not multiprocessing.active_children()
@@ -237,7 +237,7 @@ def test_with_a_long_step_the_loader_keeps_up_if_it_is_seen_to(root: Path, monke
     assert seen == [(tuning.choice, 1000.0)]
     assert document["waited"] == tuning.waited == 0.001
     assert (tuning.bottleneck, tuning.advice) == ("consumer", ())
-    assert "the GPU will not wait: a step takes 16 min 40 s" in str(tuning)
+    assert "training will not wait: a step takes 16 min 40 s" in str(tuning)
     share = 0.5
     seen.clear()
     tuning = tune(MMapShardDataset(root), batch_size=4, step_time_s=1000.0, seconds=SHORT)
@@ -258,7 +258,7 @@ def test_with_a_step_that_no_loader_keeps_up_with_it_says_by_how_much(root: Path
     checked(tuning)
     assert tuning.keeps_up is False
     assert tuning.bottleneck != "consumer"
-    assert "the GPU will wait" in str(tuning)
+    assert "training will wait" in str(tuning)
 
 
 # ---------------------------------------------------------------- faults

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from mmcompile import MMapShardDataset, tune
 from mmcompile.options import STEP
+from mmcompile.runtime.tunechoice import Limit
 from tests.support import make_dataset
 from tests.test_cli import checked, run
+
+#: The package is found from any folder, installed or not.
+ROOT = Path(__file__).resolve().parents[2]
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (40, 3, 12, 10), dtype=np.uint8)
 
@@ -30,7 +37,8 @@ def test_text_ends_with_lines_that_run(out: Path, tmp_path: Path) -> None:
     assert "30 samples, batches of 8" in result.stdout
     _, _, lines = result.stdout.partition("to paste:\n\n")
     (tmp_path / "pasted.py").write_text(lines + "print(tuple(image.shape), image.dtype, len(label))\n")
-    done = subprocess.run([sys.executable, "-W", "error", str(tmp_path / "pasted.py")], capture_output=True, text=True, check=False)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    done = subprocess.run([sys.executable, "-W", "error", str(tmp_path / "pasted.py")], env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "(6, 3, 8, 8) torch.float32 6\n"), done.stderr
 
 
@@ -51,7 +59,7 @@ def test_json_is_one_document(out: Path) -> None:
         (("--split", "train", "--dtype", "float99"), "float99"),
         (("--split", "train", "--seconds", "0.5"), "seconds must be at least 1"),
         (("--split", "train", "--seconds", "0"), "expected a number of seconds above 0, found '0'"),
-        (("--split", "train", "--step-time", "fast"), "expected a time above 0 in seconds, or as in 40ms, found 'fast'"),
+        (("--split", "train", "--step-time", "fast"), "expected a time with its unit, as in 40ms or 0.5s, found 'fast'"),
         (("--split", "train", "--batch-size", "0"), "expected a whole number above 0"),
         (("--split", "train", "--device", "nowhere"), "device must be such as 'cpu', 'cuda' or 'cuda:0', not 'nowhere'"),
     ],
@@ -82,15 +90,29 @@ def test_what_is_no_dataset_is_one_line(tmp_path: Path) -> None:
     assert result.stderr.endswith("has no samples, so there is nothing to measure\n")
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("40ms", 0.04), ("0.5s", 0.5), ("2", 2.0), ("1.5ms", 0.0015)])
+@pytest.mark.parametrize(("text", "seconds"), [("40ms", 0.04), ("0.5s", 0.5), ("2s", 2.0), ("1.5ms", 0.0015)])
 def test_a_step_time_is_in_seconds_or_milliseconds(text: str, seconds: float) -> None:
     assert STEP.parse(text) == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize("text", ["", "ms", "-1ms", "0", "inf", "nan", "40 m", "40us"])
+@pytest.mark.parametrize("text", ["", "ms", "-1ms", "0", "0s", "40", "inf", "nan", "nans", "40 m", "40us"])
 def test_other_step_times_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"could not convert|^-?[0-9.a-z]*$"):
+    with pytest.raises(ValueError, match=r"could not convert|^-?[0-9.a-z ]*$"):
         STEP.parse(text)
+
+
+def test_what_is_told_holds_for_the_device_and_the_threads_of_the_choice(out: Path) -> None:
+    tuning = tune(MMapShardDataset(out, "train"), batch_size=8, seconds=1.0, device="cpu")
+    parts = replace(tuning.parts, gather_s=0.001)
+    two = replace(tuning.candidates[0], num_workers=2)
+    fast = replace(tuning, parts=parts, choice=two, limits=(Limit("gather", 2000.0, 0.71),), step_time_s=1e-9, keeps_up=False)
+    assert "gather      1,000 samples/s in one thread; the choice uses 71% of the 2,000 of its workers\n" in str(fast)
+    assert "training will wait" in str(fast)
+    assert "the GPU will wait" in str(replace(fast, device="cuda"))
+    alone = replace(fast, limits=(Limit("gather", 1000.0, 0.71),))
+    assert "in one thread; the choice uses 71% of that\n" in str(alone)
+    assert "is more than there is" not in str(alone)
+    assert "a batch of 500 is more than there is: an epoch is one batch of 7\n" in str(replace(alone, batch_size=500, samples=7))
 
 
 @pytest.mark.skipif(torch.backends.mps.is_available(), reason="there is such a device")
