@@ -45,6 +45,7 @@ __all__ = [
     "preprocess_of",
     "read_config",
     "row_preprocess",
+    "whole",
 ]
 
 #: A config file is read whole; one that is longer is no config file.
@@ -65,7 +66,8 @@ class Form:
     types: tuple[type, ...] = (str, int)
 
 
-def _whole(text: str) -> int:
+def whole(text: str) -> int:
+    """A whole number in digits.  Raises ValueError."""
     if not re.fullmatch(r"[0-9]{1,18}", text):
         raise ValueError(text)
     return int(text)
@@ -145,7 +147,7 @@ def _step(text: str) -> float:
 
 
 def _rejects(text: str) -> int | str:
-    return text if re.fullmatch(r"(100|[0-9]{1,2}(\.[0-9]{1,9})?)%", text) else _whole(text)
+    return text if re.fullmatch(r"(100|[0-9]{1,2}(\.[0-9]{1,9})?)%", text) else whole(text)
 
 
 def _columns(text: str) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import click
 from mmcompile import text
 from mmcompile.cli.program import JSON, OF_PLACE, program
 from mmcompile.errors import OptionError
-from mmcompile.options import Form
+from mmcompile.options import Form, whole
 from mmcompile.params import Typed, option
 from mmcompile.terminal import say, say_json
 
@@ -27,12 +27,12 @@ def _rows(given: str) -> tuple[int, ...]:
     for part in given.split(","):
         start, colon, stop = part.partition(":")
         if colon:
-            rows = range(_whole(start), _whole(stop))
+            rows = range(whole(start), whole(stop))
             if not 0 < len(rows) <= _MOST_ROWS:
                 raise ValueError(part)
             found += rows
         else:
-            found.append(_whole(part))
+            found.append(whole(part))
     if len(found) > _MOST_ROWS:
         raise ValueError(given)
     return tuple(found)
@@ -42,13 +42,7 @@ def _replay(given: str) -> tuple[int, int]:
     seed, colon, epoch = given.partition(":")
     if not colon:
         raise ValueError(given)
-    return _whole(seed), _whole(epoch)
-
-
-def _whole(given: str) -> int:
-    if not (given.isascii() and given.isdecimal() and len(given) < 19):
-        raise ValueError(given)
-    return int(given)
+    return whole(seed), whole(epoch)
 
 
 def _augment(given: str) -> dict[str, Any]:
@@ -59,10 +53,10 @@ def _augment(given: str) -> dict[str, Any]:
         if name in found or not value:
             raise ValueError(part)
         if name in ("crop", "resized_crop"):
-            sides = tuple(map(_whole, value.split("x")))
+            sides = tuple(map(whole, value.split("x")))
             found[name] = sides[0] if len(sides) == 1 else sides
         elif name == "padding":
-            found[name] = _whole(value)
+            found[name] = whole(value)
         elif name == "hflip":
             found[name] = float(value)
         elif name in ("scale", "ratio", "flip"):
@@ -77,7 +71,7 @@ REPLAY = Form("SEED:EPOCH", "two whole numbers as in 0:5", _replay)
 AUGMENT = Form(
     "KEY=VALUE,...", "crop=N|HxW, padding=N, resized_crop=N|HxW, scale=LO:HI, ratio=LO:HI, hflip=P, flip=P:P:P, as in crop=224,hflip=0.5", _augment
 )
-SEED = Form("N", "a whole number", _whole)
+SEED = Form("N", "a whole number", whole)
 
 
 @program.command(short_help="Show a dataset as a page that a browser opens.")

@@ -32,10 +32,7 @@ class Picker:
         rows, labels = np.append(self._rows, rows), np.append(self._labels, labels)
         keys = np.append(self._keys, stream_keys(self._seed, _SHOWN, rows[len(self._rows) :]))
         order = np.lexsort((keys, labels))
-        first = np.flatnonzero(np.append(True, np.diff(labels[order]) != 0)) if len(order) else order
-        sizes = np.diff(first, append=len(order))
-        place = np.arange(len(order)) - np.repeat(first, sizes)
-        kept = order[place < self._each]
+        kept = order[_places(labels[order])[1] < self._each]
         self._rows, self._labels, self._keys = rows[kept], labels[kept], keys[kept]
 
     def found(self, most: int) -> tuple[Rows, int]:
@@ -43,15 +40,19 @@ class Picker:
 
         Where there are more labels than `most`, those are left out whose first row has the greatest hash.
         """
-        first = np.flatnonzero(np.append(True, np.diff(self._labels) != 0)) if len(self._labels) else np.empty(0, np.int64)
+        first, place = _places(self._labels)
         if not len(first):
             return self._rows, self._each
         each = int(np.clip(most // len(first), 1, self._each))
-        sizes = np.diff(first, append=len(self._labels))
-        place = np.arange(len(self._labels)) - np.repeat(first, sizes)
         kept = first[np.sort(np.argsort(self._keys[first], kind="stable")[:most])]
         chosen = np.flatnonzero((place < each) & np.isin(self._labels, self._labels[kept]))
         return self._rows[chosen[np.lexsort((self._rows[chosen], self._labels[chosen]))]], each
+
+
+def _places(labels: Rows) -> tuple[Rows, Rows]:
+    """Of labels (N,) of which equal ones stand together: where each begins, and how many of its own stand before each of them (N,)."""
+    first = np.flatnonzero(np.diff(labels, prepend=labels[:1] - 1))
+    return first, np.arange(len(labels)) - np.repeat(first, np.diff(first, append=len(labels)))
 
 
 def spread(start: int, stop: int, count: int, seed: int) -> Rows:
