@@ -42,7 +42,7 @@ from mmcompile.compiler.output import (
     unless_removed,
 )
 from mmcompile.compiler.parts import plan_exists, refuse_other, remove_plan
-from mmcompile.compiler.plan import shuffled
+from mmcompile.compiler.plan import lone_rows, shuffled
 from mmcompile.compiler.planning import Listed, Planned, Wanted
 from mmcompile.compiler.preprocess import Preprocess
 from mmcompile.compiler.rowstore import RowPreprocess
@@ -56,7 +56,7 @@ from mmcompile.compiler.sources.rows import is_row_source
 from mmcompile.compiler.sources.splits import check_splits
 from mmcompile.compiler.staging import Staging
 from mmcompile.compiler.statcache import StatCache
-from mmcompile.compiler.tally import gone_of
+from mmcompile.compiler.tally import told_of
 from mmcompile.compiler.task import Job, warm_up
 from mmcompile.compiler.trace import Trace
 from mmcompile.compiler.verdict import failed_call, listed_rejects, too_many, unsettled
@@ -457,7 +457,7 @@ class Build:
             bytes=done.bytes,
             generation=done.generation,
             kept=self.planned.kept,
-            counts={**self.scan.counts, **gone_of(self.out, done.generation, self.scan.fields, self.scan.values, rejects), **done.flags},
+            counts={**self.scan.counts, **told_of(self.out, done.generation, self.wanted.preprocess, self.scan, rejects), **done.flags},
             reject_reasons=dict(Counter(line["code"] for line in rejects.values())),
             rejects_file=done.rejects_file,
             seconds=time.monotonic() - self.began,
@@ -466,7 +466,8 @@ class Build:
     # ------------------------------------------------------------------ small things
 
     def _described(self) -> BuildReport:
-        warnings = [*self.scan.warnings, *notes(self.wanted.preprocess)]
+        lone = lone_rows(self.wanted.row_bytes, self.options.shard_bytes, len(self.scan.keys))
+        warnings = [*self.scan.warnings, *notes(self.wanted.preprocess), *lone]
         warnings += self.planned.previous.warnings(len(self.scan.keys), self.scan.labels is not None)
         if not self.copies and (warning := decode.pillow_warning()) is not None:
             warnings.append(warning)

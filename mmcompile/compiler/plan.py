@@ -26,6 +26,7 @@ __all__ = [
     "faults_within",
     "fingerprint",
     "key_hashes",
+    "lone_rows",
     "make_tasks",
     "row_cuts",
     "rows_per_shard",
@@ -58,6 +59,13 @@ def key_hashes(keys: Sequence[bytes]) -> npt.NDArray[np.uint64]:
 def rows_per_shard(row_bytes: int, shard_bytes: int = SHARD_BYTES) -> int:
     """R: the number of rows that cuts aim at."""
     return max(1, shard_bytes // max(1, row_bytes))
+
+
+def lone_rows(row_bytes: int, shard_bytes: int, rows: int) -> tuple[str, ...]:
+    """A line where somebody asked for shards that are smaller than one of `rows` samples, so that each of these lies in files of its own."""
+    if shard_bytes == SHARD_BYTES or row_bytes <= shard_bytes or rows < 2:
+        return ()
+    return (f"--shard-bytes {shard_bytes:,} is less than a sample takes ({row_bytes:,} bytes), so a shard holds one or two; 256M is usual",)
 
 
 def cuts(hashes: npt.NDArray[np.uint64], rows: int) -> list[int]:

@@ -43,6 +43,7 @@ from mmcompile.compiler.output import (
     unless_removed,
 )
 from mmcompile.compiler.parts import plan_exists, refuse_other, remove_plan
+from mmcompile.compiler.plan import lone_rows
 from mmcompile.compiler.planning import with_lists
 from mmcompile.compiler.preprocess import PIXEL_REVISION, Preprocess
 from mmcompile.compiler.previous import replaced
@@ -414,6 +415,7 @@ class RowBuild:
 
     def _described(self) -> BuildReport:
         only = self.indexed[0] if len(self.indexed) == 1 else None
+        lone = lone_rows(sum(f.stored.row_bytes for f in self.fields), self.options.shard_bytes, self.scan.rows)
         return replace(
             self.report,
             classes=self.scan.classes,
@@ -424,7 +426,7 @@ class RowBuild:
             unit="row",
             workers=self.workers,
             counts=self.scan.counts,
-            warnings=(*self.scan.warnings, *self._replaced(), *self.warnings),
+            warnings=(*self.scan.warnings, *lone, *self._replaced(), *self.warnings),
             changed=self.changed,
         )
 

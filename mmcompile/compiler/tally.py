@@ -1,4 +1,7 @@
-"""Hides how a build tells of boxes that are gone: those of which nothing is left in their picture, by what a source listed and what is stored."""
+"""Hides how a build tells what geometry did: boxes of which nothing is left in their picture, and pictures that are smaller than the crop.
+
+Both are told from the dataset as it was published, so that rows which were copied count as those do which were decoded.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,16 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from mmcompile.compiler.preprocess import Preprocess
+from mmcompile.compiler.sources import Scan
 from mmcompile.errors import MMCompileError
 from mmcompile.format.fields import Field
 from mmcompile.format.reader import Reader
 
-__all__ = ["gone", "gone_of"]
+__all__ = ["gone", "gone_of", "smaller_of"]
+
+#: EXIF orientations that exchange width and height begin with this one.
+_TURNED = 5
 
 
 def gone(lost: Mapping[str, int]) -> dict[str, int]:
@@ -44,3 +52,30 @@ def gone_of(
     except (MMCompileError, OSError):
         return {}
     return gone(lost)
+
+
+def smaller_of(out: Path, generation: str | None, preprocess: Preprocess) -> dict[str, int]:
+    """The line of a summary for pictures of the dataset `out` that have black around them, as they are smaller than `--crop`; none where none is.
+
+    Only a crop without a size before it can be larger than a picture.  None of volumes, and of a dataset of which the shards are elsewhere.
+    """
+    found, crop = preprocess.resolved(), preprocess.crop
+    if crop is None or found.resize is not None or found.views is not None or len(found.sample_shape()) != 3 or generation is None:
+        return {}
+    height, width = (crop, crop) if isinstance(crop, int) else crop[-2:]
+    smaller = 0
+    try:
+        reader = Reader(out, generation=generation)
+        for shard in range(len(reader.table)):
+            samples = reader.samples(shard)
+            turned = (samples["orientation"] >= _TURNED) & (found.orientation == "apply")
+            high, wide = (np.where(turned, samples[one], samples[other]) for one, other in (("width", "height"), ("height", "width")))
+            smaller += int(((high < height) | (wide < width)).sum())
+    except (MMCompileError, OSError):
+        return {}
+    return {f"images smaller than --crop {width if width == height else f'{height}x{width}'}, with black around them": smaller} if smaller else {}
+
+
+def told_of(out: Path, generation: str | None, preprocess: Preprocess, scan: Scan, rejects: Iterable[int] | Mapping[int, object]) -> dict[str, int]:
+    """All these lines of the dataset `out`, made of `scan` without `rejects`."""
+    return {**gone_of(out, generation, scan.fields, scan.values, rejects), **smaller_of(out, generation, preprocess)}

@@ -25,6 +25,16 @@ __all__ = ["MAX_SOURCE_BYTES", "FolderSource"]
 
 #: A larger file is refused before memory is taken for it: 178,956,970 pixels (the pixel limit) of 4 x 16 bit are 1.4 GB uncompressed.
 MAX_SOURCE_BYTES = 2**31
+#: What may lie beside each image under its name, and what reads it.
+_BESIDE = {
+    ".txt": "captions: a list (a CSV with file_name and caption, and --field caption:kind=text), or RAW as a tar (with --field txt:kind=text); "
+    "boxes as YOLO has them: a folder labels/ beside images/",
+    ".json": "RAW as a tar, or a list of the images with its values in columns, takes them",
+    ".cls": "RAW as a tar takes them as labels",
+    ".xml": "a list of the images with its values in columns, or a COCO file, takes them",
+}
+#: Images beside which that is looked for.
+_LOOKED_AT = 20
 
 
 @dataclass(frozen=True)
@@ -81,7 +91,7 @@ class FolderSource:
 
         choice = Choice(self.include, self.exclude, self.hidden, self.extensions)
         found = arrange({"": self.root}, self.tree(choice, progress), choice, self.layout)
-        return replace(found, warnings=(*found.warnings, *unused_lists(self.root, found.left_out)))
+        return replace(found, warnings=(*found.warnings, *unused_lists(self.root, found.left_out), *self._beside(found)))
 
     def tree(self, choice: Choice, progress: Callable[[int], None] | None = None, prefix: bytes = b"") -> Iterator[Folder]:
         """Every folder of the tree with its items, in no particular order; all keys begin with `prefix`, a name.  Raises SourceError."""
@@ -111,6 +121,17 @@ class FolderSource:
     def stat(self, key: bytes) -> tuple[int, int, int, int]:
         """(size, mtime_ns, ctime_ns, inode) of one item now, following links.  Raises OSError."""
         return stat_columns(os.stat(self._path(key)))
+
+    def _beside(self, found: Scan) -> Iterator[str]:
+        """Warnings of files that tell of single images, and lie beside them under their names: nothing of a folder reads them."""
+        for suffix, taken in _BESIDE.items():
+            if not found.left_out.keys() & {f"extension {suffix}", "other extensions"}:
+                continue
+            for number in range(0, len(found.keys), -(-len(found.keys) // _LOOKED_AT)):
+                key = os.path.splitext(found.keys[number])[0] + suffix.encode()
+                if os.path.isfile(self._path(key)):
+                    yield f"{show(os.fsdecode(key))} and others beside the image of the same name are left out; {taken}"
+                    break
 
     def _path(self, key: bytes) -> bytes:
         return os.path.join(os.fsencode(self.root), key)

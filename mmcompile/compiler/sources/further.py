@@ -47,7 +47,8 @@ def wanted_texts(options: Mapping[str, FieldOptions]) -> frozenset[str]:
 @dataclass(frozen=True)
 class Settled:
     """What the members of N samples are: `keys` (N,) and `stat` of their items, `parts`, the pixel fields of these, and by the name of their field
-    the keys (N,) of `arrays` and `texts`.  `columns`: what all but the image are called in the archives; `several`: images left out beside another.
+    the keys (N,) of `arrays` and `texts`.  `columns`: what all but the image are called in the archives; `several`: images left out beside another;
+    `unnamed`: the images and masks that nobody asked for, where some columns were.
     """
 
     keys: Keys
@@ -57,6 +58,7 @@ class Settled:
     texts: dict[str, Keys] = field(default_factory=dict)
     columns: tuple[str, ...] = ()
     several: int = 0
+    unnamed: tuple[str, ...] = ()
 
 
 class Further:
@@ -137,7 +139,8 @@ class Further:
         if len(at) > 1:
             made = made.with_beside([found.keys.take(chosen) for chosen in at[1:]])
         stats = joined_stat([found.stat[chosen] for chosen in at])
-        return Settled(made, stats, tuple(parts), values["value"], values["text"], tuple(groups), several)
+        unnamed = tuple(f"{name} ({self._kind(name, name, True)})" for name in sorted({*groups} - {*columns}) if found.is_image[groups[name][0]])
+        return Settled(made, stats, tuple(parts), values["value"], values["text"], tuple(groups), several, unnamed)
 
     def _groups(self, found: _Found) -> dict[str, _Rows]:
         """The members of each name, those of the main image as ""."""

@@ -7,20 +7,27 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from mmcompile.compiler.formats import EXTENSIONS
 from mmcompile.format.canonical import as_text
 
-__all__ = ["NO_EXTENSION", "Choice", "Patterns", "show"]
+__all__ = ["NO_EXTENSION", "Choice", "Patterns", "not_named", "show"]
 
 #: The reason to leave out a file whose name says nothing; where its first bytes can be had, they decide.
 NO_EXTENSION = "no extension"
+#: Names in one line.
+_TOLD = 8
 
 
 def show(text: str) -> str:
     """A name or pattern on one printable line; escaped like a Python string where it would not be."""
     return text if text.isprintable() else ascii(text)
+
+
+def not_named(columns: Sequence[str]) -> str:
+    """A line about pixels and boxes that are there, and that `--columns` leaves out."""
+    return f"left out, as --columns does not name them: {', '.join(columns[:_TOLD])}{', …' if len(columns) > _TOLD else ''}"
 
 
 class Patterns:

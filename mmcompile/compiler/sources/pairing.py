@@ -20,7 +20,7 @@ from mmcompile.compiler.sources.further import Further
 from mmcompile.compiler.sources.keys import Keys
 from mmcompile.compiler.sources.listmembers import member_fields
 from mmcompile.compiler.sources.members import TreeMembers
-from mmcompile.compiler.sources.names import show
+from mmcompile.compiler.sources.names import not_named, show
 from mmcompile.compiler.sources.scanning import Wishes
 from mmcompile.compiler.sources.splits import rank
 from mmcompile.compiler.sources.webdataset import TarMembers, Values
@@ -125,6 +125,8 @@ class Pairing:
         self.trees.clear()
         settled = self._further.settle(".cls" if self._wishes.label != NO_LABEL else None)
         self._several = settled.several
+        if self._wishes.columns and settled.unnamed:
+            self._warnings.append(not_named(settled.unnamed))
         keys, stat = settled.keys, settled.stat
         for cells in (*self._records.values(), *self._lists.values()):
             _extend(cells, np.empty(0, np.int64), [], self._rows - len(cells))

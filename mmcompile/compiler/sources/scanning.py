@@ -31,7 +31,7 @@ from mmcompile.compiler.sources.columns import (
 from mmcompile.compiler.sources.keys import Keys, place_of
 from mmcompile.compiler.sources.listed import Faults, find_files, refuse_twice, relative_keys
 from mmcompile.compiler.sources.lists import Lists, Part, first_cells, has_extensions
-from mmcompile.compiler.sources.names import Patterns, show
+from mmcompile.compiler.sources.names import Patterns, not_named, show
 from mmcompile.compiler.sources.packed import IN_A_FILE, list_packed
 from mmcompile.compiler.sources.parquet import ArrowColumns, ParquetTable
 from mmcompile.compiler.sources.parts import joined_stat
@@ -208,9 +208,14 @@ class Scanning:
     def _roles(self, image: str, chosen: list[str] | None) -> list[Role]:
         """What further columns are more than numbers, or texts."""
         left = [name for name in self._lists.names if name != image]
-        guessed = [name for name in left if name != self._wishes.label and (chosen is None or name in chosen)]
+        likely = [name for name in left if name != self._wishes.label]
+        guessed = [name for name in likely if chosen is None or name in chosen]
         looks = {name: functools.partial(self._lists.seen, name) for name in left}
-        return roles_of(looks, dict(self._wishes.fields), guessed, ("image", LABEL.name), self._what)
+        roles = roles_of(looks, dict(self._wishes.fields), guessed, ("image", LABEL.name), self._what)
+        taken = {role.column for role in roles}
+        if chosen and (gone := [f"{show(r.column)} ({r.kind})" for r in roles_of(looks, {}, likely, (), self._what) if r.column not in taken]):
+            self._warnings.append(not_named(gone))
+        return roles
 
     def _image_column(self) -> tuple[str, list[str]]:
         """(the column that names images, the folder that the paths of each list are relative to, below the root)."""
