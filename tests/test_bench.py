@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+FIGURES = ROOT / "scripts" / "figures"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]), "OMP_NUM_THREADS": "1"}
 #: A module of this name stands for a peer that is installed and cannot be imported.
 BROKEN = "webdataset"
@@ -148,3 +150,117 @@ def test_unknown_parts_are_refused(tmp_path: Path) -> None:
     done = run(["bench.py", str(tmp_path), "--only", "articles,speed"], ENVIRONMENT)
     assert done.returncode == 2
     assert "--only speed: the parts are articles, peers, scaling" in done.stderr
+
+
+#: mmap_ninja as far as the kit uses it, with one value of one row changed.
+ANOTHER_ROW = """
+import os
+import numpy
+
+def from_generator(path, sample_generator, batch_size):
+    rows = numpy.stack(list(sample_generator))
+    rows[3, 0, 0, 0] ^= 1
+    from_ndarray(path, rows)
+
+def from_ndarray(path, array):
+    os.makedirs(path)
+    numpy.save(f"{path}/all.npy", array)
+
+def open_existing(path):
+    return numpy.load(f"{path}/all.npy", mmap_mode="r")
+"""
+
+
+def test_a_peer_that_reads_another_row_ends_its_part_without_a_figure(tmp_path: Path) -> None:
+    (tmp_path / "fake" / "mmap_ninja").mkdir(parents=True)
+    (tmp_path / "fake" / "mmap_ninja" / "__init__.py").touch()
+    (tmp_path / "fake" / "mmap_ninja" / "numpy.py").write_text(ANOTHER_ROW, "utf-8")
+    path = os.pathsep.join([str(tmp_path / "fake"), ENVIRONMENT["PYTHONPATH"]])
+    done = run(["bench.py", str(tmp_path / "out"), "--only", "peers", "--quick", "--rows", "32"], {**ENVIRONMENT, "PYTHONPATH": path})
+    assert done.returncode == 1
+    assert "peers: mmap_ninja: each row once, in order: not the same rows" in done.stderr
+    (part,) = json.loads((tmp_path / "out" / "results.json").read_text("utf-8"))["parts"]
+    assert (part["failed"], part["figures"]) == ("exit code 1", [])
+
+
+# ---------------------------------------------------------------- what the checkout shows
+
+
+@pytest.fixture(scope="module")
+def shown() -> dict[str, Any]:
+    """The document of the checkout, with what the kit makes of it: `md`, `svg`, and each figure as it is shown, by table and name."""
+    script = (
+        "import json, sys, bench_figures as f, bench_results as r; d = json.load(open(sys.argv[1], encoding='utf-8'))\n"
+        "rows = [[x['table'], x['name'], r.shown(x['median'])] for p in d['parts'] for x in p['figures']]\n"
+        "targets = {t['what']: [r.shown(t['reached']), t['least']] for p in d['parts'] for t in p['targets']}\n"
+        "print(json.dumps({'md': f.markdown(d), 'svg': f.svg(d), 'rows': rows, 'targets': targets, 'document': d}))"
+    )
+    env = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join([str(ROOT / "scripts"), ENVIRONMENT["PYTHONPATH"]])}
+    done = subprocess.run([sys.executable, "-c", script, str(FIGURES / "bench.json")], capture_output=True, text=True, env=env, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def numbers(text: str) -> list[str]:
+    return re.findall(r"\d[\d,.]*\d|\d", text)
+
+
+def readme_rows(first: str) -> list[list[str]]:
+    """The cells of all rows of the README's table whose first row has this cell."""
+    lines = (ROOT / "README.md").read_text("utf-8").splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("|") and [cell.strip() for cell in line.split("|")].count(first))
+    table = lines[at + 2 : next(i for i in range(at, len(lines)) if not lines[i].startswith("|"))]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+
+
+def test_tables_and_plot_of_the_checkout_are_of_its_document(shown: dict[str, Any]) -> None:
+    assert (FIGURES / "bench.md").read_text("utf-8") == shown["md"]
+    assert (FIGURES / "bench.svg").read_text("utf-8") == shown["svg"]
+    document = shown["document"]
+    assert not document["quick"]
+    assert [part["part"] for part in document["parts"]] == ["articles", "peers", "scaling"]
+    assert not any(part["missing"] or "failed" in part for part in document["parts"])
+    assert all(ok is not False for part in document["parts"][:1] for ok in (target["ok"] for target in part["targets"]))
+
+
+def test_the_readme_compares_peers_as_the_document_does(shown: dict[str, Any]) -> None:
+    tables: dict[str, dict[str, str]] = {}
+    for table, name, value in shown["rows"]:
+        tables.setdefault(table.split(",")[0], {})[name] = value
+    rows = readme_rows("random epoch")
+    assert {row[0] for row in rows} - {"an array in memory"} == set(tables["peers: random epoch"]) - {"limit"}
+    columns = ["peers: random epoch", "peers: sequential epoch", "peers: open", "peers: build from JPEG files"]
+    for name, *cells in rows:
+        for column, unit, cell in zip(columns, ("images/s", "images/s", "ms", "s"), cells, strict=True):
+            value = tables[column].get("limit" if name == "an array in memory" else name)
+            assert cell == ("" if value is None else f"{value} {unit}"), (name, column)
+    ratio = shown["targets"]["peers, random: mmcompile / mmap_ninja"][0]
+    assert f"Against mmap_ninja the random epoch is {ratio} times as fast" in (ROOT / "README.md").read_text("utf-8")
+
+
+def test_the_readme_compares_articles_as_the_document_does(shown: dict[str, Any]) -> None:
+    wanted = [
+        [f"images: mapped, {way}" for way in ("DataLoader / plain", "ShardLoader / plain", "ShardLoader / plain with workers")],
+        ["memory: in a list / mapped"],
+        ["records: mapped / plain"],
+        ["records: mapped, gathered ahead / plain", "records: mapped, gathered ahead / a bare loop"],
+        ["epoch: done once, 1 thread / plain", "epoch: done once, 2 threads / plain with workers"],
+    ]
+    rows = readme_rows("what articles print, on the same kind of work")
+    for row, names in zip(rows, wanted, strict=True):
+        assert numbers(row[1].replace("1 / ", "")) == [shown["targets"][name][0] for name in names]
+        assert numbers(row[2])[-1] == f"{shown['targets'][names[0]][1]:.2g}"
+
+
+def test_the_readme_says_how_it_scales_as_the_document_does(shown: dict[str, Any]) -> None:
+    part = {name: value for table, name, value in shown["rows"] if not table.startswith("peers: ")}
+    wanted = [
+        [f"{10**k:,} rows" for k in (3, 4, 5, 6)],
+        [f"ShardLoader, {k} threads" for k in (0, 1, 2)],
+        [f"DataLoader over the dataset, {k} workers" for k in (0, 1, 2)],
+        [f"batches of {k:,}" for k in (32, 128, 256, 1024)],
+        ["uint8", "float16", "bfloat16", "float32"],
+        ["warm", "cold, engine='mmap'", "cold, engine='pread'"],
+    ]
+    rows = readme_rows("how it scales, in the first run")
+    assert [numbers(row[1]) for row in rows] == [[part[name] for name in names] for names in wanted]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -124,6 +126,39 @@ def test_a_block_that_is_wrong_fails(tmp_path: Path, markdown: str, fault: str) 
 def test_a_block_that_does_not_end_is_an_error() -> None:
     with pytest.raises(AssertionError, match="line 3 does not end"):
         blocks("```sh\n```\n```python\nx = 1\n")
+
+
+@pytest.mark.parametrize("line", ["  ```python", "- ```sh", "> ~~~", "    mmcompile build raw/ out/", "\tx = 1", "<pre>x = 1</pre>"])
+def test_a_block_that_is_written_otherwise_is_an_error_as_nothing_would_run_it(line: str) -> None:
+    with pytest.raises(AssertionError, match="line 2 is a block without a fence"):
+        blocks(f"\n{line}\n")
+
+
+#: What a shell says when it is asked for words after these, by the way that it is asked in.
+COMPLETIONS = {
+    "bash": """{setup}
+        COMP_WORDS=(mmcompile build --dtype b); COMP_CWORD=3; _mmcompile_completion mmcompile; echo "${{COMPREPLY[@]}}"
+        COMP_WORDS=(mmcompile ver); COMP_CWORD=1; _mmcompile_completion mmcompile; echo "${{COMPREPLY[@]}}"; complete -p mmcompile""",
+    "zsh": """autoload -Uz compinit; compinit -u; {setup}
+        compadd() {{ print -rl -- ${{(P)@[-1]}} }}; _describe() {{ print -rl -- ${{(P)3}} }}
+        words=(mmcompile build --dtype b); CURRENT=4; _mmcompile_completion
+        words=(mmcompile ver); CURRENT=2; _mmcompile_completion""",
+    "fish": """{setup}
+        complete -C "mmcompile build --dtype b"; complete -C "mmcompile ver" """,
+}
+
+
+@pytest.mark.parametrize("shell", COMPLETIONS)
+def test_the_lines_for_a_shell_make_it_complete(shell: str, typist: Typist) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell} here")
+    line = r"`(_MMCOMPILE_COMPLETE=fish_source .*?\| source)`" if shell == "fish" else r'`(eval "\$\(_MMCOMPILE_COMPLETE=bash_source .*?)`'
+    found = re.search(line, README)
+    assert found is not None
+    script = COMPLETIONS[shell].format(setup=found[1].replace("bash_source", f"{shell}_source"))
+    env = typist.environment | {"HOME": str(typist.place)}
+    done = subprocess.run([str(shutil.which(shell)), "-c", script], env=env, capture_output=True, text=True, check=True, timeout=120)
+    assert {"bfloat16", "bool", "verify"} <= set(re.split(r"[\s:]+", done.stdout))
 
 
 def test_every_command_and_option_of_build_stands_in_the_readme() -> None:

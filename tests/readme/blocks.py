@@ -8,6 +8,8 @@ from typing import NamedTuple
 __all__ = ["Block", "blocks", "headings", "links"]
 
 _FENCE = re.compile(r"^(`{3,}|~{3,})\s*(.*?)\s*$")
+#: What else GitHub shows as a block.
+_OTHER = re.compile(r"^(?:[\s>*+-]+(?:`{3}|~{3})|(?: {4}|\t)\s*\S|.*<pre\b)", re.IGNORECASE)
 
 
 class Block(NamedTuple):
@@ -23,7 +25,7 @@ class Block(NamedTuple):
 
 
 def blocks(markdown: str) -> list[Block]:
-    """All fenced blocks in order; one that does not end is an error."""
+    """All fenced blocks in order; one that does not end is an error, and so is one that is written otherwise, as nothing would run it."""
     return [block for block in _split(markdown) if isinstance(block, Block)]
 
 
@@ -55,6 +57,7 @@ def _split(markdown: str) -> list[str | Block]:
     lines = iter(enumerate(markdown.splitlines(), 1))
     for number, line in lines:
         if not (fence := _FENCE.match(line)):
+            assert not _OTHER.match(line), f"line {number} is a block without a fence at its left margin, which no test would run: {line[:60]}"
             found.append(line)
             continue
         inside: list[str] = []
