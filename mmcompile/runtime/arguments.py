@@ -58,7 +58,7 @@ def split_range(reader: Reader, split: str | None) -> tuple[int, int]:
         raise ValueError(f"{reader.root}: has the splits {list(ranges)}; pass split= one of them, or 'all' for all")
     wanted = next(iter(ranges)) if split is None else split
     if wanted not in ranges and wanted != "all":
-        has = "it has no splits: leave split= out" if [*ranges] == ["all"] else f"it has {[*ranges]}" + ", and 'all' joins them" * (len(ranges) > 1)
+        has = "it has no splits: leave split out" if [*ranges] == ["all"] else f"it has {[*ranges]}" + ", and 'all' joins them" * (len(ranges) > 1)
         raise ValueError(f"{reader.root}: no split {wanted!r}; {has}")
     whole = (0, reader.index.samples)
     return whole if wanted == "all" and len(ranges) > 1 else ranges.get(wanted, whole)

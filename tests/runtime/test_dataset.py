@@ -245,7 +245,7 @@ def test_splits_are_asked_for_and_joined(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no split 'test'; it has \['train'\]$"):
         MMapShardDataset(tmp_path / "one", "test")
     make_dataset(tmp_path / "none", pixels(6), labels)
-    with pytest.raises(ValueError, match=r"no split 'train'; it has no splits: leave split= out$"):
+    with pytest.raises(ValueError, match=r"no split 'train'; it has no splits: leave split out$"):
         MMapShardDataset(tmp_path / "none", "train")
     val = MMapShardDataset(tmp_path, "val")
     assert len(val) == 2
