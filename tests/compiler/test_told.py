@@ -13,6 +13,7 @@ from PIL import Image
 from mmcompile import MMapShardDataset, Raw, RowPreprocess
 from mmcompile.compiler.driver import BuildOptions, build
 from mmcompile.compiler.preprocess import Preprocess
+from mmcompile.compiler.sources.choose import SourceOptions, open_source
 from mmcompile.compiler.sources.folder import FolderSource
 from mmcompile.summary import build_lines
 from tests.compiler.builds import ROW_BYTES, SMALL, dataset, inline, make_raw, picture, run, write
@@ -44,6 +45,12 @@ def test_texts_beside_images_under_their_names_are_told_of_with_what_reads_them(
     (line,) = FolderSource(str(raw)).scan().warnings
     assert line.startswith(f"{folder}0.{suffix} and others beside the image of the same name are left out; ")
     assert ("--field" if suffix == "txt" else "list" if suffix == "xml" else "tar") in line
+
+
+def test_texts_beside_images_of_several_folders_are_told_of(tmp_path: Path) -> None:
+    write(tmp_path, {"a/0.png": picture(0), "b/0.png": picture(1), "b/0.txt": b"a dog"})
+    found = open_source([str(tmp_path / "a"), str(tmp_path / "b")], SourceOptions()).scan()
+    assert any(line.startswith("1/0.txt and others beside the image of the same name are left out; ") for line in found.warnings)
 
 
 def test_other_texts_are_counted_alone(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from mmcompile.compiler.sources.walk import OPEN_FLAGS, list_tree, stat_columns
 from mmcompile.errors import SourceError
 from mmcompile.format.canonical import name_to_json
 
-__all__ = ["MAX_SOURCE_BYTES", "FolderSource"]
+__all__ = ["MAX_SOURCE_BYTES", "FolderSource", "beside"]
 
 #: A larger file is refused before memory is taken for it: 178,956,970 pixels (the pixel limit) of 4 x 16 bit are 1.4 GB uncompressed.
 MAX_SOURCE_BYTES = 2**31
@@ -91,7 +91,7 @@ class FolderSource:
 
         choice = Choice(self.include, self.exclude, self.hidden, self.extensions)
         found = arrange({"": self.root}, self.tree(choice, progress), choice, self.layout)
-        return replace(found, warnings=(*found.warnings, *unused_lists(self.root, found.left_out), *self._beside(found)))
+        return replace(found, warnings=(*found.warnings, *unused_lists(self.root, found.left_out), *beside(found, self.is_there)))
 
     def tree(self, choice: Choice, progress: Callable[[int], None] | None = None, prefix: bytes = b"") -> Iterator[Folder]:
         """Every folder of the tree with its items, in no particular order; all keys begin with `prefix`, a name.  Raises SourceError."""
@@ -122,16 +122,9 @@ class FolderSource:
         """(size, mtime_ns, ctime_ns, inode) of one item now, following links.  Raises OSError."""
         return stat_columns(os.stat(self._path(key)))
 
-    def _beside(self, found: Scan) -> Iterator[str]:
-        """Warnings of files that tell of single images, and lie beside them under their names: nothing of a folder reads them."""
-        for suffix, taken in _BESIDE.items():
-            if not found.left_out.keys() & {f"extension {suffix}", "other extensions"}:
-                continue
-            for number in range(0, len(found.keys), -(-len(found.keys) // _LOOKED_AT)):
-                key = os.path.splitext(found.keys[number])[0] + suffix.encode()
-                if os.path.isfile(self._path(key)):
-                    yield f"{show(os.fsdecode(key))} and others beside the image of the same name are left out; {taken}"
-                    break
+    def is_there(self, key: bytes) -> bool:
+        """Is there a file of this key, an item or not?"""
+        return os.path.isfile(self._path(key))
 
     def _path(self, key: bytes) -> bytes:
         return os.path.join(os.fsencode(self.root), key)
@@ -144,3 +137,15 @@ class FolderSource:
         if not stat_bits.S_ISDIR(found.st_mode):
             raise SourceError(f"RAW {show(self.root)} is no folder: expected a folder of images, or of class folders", path=self.root)
         return found
+
+
+def beside(found: Scan, is_there: Callable[[bytes], bool]) -> Iterator[str]:
+    """Warnings of files that tell of single images, and lie beside them under their names: nothing of a folder reads them."""
+    for suffix, taken in _BESIDE.items():
+        if not found.left_out.keys() & {f"extension {suffix}", "other extensions"}:
+            continue
+        for number in range(0, len(found.keys), -(-len(found.keys) // _LOOKED_AT)):
+            key = os.path.splitext(found.keys[number])[0] + suffix.encode()
+            if is_there(key):
+                yield f"{show(os.fsdecode(key))} and others beside the image of the same name are left out; {taken}"
+                break

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from mmcompile.compiler.sources import Scan
 from mmcompile.compiler.sources.arrange import Folder, arrange
-from mmcompile.compiler.sources.folder import FolderSource
+from mmcompile.compiler.sources.folder import FolderSource, beside
 from mmcompile.compiler.sources.names import Choice, show
 from mmcompile.compiler.sources.remote import RemoteSource
 from mmcompile.compiler.sources.splits import Layout, rank
@@ -62,6 +62,7 @@ class JoinedSource:
         choice = Choice(first.include, first.exclude, first.hidden, first.extensions)
         roots = {str(number): source.root for number, source in enumerate(self.sources)}
         scan = arrange(roots, self._trees(choice, progress), choice, self.layout)
+        scan = replace(scan, warnings=(*scan.warnings, *beside(scan, self._is_there)))
         named = [root for root in self.roots if rank(os.path.basename(root))[0] < rank("")[0]]
         if len(named) > 1 and not scan.splits:
             as_splits = " ".join(f"--split {show(os.path.basename(root))}={show(root)}" for root in named)
@@ -71,6 +72,11 @@ class JoinedSource:
             whole = f"{show(above.pop())} as RAW makes a class of each"
             scan = replace(scan, warnings=(*scan.warnings, f"samples have no labels, as each RAW holds images and no folders of classes: {whole}"))
         return scan
+
+    def _is_there(self, key: bytes) -> bool:
+        """Is there a file of this key on a disk?  A store is not asked."""
+        source, inside = self._of(key)
+        return isinstance(source, FolderSource) and source.is_there(inside)
 
     def _trees(self, choice: Choice, progress: Callable[[int], None] | None) -> Iterator[Folder]:
         found = 0
