@@ -124,7 +124,7 @@ def build(
 
         make = functools.partial(row_build, source, preprocess, options)
     elif isinstance(preprocess, RowPreprocess):
-        raise OptionError("a RowPreprocess is for arrays, tables and datasets in Python, and this source has files of images: give a Preprocess")
+        raise OptionError(f"{source.root}: a source of images, and a RowPreprocess is for arrays, tables and datasets in Python: give a Preprocess")
     else:
         preprocess = source.settle(preprocess) if isinstance(source, CompiledSource) else preprocess or Preprocess()
         made: type[Build] = Build

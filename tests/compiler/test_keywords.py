@@ -44,7 +44,9 @@ def test_what_is_given_in_place_of_options_is_refused(tmp_path: Path, given: dic
 
 
 def test_settings_of_rows_do_not_go_with_files_of_images(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="a RowPreprocess is for arrays, tables and datasets in Python, and this source has files of images"):
+    with pytest.raises(
+        OptionError, match=": a source of images, and a RowPreprocess is for arrays, tables and datasets in Python: give a Preprocess"
+    ):
         mmcompile.build(make_raw(tmp_path / "raw"), tmp_path / "out", preprocess=mmcompile.RowPreprocess())
 
 

@@ -5,14 +5,19 @@ A name is bytes on disk and a str here (UTF-8 with surrogateescape), so it may h
 
 from __future__ import annotations
 
+import contextlib
+import difflib
+import errno
 import fnmatch
+import os
 import re
 from collections.abc import Iterable
 
 from mmcompile.compiler.formats import EXTENSIONS
+from mmcompile.errors import SourceError
 from mmcompile.format.canonical import as_text
 
-__all__ = ["NO_EXTENSION", "Choice", "Patterns", "show"]
+__all__ = ["NO_EXTENSION", "Choice", "Patterns", "show", "unreadable"]
 
 #: The reason to leave out a file whose name says nothing; where its first bytes can be had, they decide.
 NO_EXTENSION = "no extension"
@@ -21,6 +26,17 @@ NO_EXTENSION = "no extension"
 def show(text: str) -> str:
     """A name or pattern on one printable line; escaped like a Python string where it would not be."""
     return text if text.isprintable() else ascii(text)
+
+
+def unreadable(path: str, error: OSError) -> SourceError:
+    """What to say of RAW that cannot be read; where it is not there, with the name beside it that was probably meant."""
+    meant = ""
+    if error.errno == errno.ENOENT:
+        folder, name = os.path.split(path.rstrip("/"))
+        with contextlib.suppress(OSError):
+            near = difflib.get_close_matches(name, sorted(os.listdir(folder or ".")), 1)
+            meant = f"; did you mean {show(os.path.join(folder, near[0]))}?" if near else ""
+    return SourceError(f"cannot read RAW {show(path)}: {error.strerror}{meant}", path=path)
 
 
 class Patterns:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from mmcompile.compiler.sources.celltext import GAPS, as_times, as_values, beyond, how_written, is_number, mostly_values, told_beyond
 from mmcompile.compiler.sources.delimited import TextTable
-from mmcompile.compiler.sources.names import show
+from mmcompile.compiler.sources.names import show, unreadable
 from mmcompile.compiler.sources.tablecells import CellKinds
 from mmcompile.compiler.sources.tablefast import as_numpy, first_gap, has_infinite, parse_lines
 from mmcompile.compiler.sources.tablefields import ColumnKind, Reading
@@ -191,7 +191,7 @@ class TextPart:
         except OSError as error:
             if isinstance(error, SourceError):
                 raise
-            raise SourceError(f"cannot read {show(self.path)}: {error.strerror}", path=self.path) from error
+            raise unreadable(self.path, error) from error
 
     def _plain_block(self, lines: _Lines, row: int, types: dict[str, str]) -> _Block | None:
         """The rows of the next lines, parsed in one call; None, and no line is taken, where they are not plain."""
