@@ -889,3 +889,15 @@ def test_raw_that_is_not_there_is_named_with_what_lies_beside_it(tmp_path: Path,
     said = f"error: cannot read RAW {tmp_path / typed}: No such file or directory; did you mean {tmp_path / here}?\n"
     assert (result.exit_code, result.stderr) == (1, said)
     assert "did you mean" not in run("build", str(tmp_path / "nowhere" / typed), str(tmp_path / "out")).stderr
+
+
+def test_what_is_one_image_or_no_folder_of_a_split_is_told_with_what_to_give(tmp_path: Path) -> None:
+    for name in ("a/x.png", "b/y.png"):
+        (tmp_path / "raw" / name).parent.mkdir(parents=True)
+        Image.new("RGB", (9, 9)).save(tmp_path / "raw" / name)
+    out, one = str(tmp_path / "out"), tmp_path / "raw" / "a" / "x.png"
+    assert run("build", str(one), out).stderr == f"error: {one} is one image: give the folder that it lies in, or a list of images\n"
+    lost = run("build", str(tmp_path / "raw"), out, "--split", "train=nope", "--crop", "8")
+    assert lost.stderr == f"error: no images in {tmp_path / 'raw' / 'nope'}: no such folder\n"
+    strange = run("build", str(tmp_path / "raw"), out, "--field", "image:kidn=mask", "--crop", "8")
+    assert strange.stderr.startswith("error: field image: unknown kidn; did you mean kind? (known are alpha, ")

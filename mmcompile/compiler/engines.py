@@ -72,7 +72,7 @@ class LocalExecutor(Executor):
 
     def __init__(self, workers: int) -> None:
         if not 1 <= workers <= MOST_WORKERS:
-            raise OptionError(f"--workers must be from 1 to {MOST_WORKERS:,}, not {workers:,}", options=["workers"])
+            raise OptionError(f"--workers must be from 1 to {MOST_WORKERS:,}, found {workers:,}", options=["workers"])
         self.workers = workers
         self._queue: queue.SimpleQueue[tuple[Future[Any], bytes] | None] = queue.SimpleQueue()
         self._processes: dict[int, WorkerProcess] = {}

@@ -132,7 +132,7 @@ def _check_values(value: Any) -> None:
 
 def not_a_file(mode: int) -> str:
     """What to say of what stands where a regular file is expected, by its st_mode."""
-    return f"expected a file, found {'a folder' if stat.S_ISDIR(mode) else 'a pipe, socket or device'}"
+    return f"expected a file, found {'a folder' if stat.S_ISDIR(mode) else 'a pipe, socket or device'}: move it away"
 
 
 def raise_shortage(error: OSError, path: Path) -> None:

@@ -85,9 +85,9 @@ class Lock:
             if stat.S_ISREG(mode := os.fstat(fd).st_mode):
                 return fd
             os.close(fd)
-            reason = f"{not_a_file(mode)}: remove it"
+            reason = not_a_file(mode)
         except OSError as error:
-            reason = "a link: remove it" if error.errno == errno.ELOOP else f"{error.strerror}"
+            reason = "a link: move it away" if error.errno == errno.ELOOP else f"{error.strerror}"
         raise BuildError(f"{self.path}: cannot be used as the lock of this folder ({reason})", path=str(self.path))
 
     def still_held(self) -> bool:

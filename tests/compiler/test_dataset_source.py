@@ -180,6 +180,7 @@ def test_a_strange_sample_is_an_error_with_its_row(data: Any, message: str) -> N
         rows(data, preprocess)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert not isinstance(caught.value.__cause__, SourceError)  # or a traceback says the same twice
 
 
 def test_an_error_in_a_sample_ends_a_build_and_publishes_nothing(tmp_path: Path) -> None:

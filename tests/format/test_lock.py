@@ -124,8 +124,8 @@ def test_whatever_a_holder_wrote_is_no_other_error(path: Path, holder: subproces
     ("make", "why"),
     [
         (lambda p: p.mkdir(), "Is a directory"),
-        (lambda p: os.mkfifo(p), "expected a file, found a pipe, socket or device: remove it"),
-        (lambda p: p.symlink_to("elsewhere"), "a link: remove it"),
+        (lambda p: os.mkfifo(p), "expected a file, found a pipe, socket or device: move it away"),
+        (lambda p: p.symlink_to("elsewhere"), "a link: move it away"),
         (lambda p: shutil.rmtree(p.parent), "No such file or directory"),
     ],
 )

@@ -128,8 +128,8 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     before = len(os.listdir("/proc/self/fd"))
     for name, kind, fault in (
-        ("folder", CorruptShardError, "folder: expected a file, found a folder$"),
-        ("fifo", CorruptShardError, "expected a file, found a pipe, socket or device$"),
+        ("folder", CorruptShardError, "folder: expected a file, found a folder: move it away$"),
+        ("fifo", CorruptShardError, "expected a file, found a pipe, socket or device: move it away$"),
         ("link", FormatError, "a link"),
         ("x" * 300, CorruptShardError, "cannot be opened"),
     ):

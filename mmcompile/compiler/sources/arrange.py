@@ -128,7 +128,8 @@ def arrange(roots: Mapping[str, str], folders: Iterable[Folder], choice: Choice,
             found[1].add(folder)
     for part in parts.values():
         if not part.beside and not part.labelled:
-            raise SourceError(f"no images in {part.where}", path=part.where)
+            lost = "" if os.path.isdir(part.where) or "://" in part.where else ": no such folder"
+            raise SourceError(f"no images in {part.where}{lost}", path=part.where)
     warnings = _part_warnings(list(parts.values()), tops, layout)
     left_out["directly in RAW beside class folders"] += sum(part.beside for part in parts.values() if part.labelled)
     if outside:
