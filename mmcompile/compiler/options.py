@@ -73,13 +73,13 @@ class BuildOptions:
         for name, (kinds, words) in _TYPES.items():
             value = getattr(self, name)
             if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-                raise OptionError(f"{name} must be {words}, not {value!r:.80}", options=[name])
+                raise OptionError(f"{name} must be {words}, found {value!r:.80}", options=[name])
             if isinstance(value, Integral) and bool not in kinds:
                 object.__setattr__(self, name, int(value))
         if self.workers is not None and self.workers < 1:
             raise OptionError(f"--workers must be a number, at least 1, found {self.workers!r}")
         if not isinstance(self.engine, Executor) and self.engine not in ENGINES:
-            raise OptionError(f"engine must be {', '.join(map(repr, ENGINES))} or an Executor, not {self.engine!r}")
+            raise OptionError(f"engine must be {', '.join(map(repr, ENGINES))} or an Executor, found {self.engine!r}")
         if self.address is not None and self.engine not in ("dask", "ray"):
             raise OptionError(f"--address {self.address} is that of a dask or ray cluster: give the engine, too (--engine dask or --engine ray)")
         if self.part is not None and (self.plan_only or self.engine != "local"):

@@ -222,5 +222,5 @@ def test_more_workers_than_can_be_started_are_one_error(monkeypatch: pytest.Monk
     with pytest.raises(EngineError, match=r"cannot start 9 workers \(can't start new thread\): give fewer"):
         LocalExecutor(9)
     assert threading.active_count() == before
-    with pytest.raises(OptionError, match="workers must be from 1 to 4,096, not 5,000"):
+    with pytest.raises(OptionError, match="workers must be from 1 to 4,096, found 5,000"):
         LocalExecutor(5000)

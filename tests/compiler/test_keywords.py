@@ -31,10 +31,10 @@ def test_options_that_are_no_keywords_say_where_they_stand(tmp_path: Path, given
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"preprocess": {"resize": 4}}, r"preprocess must be a mmcompile.Preprocess or a mmcompile.RowPreprocess, not {'resize': 4}"),
+        ({"preprocess": {"resize": 4}}, r"preprocess must be a mmcompile.Preprocess or a mmcompile.RowPreprocess, found {'resize': 4}"),
         ({"preprocess": "imagenet"}, "preprocess must be a mmcompile.Preprocess"),
         ({"options": {"workers": 2}}, "options must be a mmcompile.BuildOptions"),
-        ({"workers": "2"}, "workers must be a number, at least 1, not '2'"),
+        ({"workers": "2"}, "workers must be a number, at least 1, found '2'"),
         ({"preprocess": mmcompile.Preprocess(crop=4)}, "--crop: for pictures, and this source has arrays"),
     ],
 )

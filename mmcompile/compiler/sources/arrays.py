@@ -430,8 +430,8 @@ def array_source(
 def _one(form: str, raw: Sequence[str]) -> str:
     if len(raw) > 1:
         raise OptionError(
-            f"--source {form} is one file or folder, {len(raw)} were given: rows of one field are built one by one, then merged; fields of the same rows go "
-            "into one .npz"
+            f"--source {form} is one file or folder, {len(raw)} were given: rows of one field are built one by one, then merged; fields of the same "
+            "rows go into one .npz"
         )
     return raw[0]
 

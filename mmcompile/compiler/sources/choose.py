@@ -150,7 +150,7 @@ def _checked(name: str, value: Any) -> Any:
         return value
     expected = dict.fromkeys(_PLACES, "a path") | {"hidden": "True or False", "rows": "a file, or numbers of rows"}
     expected |= dict.fromkeys(_SEVERAL, "a list of texts")
-    raise OptionError(f"{name} must be {expected.get(name, 'a text')}, not {value!r:.80}", options=[name.strip("_").replace("_", "-")])
+    raise OptionError(f"{name} must be {expected.get(name, 'a text')}, found {value!r:.80}", options=[name.strip("_").replace("_", "-")])
 
 
 @dataclass(frozen=True)
