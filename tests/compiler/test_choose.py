@@ -52,7 +52,7 @@ def test_options_that_a_kind_does_not_take_are_refused_by_name(monkeypatch: pyte
 
 
 def test_a_kind_that_there_is_not_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(OptionError, match=re.escape(", ".join(kind.name for kind in KINDS)) + ", not 'nope'"):
+    with pytest.raises(OptionError, match=re.escape(", ".join(kind.name for kind in KINDS)) + ", found 'nope'"):
         open_source(["raw"], SourceOptions(source="nope"))
 
 

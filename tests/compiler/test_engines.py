@@ -190,7 +190,7 @@ def test_a_script_needs_no_main_guard(tmp_path: Path) -> None:
 
 
 def test_another_engine_is_refused_with_the_name_that_works() -> None:
-    with pytest.raises(OptionError, match="'local', 'dask', 'ray' or an Executor, not 'spark'"):
+    with pytest.raises(OptionError, match="'local', 'dask', 'ray' or an Executor, found 'spark'"):
         BuildOptions(engine="spark")
     with pytest.raises(OptionError, match="give the engine, too"):
         BuildOptions(address="tcp://there:8786")
