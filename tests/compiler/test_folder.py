@@ -608,7 +608,7 @@ def test_splits_are_the_folders_that_are_named(tmp_path: Path) -> None:
     assert (whole.classes, whole.splits, len(whole.keys)) == (("images", "new", "train"), (), 5)
     one = options(tmp_path, "train=.").scan()
     assert [split.name for split in one.splits] == ["train"]
-    with pytest.raises(SourceError, match=rf"no images in {tmp_path}/nope$"):
+    with pytest.raises(SourceError, match=rf"no images in {tmp_path}/nope: no such folder$"):
         options(tmp_path, "train=new", "val=nope").scan()
     assert options(tmp_path, "a=new").identity() != options(tmp_path, "b=new").identity()
     assert options(tmp_path, "a=new", "b=train").identity() == options(tmp_path, "b=train", "a=new/").identity()
