@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,9 @@ __all__ = ["Grouped", "Typed", "from_config", "one_of", "option"]
 
 #: Options that say what is done now, not what a dataset is.
 _NOT_IN_CONFIG = frozenset({"config", "dry_run", "plan_only", "part", "as_json", "help"})
+
+#: Words that are so much alike (difflib's ratio) are all named, as float16, float32 and float64 are for float; else the nearest one.
+_ALIKE = 0.8
 
 
 class Typed(click.ParamType):  # type: ignore[type-arg, unused-ignore]
@@ -44,8 +48,19 @@ def option(name: str, kind: Any, text: str, **more: Any) -> Callable[[Any], Any]
     return click.option(name, type=kind, help=text, expose_value=name != "--config", **more)
 
 
-def one_of(words: str) -> click.Choice[str]:
-    return click.Choice(words.split("|"))
+class _Words(click.Choice):  # type: ignore[type-arg, unused-ignore]
+    """One of a few words; an error names them, and those that were probably meant."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value in self.choices:
+            return value
+        near = difflib.get_close_matches(str(value), self.choices, 3, _ALIKE) or difflib.get_close_matches(str(value), self.choices, 1)
+        meant = f"; did you mean {' or '.join(near)}?" if near else ""
+        self.fail(f"expected one of {', '.join(self.choices)}, found {value!r:.80}{meant}", param, ctx)
+
+
+def one_of(words: str) -> _Words:
+    return _Words(words.split("|"))
 
 
 def from_config(ctx: click.Context, _: click.Parameter, path: str | None) -> None:

@@ -853,3 +853,51 @@ def test_a_build_says_what_a_sample_holds() -> None:
 )
 def test_counts_agree_with_their_nouns(count: int, what: str, line: str) -> None:
     assert text.counted(count, what) == line
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("build raw out --worker 2", "no such option --worker; did you mean --workers? (see `mmcompile build --help`)"),
+        ("build raw out --zzz", "no such option --zzz (see `mmcompile build --help`)"),
+        ("inf out", "no such command inf: expected one of build, info, prune, report, tune, verify; did you mean info? (see `mmcompile --help`)"),
+        ("info", "missing argument OUT (see `mmcompile info --help`)"),
+        ("build raw out --crop", "option --crop requires an argument (see `mmcompile build --help`)"),
+        ("build raw out --mode rbg", "--mode: expected one of rgb, gray, rgba, keep, found 'rbg'; did you mean rgb? (see `mmcompile build --help`)"),
+        (
+            "build raw out --dtype float",
+            "--dtype: expected one of uint8, uint16, int16, int32, float16, bfloat16, float32, float64, bool, int8, int64, uint32, uint64, "
+            "found 'float'; did you mean float64 or float32 or float16? (see `mmcompile build --help`)",
+        ),
+        ("prune out --keep x", "--keep: expected a whole number above 0, found 'x' (see `mmcompile prune --help`)"),
+        (
+            "build raw out --source foldr",
+            "--source must be one of dataset, manifest, coco, pairs, volumes, npy, npz, idx, npy-folder, table, raw, tar, zip, folder, "
+            "found 'foldr'; did you mean folder?",
+        ),
+    ],
+)
+def test_a_mistyped_word_is_named_with_what_was_meant(words: str, said: str) -> None:
+    result = run(*words.split())
+    assert (result.exit_code, result.stderr) == (2, f"error: {said}\n")
+
+
+@pytest.mark.parametrize(("here", "typed"), [("photos", "photo"), ("digits.npy", "digit.npy"), ("sales.csv", "sale.csv"), ("a.tar", "b.tar")])
+def test_raw_that_is_not_there_is_named_with_what_lies_beside_it(tmp_path: Path, here: str, typed: str) -> None:
+    (tmp_path / here).touch()
+    result = run("build", str(tmp_path / typed), str(tmp_path / "out"))
+    said = f"error: cannot read RAW {tmp_path / typed}: No such file or directory; did you mean {tmp_path / here}?\n"
+    assert (result.exit_code, result.stderr) == (1, said)
+    assert "did you mean" not in run("build", str(tmp_path / "nowhere" / typed), str(tmp_path / "out")).stderr
+
+
+def test_what_is_one_image_or_no_folder_of_a_split_is_told_with_what_to_give(tmp_path: Path) -> None:
+    for name in ("a/x.png", "b/y.png"):
+        (tmp_path / "raw" / name).parent.mkdir(parents=True)
+        Image.new("RGB", (9, 9)).save(tmp_path / "raw" / name)
+    out, one = str(tmp_path / "out"), tmp_path / "raw" / "a" / "x.png"
+    assert run("build", str(one), out).stderr == f"error: {one} is one image: give the folder that it lies in, or a list of images\n"
+    lost = run("build", str(tmp_path / "raw"), out, "--split", "train=nope", "--crop", "8")
+    assert lost.stderr == f"error: no images in {tmp_path / 'raw' / 'nope'}: no such folder\n"
+    strange = run("build", str(tmp_path / "raw"), out, "--field", "image:kidn=mask", "--crop", "8")
+    assert strange.stderr.startswith("error: field image: unknown kidn; did you mean kind? (known are alpha, ")

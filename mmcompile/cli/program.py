@@ -7,6 +7,7 @@ SIGTERM; where a command goes on from there, that command is the last line.  Not
 
 from __future__ import annotations
 
+import difflib
 import os
 import shutil
 import sys
@@ -33,6 +34,13 @@ _STOPPED, _TERMINATED = 130, 143
 
 class _Program(click.Group):
     """The group of commands; the one place where errors become a line and an exit code."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if not ctx.resilient_parsing and not args[0].startswith("-") and args[0] not in self.commands:
+            near = difflib.get_close_matches(args[0], self.commands, 1)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            raise click.UsageError(f"no such command {args[0]}: expected one of {', '.join(sorted(self.commands))}{meant}", ctx)
+        return super().resolve_command(ctx, args)
 
     def main(self, args: Any = None, prog_name: str | None = None, *_: Any, **extra: Any) -> NoReturn:
         fill_standard_streams()
@@ -72,7 +80,7 @@ def _report(error: Exception, arguments: list[str]) -> int | None:
     elif isinstance(error, click.Abort):
         code, kind, message, again = _STOPPED, "KeyboardInterrupt", "stopped", "everything finished is kept; to go on:"
     elif isinstance(error, click.UsageError):
-        code, message = 2, error.format_message().rstrip(".") + f" (see `mmcompile {command + ' ' if command else ''}--help`)"
+        code, message = 2, _usage(error) + f" (see `mmcompile {command + ' ' if command else ''}--help`)"
     elif isinstance(error, click.ClickException):
         message = error.format_message()
     elif isinstance(error, OSError):
@@ -94,6 +102,16 @@ def _report(error: Exception, arguments: list[str]) -> int | None:
     lines = [f"error: {text.escape(message)}", *text.examples(details, _EXAMPLES)]
     say([*lines, *(line for pair in commands for line in pair)], err=True)
     return code
+
+
+def _usage(error: click.UsageError) -> str:
+    """Wrong usage in the words of our other errors."""
+    if isinstance(error, click.NoSuchOption):
+        return f"no such option {error.option_name}" + (f"; did you mean {error.possibilities[0]}?" if error.possibilities else "")
+    if isinstance(error, click.BadParameter) and not isinstance(error, click.MissingParameter) and error.param is not None and error.ctx is not None:
+        return f"{error.param.get_error_hint(error.ctx)}: {error.message.rstrip('.')}".replace("'", "", 2)
+    said = error.format_message().rstrip(".").replace("'", "")
+    return said[:1].lower() + said[1:]
 
 
 def called() -> list[str]:

@@ -109,9 +109,9 @@ def build(
     for name, value, kinds in (("preprocess", preprocess, (Preprocess, RowPreprocess)), ("options", options, (BuildOptions,))):
         if value is not None and not isinstance(value, kinds):
             expected = " or ".join(f"a mmcompile.{kind.__name__}" for kind in kinds)
-            raise OptionError(f"{name} must be {expected}, not {value!r:.80}", options=[name])
+            raise OptionError(f"{name} must be {expected}, found {value!r:.80}", options=[name])
     if not isinstance(out, str | Path):
-        raise OptionError(f"out must be a path as str or Path, not {out!r:.80}", options=["out"])
+        raise OptionError(f"out must be a path as str or Path, found {out!r:.80}", options=["out"])
     options = options or BuildOptions()
     if workers is not None:
         options = replace(options, workers=workers)
@@ -124,7 +124,7 @@ def build(
 
         make = functools.partial(row_build, source, preprocess, options)
     elif isinstance(preprocess, RowPreprocess):
-        raise OptionError("a RowPreprocess is for arrays, tables and datasets in Python, and this source has files of images: give a Preprocess")
+        raise OptionError(f"{source.root}: a source of images, and a RowPreprocess is for arrays, tables and datasets in Python: give a Preprocess")
     else:
         preprocess = source.settle(preprocess) if isinstance(source, CompiledSource) else preprocess or Preprocess()
         made: type[Build] = Build

@@ -24,7 +24,7 @@ from mmcompile.compiler.template import Template, WorkerProcess
 from mmcompile.errors import EngineError, OptionError
 from mmcompile.format.cpus import usable_cpus
 
-__all__ = ["LocalExecutor", "make_executor", "result_within", "run_pickled", "signal_name"]
+__all__ = ["LocalExecutor", "how_ended", "make_executor", "result_within", "run_pickled"]
 
 #: Seconds between two looks at whether a silent worker is still there: its pipe may be held open by a process that it left behind.
 _ALIVE_S = 2.0
@@ -39,12 +39,14 @@ def make_executor(workers: int | None) -> Executor:
     return LocalExecutor(usable_cpus() if workers is None else workers)
 
 
-def signal_name(number: int) -> str:
-    """SIGSEGV for 11; a number where the signal has no name (real-time signals)."""
+def how_ended(code: int) -> str:
+    """How a process ended, by its exit code (negative: the signal, which may have no name), as it stands behind "a worker"."""
+    if code == -signal.SIGKILL:
+        return "was killed (out of memory?)"
     try:
-        return signal.Signals(number).name
+        return f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     except ValueError:
-        return f"signal {number}"
+        return f"ended by signal {-code}"
 
 
 def result_within(executor: Executor, future: Future[Any], limit_s: float) -> Any:
@@ -70,7 +72,7 @@ class LocalExecutor(Executor):
 
     def __init__(self, workers: int) -> None:
         if not 1 <= workers <= MOST_WORKERS:
-            raise OptionError(f"--workers must be from 1 to {MOST_WORKERS:,}, not {workers:,}", options=["workers"])
+            raise OptionError(f"--workers must be from 1 to {MOST_WORKERS:,}, found {workers:,}", options=["workers"])
         self.workers = workers
         self._queue: queue.SimpleQueue[tuple[Future[Any], bytes] | None] = queue.SimpleQueue()
         self._processes: dict[int, WorkerProcess] = {}
@@ -185,8 +187,7 @@ def _call(worker: WorkerProcess, data: bytes) -> tuple[bool, Any]:
         code = worker.wait()
         said = worker.said() if code > 0 else ""
         worker.close()
-        how = signal_name(-code) if code < 0 else f"exit code {code}"
-        raise EngineError(f"a worker process ended ({how})" + (f": {said}" if said else ""), exitcode=code, said=said) from None
+        raise EngineError(f"a worker process {how_ended(code)}" + (f": {said}" if said else ""), exitcode=code, said=said) from None
     return pickle.loads(reply)  # type: ignore[no-any-return]
 
 

@@ -180,7 +180,9 @@ def fields_of(value: object) -> tuple[tuple[str, FieldOptions], ...]:
 def _made(name: str, given: dict[str, Any]) -> FieldOptions:
     known = {f.name for f in fields(FieldOptions)}
     if strange := sorted(set(given) - known):
-        raise OptionError(f"field {name}: unknown {', '.join(strange)}; expected one of {', '.join(sorted(known))}", options=strange)
+        near = difflib.get_close_matches(strange[0], sorted(known), 1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        raise OptionError(f"field {name}: unknown {', '.join(strange)}{meant} (known are {', '.join(sorted(known))})", options=strange)
     values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in given.items()}
     try:
         return FieldOptions(**values)

@@ -73,25 +73,25 @@ class BuildOptions:
         for name, (kinds, words) in _TYPES.items():
             value = getattr(self, name)
             if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-                raise OptionError(f"{name} must be {words}, not {value!r:.80}", options=[name])
+                raise OptionError(f"{name} must be {words}, found {value!r:.80}", options=[name])
             if isinstance(value, Integral) and bool not in kinds:
                 object.__setattr__(self, name, int(value))
         if self.workers is not None and self.workers < 1:
-            raise OptionError(f"--workers must be a number, at least 1, not {self.workers!r}")
+            raise OptionError(f"--workers must be a number, at least 1, found {self.workers!r}")
         if not isinstance(self.engine, Executor) and self.engine not in ENGINES:
-            raise OptionError(f"engine must be {', '.join(map(repr, ENGINES))} or an Executor, not {self.engine!r}")
+            raise OptionError(f"engine must be {', '.join(map(repr, ENGINES))} or an Executor, found {self.engine!r}")
         if self.address is not None and self.engine not in ("dask", "ray"):
             raise OptionError(f"--address {self.address} is that of a dask or ray cluster: give the engine, too (--engine dask or --engine ray)")
         if self.part is not None and (self.plan_only or self.engine != "local"):
             raise OptionError(f"--part {self.part} is built by processes of this machine: leave --engine and --plan-only out", options=["part"])
         if not _ORDER.fullmatch(self.order):
-            raise OptionError(f"--order must be source, shuffled or shuffled:SEED, not {self.order!r}", options=["order"])
+            raise OptionError(f"--order must be source, shuffled or shuffled:SEED, found {self.order!r}", options=["order"])
         if not isinstance(self.keys, str) or not _KEYS.fullmatch(self.keys):
-            raise OptionError(f"--keys must be plain, hash or hash:FILE, not {self.keys!r:.80}", options=["keys"])
+            raise OptionError(f"--keys must be plain, hash or hash:FILE, found {self.keys!r:.80}", options=["keys"])
         if self.shard_bytes < 1:
-            raise OptionError(f"--shard-bytes must be at least 1, not {self.shard_bytes}")
+            raise OptionError(f"--shard-bytes must be at least 1, found {self.shard_bytes}")
         if not self.decode_timeout_s > 0:
-            raise OptionError(f"--decode-timeout must be above 0 (seconds), not {self.decode_timeout_s}")
+            raise OptionError(f"--decode-timeout must be above 0 (seconds), found {self.decode_timeout_s}")
 
     @property
     def seed(self) -> int | None:
@@ -137,7 +137,7 @@ def allowed_rejects(max_rejects: int | str, items: int) -> int:
             if value < 0:
                 raise ValueError(text)
     except (ValueError, ZeroDivisionError):
-        raise OptionError(f"--max-rejects must be a number of images, or a share of them such as 2%, not {max_rejects!r}") from None
+        raise OptionError(f"--max-rejects must be a number of images, or a share of them such as 2%, found {max_rejects!r}") from None
     return value
 
 

@@ -134,7 +134,7 @@ class Wanted:
                 raise OptionError(long_text(f"field {called}", text))
         counted = Counter(f.name for f in fields)
         if twice := [name for name, count in counted.items() if count > 1]:
-            raise OptionError(f"two fields are called {', '.join(twice)}: name a column otherwise, or leave one out", options=["columns"])
+            raise OptionError(f"two fields are called {', '.join(twice)}: name one otherwise, or leave it out", options=["columns"])
         versions, revision = (versions_of(preprocess), PIXEL_REVISION) if scan.lent is None else (scan.lent.versions, scan.lent.revision)
         settings = {"preprocess": preprocess.settings(), "source": source.identity(), "shard_bytes": options.shard_bytes}
         trace = Trace.of(options, scan.lent)

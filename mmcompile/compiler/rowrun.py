@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from mmcompile.compiler.engines import LocalExecutor, signal_name
+from mmcompile.compiler.engines import LocalExecutor, how_ended
 from mmcompile.compiler.rowstore import merge_sums
 from mmcompile.compiler.rowtask import RowJob, RowPiece, RowResult, RowSeal, load_source, run_rows, seal_rows
 from mmcompile.compiler.sources.rows import RowSource
@@ -228,7 +228,7 @@ class RowRunner:
             if "exitcode" not in error.details:
                 raise
             code = int(error.details["exitcode"])
-            self._again(call, f"a worker ended by {signal_name(-code)}" if code < 0 else f"a worker ended with exit code {code}")
+            self._again(call, f"a worker {how_ended(code)}")
             return None
         except MMCompileError as error:
             self._faults.append((shard.task.start if piece is None else piece.start, error))

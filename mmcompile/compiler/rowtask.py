@@ -166,7 +166,7 @@ def run_rows(job: RowJob, piece: RowPiece) -> RowResult:
         try:
             made = np.ascontiguousarray(spec.make(values, number, result.counts, finite=all_finite(sums)))
         except SourceError as error:
-            raise SourceError(f"{place_of(source, error.details['row'])}: {error}", **error.details) from error
+            raise SourceError(f"{place_of(source, error.details['row'])}: {error}", **error.details) from error.__cause__
         if sums is not None:
             result.sums[spec.stored.name] = merge_sums([sums])[0]
         view: Any = memoryview(made.reshape(-1).view(np.uint8))  # type: ignore[arg-type]

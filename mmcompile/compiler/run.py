@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcompile.compiler.decode import SUGGESTED_SCALING
-from mmcompile.compiler.engines import LocalExecutor, signal_name
+from mmcompile.compiler.engines import LocalExecutor, how_ended
 from mmcompile.compiler.hand import hand_path, read_hand
 from mmcompile.compiler.pieces import cut_pieces
 from mmcompile.compiler.plan import ShardTask, task_id
@@ -277,7 +277,7 @@ class Runner:
         path = hand_path(self._job.scratch, watch.piece.serial)
         hand = read_hand(path)
         path.unlink(missing_ok=True)
-        reason = "took longer than it may" if watch.timed_out else _how(code) + (f": {said}" if said else "")
+        reason = "took longer than it may" if watch.timed_out else f"its worker {how_ended(code)}" + (f": {said}" if said else "")
         self._exits += code > 0
         if self._exits >= _EXITS and not self.counts.done:
             raise EngineError(f"workers end on every image ({reason}); nothing was decoded: mend the installation, and run the same command again")
@@ -405,9 +405,3 @@ class Runner:
         """End a worker that neither begins nor ends; the call is made again."""
         if isinstance(self._executor, LocalExecutor):
             self._executor.kill_call(future)
-
-
-def _how(code: int) -> str:
-    if code == -signal.SIGKILL:
-        return "its worker was killed (out of memory?)"
-    return f"its worker ended by {signal_name(-code)}" if code < 0 else f"its worker ended with exit code {code}"

@@ -15,7 +15,19 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from mmcompile.errors import CorruptShardError, FormatError
 
-__all__ = ["HASH", "Check", "as_bytes", "as_text", "canonical", "name_from_json", "name_to_json", "parse", "raise_shortage", "read_limited"]
+__all__ = [
+    "HASH",
+    "Check",
+    "as_bytes",
+    "as_text",
+    "canonical",
+    "name_from_json",
+    "name_to_json",
+    "not_a_file",
+    "parse",
+    "raise_shortage",
+    "read_limited",
+]
 
 #: A file's name: 32 hex digits, the canonical (big-endian) form of its xxh3-128.
 HASH = re.compile(r"[0-9a-f]{32}\Z")
@@ -118,6 +130,11 @@ def _check_values(value: Any) -> None:
         level, depth = below, depth + 1
 
 
+def not_a_file(mode: int) -> str:
+    """What to say of what stands where a regular file is expected, by its st_mode."""
+    return f"expected a file, found {'a folder' if stat.S_ISDIR(mode) else 'a pipe, socket or device'}: move it away"
+
+
 def raise_shortage(error: OSError, path: Path) -> None:
     """Raise an error that says nothing about this file as an OSError, so that no file is called damaged for it."""
     if error.errno in _SHORTAGE:
@@ -141,7 +158,7 @@ def read_limited(path: Path, limit: int) -> bytes:
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise FormatError(f"{path}: not a regular file", path=str(path))
+            raise FormatError(f"{path}: {not_a_file(status.st_mode)}", path=str(path))
         if status.st_size > limit:
             raise FormatError(f"{path}: {status.st_size:,} bytes, the limit is {limit:,}", path=str(path))
         data = bytearray()

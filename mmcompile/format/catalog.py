@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcompile.errors import CorruptShardError
-from mmcompile.format.canonical import raise_shortage
+from mmcompile.format.canonical import not_a_file, raise_shortage
 from mmcompile.format.index import Index
 from mmcompile.format.npy import file_name, hash_file, read_hashed
 from mmcompile.format.reader import shard_starts
@@ -113,9 +113,9 @@ def open_regular(path: Path) -> int:
         raise_shortage(error, path)
         reason = "a link; files of a dataset are regular files inside its folder" if os.path.islink(path) else f"cannot be opened ({error.strerror})"
         raise CorruptShardError(f"{path}: {reason}", path=str(path)) from None
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    if not stat.S_ISREG(mode := os.fstat(fd).st_mode):
         os.close(fd)
-        raise CorruptShardError(f"{path}: not a regular file", path=str(path))
+        raise CorruptShardError(f"{path}: {not_a_file(mode)}", path=str(path))
     return fd
 
 

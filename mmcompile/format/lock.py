@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 from mmcompile.errors import BuildError
+from mmcompile.format.canonical import not_a_file
 
 __all__ = ["Lock"]
 
@@ -80,12 +82,12 @@ class Lock:
         fd = -1
         try:
             fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-            if stat.S_ISREG(os.fstat(fd).st_mode):
+            if stat.S_ISREG(mode := os.fstat(fd).st_mode):
                 return fd
             os.close(fd)
-            reason = "not a regular file"
+            reason = not_a_file(mode)
         except OSError as error:
-            reason = f"{error.strerror}"
+            reason = "a link: move it away" if error.errno == errno.ELOOP else f"{error.strerror}"
         raise BuildError(f"{self.path}: cannot be used as the lock of this folder ({reason})", path=str(self.path))
 
     def still_held(self) -> bool:

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import xxhash
 
 from mmcompile.errors import CorruptShardError, FormatError
-from mmcompile.format.canonical import raise_shortage
+from mmcompile.format.canonical import not_a_file, raise_shortage
 from mmcompile.format.commit import install, write_atomic
 
 __all__ = [
@@ -144,12 +144,11 @@ def open_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tupl
         expected = header(dtype, shape)
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise CorruptShardError(f"{path}: not a regular file", path=str(path))
+            raise CorruptShardError(f"{path}: {not_a_file(status.st_mode)}", path=str(path))
         size = len(expected) + dtype.itemsize * _product(shape)
         if status.st_size != size:
             raise CorruptShardError(
-                f"{path}: {status.st_size:,} bytes, expected {size:,} for {dtype.str if dtype.names is None else 'records'} {shape}; "
-                f"run `mmcompile verify {path.parent.parent}`, which says how to mend it",
+                f"{path}: {status.st_size:,} bytes, expected {size:,} for {dtype.str if dtype.names is None else 'records'} {shape}; {_mend(path)}",
                 path=str(path),
                 expected=size,
                 found=status.st_size,
@@ -159,7 +158,7 @@ def open_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tupl
             start = 10 if found[:10] == expected[:10] else 0
             shown, wanted = found[start:150].rstrip(b" \n\0"), expected[start:].rstrip()
             raise CorruptShardError(
-                f"{path}: its header is {shown!r}, expected {wanted!r}; run `mmcompile verify {path.parent.parent}`, which says how to mend it",
+                f"{path}: its header is {shown!r}, expected {wanted!r}; {_mend(path)}",
                 path=str(path),
             )
     except OSError as error:
@@ -191,6 +190,10 @@ def read_array(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], *, dens
     return out
 
 
+def _mend(path: Path) -> str:
+    return f"run `mmcompile verify {path.parent.parent}`, which says how to mend it"
+
+
 def _refuse_hole(fd: int, path: Path) -> None:
     size = os.fstat(fd).st_size
     try:
@@ -198,7 +201,7 @@ def _refuse_hole(fd: int, path: Path) -> None:
     except OSError:  # a file system that knows no holes
         return
     if hole < size:
-        raise CorruptShardError(f"{path}: a hole at byte {hole:,} of {size:,}, where data must lie", path=str(path))
+        raise CorruptShardError(f"{path}: a hole at byte {hole:,} of {size:,}, where data must lie; {_mend(path)}", path=str(path))
 
 
 def read_hashed(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], digest: str) -> Array:
@@ -210,9 +213,7 @@ def read_hashed(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], digest
     state = xxhash.xxh3_128(header(dtype, shape))
     state.update(memoryview(cast(Any, out.reshape(-1).view(np.uint8))))
     if state.hexdigest() != digest:
-        raise CorruptShardError(
-            f"{path}: its content does not match its name; run `mmcompile verify {path.parent.parent}`, which says how to mend it", path=str(path)
-        )
+        raise CorruptShardError(f"{path}: its content does not match its name; {_mend(path)}", path=str(path))
     return out
 
 
@@ -225,9 +226,9 @@ def read_into(fd: int, out: Array, offset: int, path: Path) -> None:
             count = os.preadv(fd, [view[done:]], offset + done)
         except OSError as error:
             raise_shortage(error, path)
-            raise CorruptShardError(f"{path}: cannot be read at byte {offset + done:,} ({error.strerror})", path=str(path)) from error
+            raise CorruptShardError(f"{path}: cannot be read at byte {offset + done:,} ({error.strerror}); {_mend(path)}", path=str(path)) from error
         if count == 0:
-            raise CorruptShardError(f"{path}: ends at byte {offset + done:,}, expected {offset + len(view):,} or more", path=str(path))
+            raise CorruptShardError(f"{path}: ends at byte {offset + done:,}, expected {offset + len(view):,} or more; {_mend(path)}", path=str(path))
         done += count
 
 

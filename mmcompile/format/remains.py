@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
 import re
 import shlex
@@ -43,7 +44,11 @@ def put_back(root: Path) -> str:
 def not_a_dataset(root: Path) -> str:
     """What to say of a folder without index.json."""
     if not os.path.exists(root):
-        return f"{root}: no such folder; build one with `mmcompile build RAW {root}`"
+        near = ""
+        with contextlib.suppress(OSError):
+            there = [name for name in os.listdir(root.parent) if (root.parent / name / "index.json").is_file()]
+            near = next((f"did you mean {root.parent / name}, or " for name in difflib.get_close_matches(root.name, sorted(there), 1)), "")
+        return f"{root}: no such folder; {near}build one with `mmcompile build RAW {root}`"
     if not os.path.isdir(root):
         return f"{root}: not a folder; expected the OUT of `mmcompile build RAW OUT`"
     if is_left_of_one(root):

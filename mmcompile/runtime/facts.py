@@ -143,6 +143,8 @@ class Facts(Dataset[Any]):
 
         Raises KeyError; ValueError where rows have no keys, as those of arrays and tables, and without the right secret.
         """
+        if not isinstance(key, str | bytes):
+            raise TypeError(f"a source is asked for by its key, a str or bytes as source() gives it, not {type(key).__name__}")
         at = self._rows.find(self._reader.find(as_bytes(key), secret))
         if at < 0:
             raise KeyError(f"{self.root}: the sample of the source {as_text(key)!r} is in another split or subset")

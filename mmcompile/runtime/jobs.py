@@ -126,7 +126,11 @@ def _said(keys: Any, run: Pass) -> tuple[int, int, npt.NDArray[np.bool_] | None,
     """The seed and epoch that the indices of a batch carry, else the iteration's; which of them count, and the numbers of their draws."""
     said = {(key.seed, key.epoch, key.valid is None) if isinstance(key, SampleIndex) else None for key in keys}
     if len(said) > 1:
-        raise ValueError(f"the sampler gave one batch samples of several seeds or epochs: {sorted(map(str, said))}; end batches where an epoch ends")
+        found = sorted("no epoch" if one is None else f"seed {one[0]} epoch {one[1]}" + ("" if one[2] else " with a mask") for one in said)
+        raise ValueError(
+            f"a batch of the sampler holds samples of several seeds or epochs ({', '.join(found[:4])}), expected those of one: give it one epoch at "
+            "a time, or a batch_sampler whose batches end where an epoch does"
+        )
     one = said.pop() if said else None
     if one is None:
         return run.seed, run.epoch, None, None

@@ -57,7 +57,7 @@ def open_file(path: Path, flags: int) -> int:
 
 
 def _not_a_file(path: Path) -> FormatError:
-    return FormatError(f"{path}: not a regular file; remove it", path=str(path))
+    return FormatError(f"{path}: expected a file, found a folder or pipe: move it away", path=str(path))
 
 
 def close(fd: int) -> None:

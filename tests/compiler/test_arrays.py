@@ -305,6 +305,15 @@ def test_a_compressed_file_that_ends_early_or_late_is_an_error_when_that_is_seen
         read("idx", tmp_path / "a-images-idx3-ubyte.gz")
 
 
+def test_a_file_that_is_called_idx_and_is_none_is_shown_as_it_begins(tmp_path: Path) -> None:
+    path = tmp_path / "a-images-idx3-ubyte"
+    path.write_bytes(b"\x89PNG\r\n\x1a\n")
+    with pytest.raises(SourceError) as caught:
+        read("idx", path)
+    said = "no IDX file, or a damaged one: it begins with 89 50 4e 47, expected 00 00, a type (08 to 0e), 1 to 8 axes, and 4 bytes for each of them"
+    assert str(caught.value) == f"{path}: {said}"
+
+
 def test_a_plain_idx_file_that_is_longer_than_its_header_says_is_refused(tmp_path: Path) -> None:
     idx(tmp_path / "a-images-idx3-ubyte", np.zeros((3, 4, 5), "u1"))
     with (tmp_path / "a-images-idx3-ubyte").open("ab") as file:

@@ -52,7 +52,7 @@ def test_options_that_a_kind_does_not_take_are_refused_by_name(monkeypatch: pyte
 
 
 def test_a_kind_that_there_is_not_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(OptionError, match=re.escape(", ".join(kind.name for kind in KINDS)) + ", not 'nope'"):
+    with pytest.raises(OptionError, match=re.escape(", ".join(kind.name for kind in KINDS)) + ", found 'nope'"):
         open_source(["raw"], SourceOptions(source="nope"))
 
 
@@ -139,16 +139,16 @@ def test_what_compat_takes_of_raw_is_that_of_the_preprocess(tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"where": 3}, "where must be a text, not 3"),
-        ({"hidden": "yes"}, "hidden must be True or False, not 'yes'"),
+        ({"where": 3}, "where must be a text, found 3"),
+        ({"hidden": "yes"}, "hidden must be True or False, found 'yes'"),
         ({"split": {"train": "a"}}, "split must be a list of texts"),
-        ({"columns": [1]}, r"columns must be a list of texts, not \[1\]"),
-        ({"rows": b"ab"}, "rows must be a file, or numbers of rows, not b'ab'"),
-        ({"rows": ""}, "rows must be a file, or numbers of rows, not ''"),
-        ({"classes_from": ""}, "classes_from must be a path, not ''"),
-        ({"rows": [0.5]}, r"rows must be a file, or numbers of rows, not \[0.5\]"),
-        ({"split_by": [3]}, r"split_by must be a text, not \[3\]"),
-        ({"as_": 1}, "as_ must be a list of texts, not 1"),
+        ({"columns": [1]}, r"columns must be a list of texts, found \[1\]"),
+        ({"rows": b"ab"}, "rows must be a file, or numbers of rows, found b'ab'"),
+        ({"rows": ""}, "rows must be a file, or numbers of rows, found ''"),
+        ({"classes_from": ""}, "classes_from must be a path, found ''"),
+        ({"rows": [0.5]}, r"rows must be a file, or numbers of rows, found \[0.5\]"),
+        ({"split_by": [3]}, r"split_by must be a text, found \[3\]"),
+        ({"as_": 1}, "as_ must be a list of texts, found 1"),
     ],
 )
 def test_an_option_of_the_wrong_type_is_refused_by_name(options: dict[str, Any], message: str) -> None:

@@ -108,6 +108,16 @@ def test_the_bytes_are_the_same_from_one_process_and_from_two(tmp_path: Path) ->
     assert dataset(tmp_path / "two") == dataset(tmp_path / "one")
 
 
+class Boxed:
+    """Named values that are no dict."""
+
+    def keys(self) -> list[str]:
+        return ["a"]
+
+    def __getitem__(self, name: str) -> int:
+        return 1
+
+
 @pytest.mark.parametrize(
     ("sample", "wanted"),
     [
@@ -160,6 +170,7 @@ def test_values_are_what_the_samples_hold() -> None:
         ([np.ma.masked_equal([1, 2], 2)], "row 0: x: MaskedArray that is no array of numbers (masked values: fill them)"),
         ([{"x": {"y": {"z": 1}}}], "row 0: y: dict; expected pictures"),
         ([np.array([object()])], "row 0: x: ndarray of Python objects; expected pictures"),
+        ([Boxed()], "row 0: x: Boxed; expected pictures, arrays, tensors, numbers, or a dict of them: give dict(…) of it"),
         (Pictures(length=-1), "Pictures: its length cannot be told"),
     ],
 )
@@ -169,6 +180,7 @@ def test_a_strange_sample_is_an_error_with_its_row(data: Any, message: str) -> N
         rows(data, preprocess)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert not isinstance(caught.value.__cause__, SourceError)  # or a traceback says the same twice
 
 
 def test_an_error_in_a_sample_ends_a_build_and_publishes_nothing(tmp_path: Path) -> None:

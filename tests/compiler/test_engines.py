@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mmcompile.compiler.engines import LocalExecutor, result_within, signal_name
+from mmcompile.compiler.engines import LocalExecutor, how_ended, result_within
 from mmcompile.compiler.options import BuildOptions
 from mmcompile.errors import DecodeError, EngineError, OptionError
 from tests.compiler.builds import picture, write
@@ -90,12 +90,21 @@ def test_exceptions_come_back_as_themselves_and_the_worker_goes_on(executor: Loc
     assert executor.submit(pid).result() == first
 
 
-@pytest.mark.parametrize("code", [3, 0, -signal.SIGSEGV, -signal.SIGKILL, -(signal.SIGRTMIN + 3)])
-def test_a_worker_that_dies_fails_one_call_with_its_exit_code_and_the_next_works(executor: LocalExecutor, code: int) -> None:
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (3, "ended with exit code 3"),
+        (0, "ended with exit code 0"),
+        (-signal.SIGSEGV, "ended by SIGSEGV"),
+        (-signal.SIGKILL, "was killed (out of memory?)"),
+        (-(signal.SIGRTMIN + 3), f"ended by signal {signal.SIGRTMIN + 3}"),
+    ],
+)
+def test_a_worker_that_dies_fails_one_call_with_its_exit_code_and_the_next_works(executor: LocalExecutor, code: int, said: str) -> None:
     doomed, after = executor.submit(die, code), executor.submit(add, 1, 2)
     with pytest.raises(EngineError) as caught:
         doomed.result()
-    assert caught.value.details["exitcode"] == code
+    assert (str(caught.value), caught.value.details["exitcode"]) == (f"a worker process {said}", code)
     assert after.result() == 3
 
 
@@ -181,7 +190,7 @@ def test_a_script_needs_no_main_guard(tmp_path: Path) -> None:
 
 
 def test_another_engine_is_refused_with_the_name_that_works() -> None:
-    with pytest.raises(OptionError, match="'local', 'dask', 'ray' or an Executor, not 'spark'"):
+    with pytest.raises(OptionError, match="'local', 'dask', 'ray' or an Executor, found 'spark'"):
         BuildOptions(engine="spark")
     with pytest.raises(OptionError, match="give the engine, too"):
         BuildOptions(address="tcp://there:8786")
@@ -195,9 +204,9 @@ def test_a_worker_that_cannot_be_started_is_an_engine_error(executor: LocalExecu
         executor.submit(add, 1, 2).result()
 
 
-def test_a_signal_without_a_name_has_its_number() -> None:
-    assert signal_name(signal.SIGSEGV) == "SIGSEGV"
-    assert signal_name(signal.SIGRTMIN + 3) == f"signal {signal.SIGRTMIN + 3}"
+def test_how_a_process_ended_is_said_in_one_way() -> None:
+    assert how_ended(-signal.SIGABRT) == "ended by SIGABRT"
+    assert how_ended(-(signal.SIGRTMIN + 3)) == f"ended by signal {signal.SIGRTMIN + 3}"
 
 
 def test_more_workers_than_can_be_started_are_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,5 +222,5 @@ def test_more_workers_than_can_be_started_are_one_error(monkeypatch: pytest.Monk
     with pytest.raises(EngineError, match=r"cannot start 9 workers \(can't start new thread\): give fewer"):
         LocalExecutor(9)
     assert threading.active_count() == before
-    with pytest.raises(OptionError, match="workers must be from 1 to 4,096, not 5,000"):
+    with pytest.raises(OptionError, match="workers must be from 1 to 4,096, found 5,000"):
         LocalExecutor(5000)

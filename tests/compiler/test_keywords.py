@@ -31,10 +31,10 @@ def test_options_that_are_no_keywords_say_where_they_stand(tmp_path: Path, given
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"preprocess": {"resize": 4}}, r"preprocess must be a mmcompile.Preprocess or a mmcompile.RowPreprocess, not {'resize': 4}"),
+        ({"preprocess": {"resize": 4}}, r"preprocess must be a mmcompile.Preprocess or a mmcompile.RowPreprocess, found {'resize': 4}"),
         ({"preprocess": "imagenet"}, "preprocess must be a mmcompile.Preprocess"),
         ({"options": {"workers": 2}}, "options must be a mmcompile.BuildOptions"),
-        ({"workers": "2"}, "workers must be a number, at least 1, not '2'"),
+        ({"workers": "2"}, "workers must be a number, at least 1, found '2'"),
         ({"preprocess": mmcompile.Preprocess(crop=4)}, "--crop: for pictures, and this source has arrays"),
     ],
 )
@@ -44,7 +44,9 @@ def test_what_is_given_in_place_of_options_is_refused(tmp_path: Path, given: dic
 
 
 def test_settings_of_rows_do_not_go_with_files_of_images(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="a RowPreprocess is for arrays, tables and datasets in Python, and this source has files of images"):
+    with pytest.raises(
+        OptionError, match=": a source of images, and a RowPreprocess is for arrays, tables and datasets in Python: give a Preprocess"
+    ):
         mmcompile.build(make_raw(tmp_path / "raw"), tmp_path / "out", preprocess=mmcompile.RowPreprocess())
 
 

@@ -294,6 +294,12 @@ def test_settings_of_a_field_that_a_folder_of_classes_lacks_are_refused(tmp_path
     assert not (tmp_path / "out" / "index.json").exists()
 
 
+def test_a_folder_of_pairs_without_pictures_says_what_was_left_out(tmp_path: Path) -> None:
+    pairs(tmp_path, ["a", "b"], "images", "masks")
+    with pytest.raises(SourceError, match=r"^no images in images: 2 excluded$"):
+        scanned(tmp_path, source="pairs", exclude=("images/*.jpg",))
+
+
 def test_a_folder_without_any_pair_says_what_is_expected(tmp_path: Path) -> None:
     write(tmp_path, {"cats/a.jpg": picture(0, "JPEG")})
     with pytest.raises(SourceError, match="no folders side by side: expected one called images"):

@@ -957,3 +957,20 @@ def test_a_column_of_texts_that_may_be_classes_says_how_it_becomes_the_label(tmp
     assert source(path, label="species").scan().warnings == source(path, label="none").scan().warnings == ()
     for text in ("v,species,s\n1,cat,a\n2,cat,a\n", "v,species\n1,cat\n2,dog\n3,ant\n", "t,species\n2020-01-01,cat\n2020-01-02,cat\n"):
         assert source(table(tmp_path / "b.csv", text)).scan().warnings == ()
+
+
+def test_a_column_that_is_not_asked_for_may_hold_anything(tmp_path: Path) -> None:
+    path = table(tmp_path / "t.csv", "a,b\n1,2\n3,x\n5,6\n")
+    with pytest.raises(SourceError, match=r"row 2, column b: 'x' is no value like others in it: mend it, or leave it out with --columns$"):
+        source(path).scan()
+    scan = source(path, columns=("a",)).scan()
+    assert (scan.rows, [spec.name for spec in scan.fields]) == (3, ["a"])
+    wishes: tuple[dict[str, Any], ...] = (
+        {"columns": ("b",)},
+        {"columns": ("p=a+b",)},
+        {"columns": ("a",), "order_by": "b"},
+        {"columns": ("a",), "label": "b"},
+    )
+    for asked in wishes:
+        with pytest.raises(SourceError, match="row 2, column b"):
+            source(path, **asked).scan()

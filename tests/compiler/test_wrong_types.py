@@ -46,7 +46,7 @@ class Dataset:
 def test_an_option_of_another_type_is_named_with_its_value(name: str, value: Any, expected: str) -> None:
     with pytest.raises(OptionError) as caught:
         BuildOptions(**{name: value})
-    assert str(caught.value).removeprefix("--") == f"{name} must be {expected}, not {value!r}"
+    assert str(caught.value).removeprefix("--") == f"{name} must be {expected}, found {value!r}"
 
 
 def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:

@@ -124,10 +124,15 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("file")
     (tmp_path / "loop").symlink_to("loop")
     os.mkfifo(tmp_path / "fifo")
-    for name, fault in (("folder", "not a regular file"), ("fifo", "not a regular file"), ("link", "a link"), ("loop", "a link")):
+    for name, fault in (
+        ("folder", "folder: expected a file, found a folder: move it away$"),
+        ("fifo", "found a pipe, socket or device: move it away$"),
+        ("link", "a link"),
+        ("loop", "a link"),
+    ):
         with pytest.raises(FormatError, match=fault):
             read_limited(tmp_path / name, 100)
-    with pytest.raises(FormatError, match="not a regular file"):
+    with pytest.raises(FormatError, match=r"/dev/zero: expected a file, found a pipe, socket or device: move it away$"):
         read_limited(Path("/dev/zero"), 100)
     with pytest.raises(FormatError, match="cannot be opened"):
         read_limited(tmp_path / ("x" * 300), 100)

@@ -121,11 +121,17 @@ def test_whatever_a_holder_wrote_is_no_other_error(path: Path, holder: subproces
 
 
 @pytest.mark.parametrize(
-    "make", [lambda p: p.mkdir(), lambda p: os.mkfifo(p), lambda p: p.symlink_to("elsewhere"), lambda p: shutil.rmtree(p.parent)]
+    ("make", "why"),
+    [
+        (lambda p: p.mkdir(), "Is a directory"),
+        (lambda p: os.mkfifo(p), "expected a file, found a pipe, socket or device: move it away"),
+        (lambda p: p.symlink_to("elsewhere"), "a link: move it away"),
+        (lambda p: shutil.rmtree(p.parent), "No such file or directory"),
+    ],
 )
-def test_what_is_no_file_is_refused(path: Path, make: Any) -> None:
+def test_what_is_no_file_is_refused(path: Path, make: Any, why: str) -> None:
     make(path)
-    with pytest.raises(BuildError, match="cannot be used as the lock"), Lock(path):
+    with pytest.raises(BuildError, match=rf"/lock: cannot be used as the lock of this folder \({why}\)$"), Lock(path):
         pass
     assert not (path.parent / "elsewhere").exists()
 

@@ -128,14 +128,14 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     before = len(os.listdir("/proc/self/fd"))
     for name, kind, fault in (
-        ("folder", CorruptShardError, "not a regular"),
-        ("fifo", CorruptShardError, "not a regular"),
+        ("folder", CorruptShardError, "folder: expected a file, found a folder: move it away$"),
+        ("fifo", CorruptShardError, "expected a file, found a pipe, socket or device: move it away$"),
         ("link", FormatError, "a link"),
         ("x" * 300, CorruptShardError, "cannot be opened"),
     ):
         with pytest.raises(kind, match=fault):
             open_array(tmp_path / name, GOOD.dtype, GOOD.shape)
-    with pytest.raises(CorruptShardError, match="not a regular"):
+    with pytest.raises(CorruptShardError, match="expected a file, found a pipe, socket or device"):
         open_array(Path("/dev/zero"), GOOD.dtype, GOOD.shape)
     for absent in ("absent", "good/below"):
         with pytest.raises(FileNotFoundError):

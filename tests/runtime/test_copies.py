@@ -387,7 +387,7 @@ def test_what_is_no_file_or_cannot_be_removed_is_an_error_that_names_it(tmp_path
     copies = Copies(str(tmp_path), None)
     for k, (suffix, make) in enumerate([("", os.mkdir), ("", os.mkfifo), (".part", os.mkdir), (".part", os.mkfifo)]):
         make(copies.folder / (far.names[k] + suffix))
-        with pytest.raises(FormatError, match=rf"{far.names[k]}{suffix}: not a regular file; remove it"):
+        with pytest.raises(FormatError, match=rf"{far.names[k]}{suffix}: expected a file, found a folder or pipe: move it away"):
             bring(copies, far, k)
     (copies.folder / far.names[4]).write_bytes(b"short")
     unlink = os.unlink

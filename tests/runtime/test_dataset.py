@@ -163,6 +163,8 @@ def test_zero_and_one_sample(tmp_path: Path, n: int, engine: str) -> None:
         ds[n]
     with pytest.raises(KeyError):
         ds.find("nothing")
+    with pytest.raises(TypeError, match=r"^a source is asked for by its key, a str or bytes as source\(\) gives it, not int$"):
+        ds.find(3)  # type: ignore[arg-type]
 
 
 def test_samples_come_as_tuple_alone_or_dict(root: Path, tmp_path: Path) -> None:
@@ -353,6 +355,12 @@ def test_a_mistyped_folder_is_named_and_not_made(tmp_path: Path) -> None:
     with pytest.raises(NotADatasetError, match="outt: no such folder"):
         MMapShardDataset(tmp_path / "outt")
     assert list(tmp_path.iterdir()) == []
+    make_dataset(tmp_path / "out", pixels(2))
+    (tmp_path / "outer").mkdir()
+    with pytest.raises(NotADatasetError) as caught:
+        MMapShardDataset(tmp_path / "outt")
+    lost, meant = tmp_path / "outt", tmp_path / "out"
+    assert str(caught.value) == f"{lost}: no such folder; did you mean {meant}, or build one with `mmcompile build RAW {lost}`"
     with pytest.raises(FileNotFoundError, match=r"no index\.json"):
         MMapShardDataset(tmp_path)
 

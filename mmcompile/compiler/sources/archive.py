@@ -21,7 +21,7 @@ from mmcompile.compiler.sources.further import wanted_texts
 from mmcompile.compiler.sources.keys import Keys, place_of
 from mmcompile.compiler.sources.manifest import typed_columns
 from mmcompile.compiler.sources.members import TOO_LARGE, ArchiveFile, Descriptors, FolderRules, Place, TreeMembers, first_twice, member_stat
-from mmcompile.compiler.sources.names import Choice, show
+from mmcompile.compiler.sources.names import Choice, show, unreadable
 from mmcompile.compiler.sources.pairedlayout import CERTAIN, find_sets, kind_of, last_word, word_of
 from mmcompile.compiler.sources.pairing import Pairing
 from mmcompile.compiler.sources.parts import read_item, stat_item
@@ -179,7 +179,7 @@ class ArchiveSource:
         try:
             found = os.stat(self.folder)
         except OSError as error:
-            raise SourceError(f"cannot read RAW {show(self.folder)}: {error.strerror}", path=self.folder) from error
+            raise unreadable(self.folder, error) from error
         names = "" if self.raw == (self.folder,) else hash_bytes("/".join(self.names).encode("utf-8", "surrogateescape"))
         return f"archives {found.st_dev}:{found.st_ino} {names}"
 

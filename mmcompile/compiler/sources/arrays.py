@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from mmcompile.compiler.sources.contents import IDX_NAME, leads
 from mmcompile.compiler.sources.lies import Lies, is_idx, lies_in_idx, lies_in_npy, lies_in_npz, lies_in_raw
-from mmcompile.compiler.sources.names import show
+from mmcompile.compiler.sources.names import show, unreadable
 from mmcompile.compiler.sources.rows import RowScan, RowSource, fresh_stamp
 from mmcompile.errors import OptionError, SourceError
 from mmcompile.format.fields import DTYPES, UNITS, Field, Split, field_name
@@ -378,7 +378,7 @@ def _idx_files(folder: str, beside: Counter[str]) -> list[str]:
         with os.scandir(folder) as entries:
             files = {entry.name: entry.path for entry in entries if entry.is_file() and not entry.name.startswith(".")}
     except OSError as error:
-        raise SourceError(f"cannot read RAW {show(folder)}: {error.strerror}", path=folder) from error
+        raise unreadable(folder, error) from error
     found = sorted(path for name, path in files.items() if IDX_NAME.match(name))
     if not found:
         raise SourceError(f"{show(folder)}: no file in it is called as those of MNIST are, as train-images-idx3-ubyte", path=folder)
@@ -429,7 +429,10 @@ def array_source(
 
 def _one(form: str, raw: Sequence[str]) -> str:
     if len(raw) > 1:
-        raise OptionError(f"--source {form} is one file or folder, {len(raw)} were given: build them one by one, then merge them")
+        raise OptionError(
+            f"--source {form} is one file or folder, {len(raw)} were given: rows of one field are built one by one, then merged; fields of the same "
+            "rows go into one .npz"
+        )
     return raw[0]
 
 

@@ -7,6 +7,7 @@ all of RAW is taken; an option that it does not take is refused, never ignored.
 from __future__ import annotations
 
 import csv
+import difflib
 import functools
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -149,7 +150,7 @@ def _checked(name: str, value: Any) -> Any:
         return value
     expected = dict.fromkeys(_PLACES, "a path") | {"hidden": "True or False", "rows": "a file, or numbers of rows"}
     expected |= dict.fromkeys(_SEVERAL, "a list of texts")
-    raise OptionError(f"{name} must be {expected.get(name, 'a text')}, not {value!r:.80}", options=[name.strip("_").replace("_", "-")])
+    raise OptionError(f"{name} must be {expected.get(name, 'a text')}, found {value!r:.80}", options=[name.strip("_").replace("_", "-")])
 
 
 @dataclass(frozen=True)
@@ -362,7 +363,9 @@ def open_source(raw: Sequence[str], options: SourceOptions) -> Source | RowSourc
     if options.source is not None:
         kind = next((k for k in KINDS if k.name == options.source), None)
         if kind is None:
-            raise OptionError(f"source must be one of {', '.join(k.name for k in KINDS)}, not {options.source!r}", options=["source"])
+            near = difflib.get_close_matches(str(options.source), [k.name for k in KINDS], 1)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            raise OptionError(f"--source must be one of {', '.join(k.name for k in KINDS)}, found {options.source!r:.80}{meant}", options=["source"])
     else:
         kind = next(k for k in KINDS if k.recognises(raw))
         if kind.name == "table" and options.image_column is not None:  # which no table has

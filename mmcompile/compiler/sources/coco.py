@@ -21,7 +21,7 @@ from mmcompile.compiler.sources.annotations import LISTS, Annotations, asked
 from mmcompile.compiler.sources.folder import FolderSource
 from mmcompile.compiler.sources.jsonparts import list_members
 from mmcompile.compiler.sources.listed import Faults, find_files, folder_of, found_in, image_folder, refuse_twice, relative_keys
-from mmcompile.compiler.sources.names import Patterns, show
+from mmcompile.compiler.sources.names import Patterns, show, unreadable
 from mmcompile.compiler.sources.outlines import is_drawn, mask_bytes, mask_stat
 from mmcompile.compiler.sources.parts import joined_stat, read_item, stat_item
 from mmcompile.compiler.sources.walk import expect_file
@@ -155,4 +155,4 @@ def _members(path: str, wanted: tuple[str, ...], seen: set[str] | None = None) -
         why = "it is no UTF-8" if isinstance(error, UnicodeError) else str(error)
         raise SourceError(f"{show(path)}: it is no file of COCO annotations: {why}", path=path) from error
     except OSError as error:
-        raise SourceError(f"cannot read {show(path)}: {error.strerror}", path=path) from error
+        raise unreadable(path, error) from error

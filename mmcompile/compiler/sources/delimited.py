@@ -19,7 +19,7 @@ from typing import Any
 from mmcompile.compiler.formats import EXTENSIONS
 from mmcompile.compiler.sources.celltext import GAPS
 from mmcompile.compiler.sources.jsonparts import as_cell, form_of, is_unicode, record_of, text_of, whole_of
-from mmcompile.compiler.sources.names import show
+from mmcompile.compiler.sources.names import show, unreadable
 from mmcompile.compiler.sources.walk import expect_file
 from mmcompile.errors import SourceError
 from mmcompile.text import counted
@@ -73,7 +73,7 @@ class TextTable:
                 if b"\n" not in head:
                     head += file.readline(_CELL_LIMIT)
         except OSError as error:
-            raise SourceError(f"cannot read {show(path)}: {error.strerror}", path=path) from error
+            raise unreadable(path, error) from error
         self.encoding = next((name for mark, name in _MARKS if head.startswith(mark)), "utf-8")
         try:
             text = head.decode(self.encoding, "ignore" if self.encoding == "utf-16" else "surrogateescape")
@@ -137,7 +137,7 @@ class TextTable:
         except OSError as error:
             if isinstance(error, SourceError):
                 raise
-            raise SourceError(f"cannot read {show(self.path)}: {error.strerror}", path=self.path) from error
+            raise unreadable(self.path, error) from error
 
     # ------------------------------------------------------------------ cells
 

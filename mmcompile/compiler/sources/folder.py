@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from mmcompile.compiler.sources import Scan
 from mmcompile.compiler.sources.arrange import Folder, arrange
-from mmcompile.compiler.sources.names import Choice, show
+from mmcompile.compiler.sources.names import Choice, show, unreadable
 from mmcompile.compiler.sources.splits import Layout
 from mmcompile.compiler.sources.walk import OPEN_FLAGS, list_tree, stat_columns
 from mmcompile.errors import SourceError
@@ -133,7 +133,7 @@ class FolderSource:
         try:
             found = os.stat(self.root)
         except OSError as error:
-            raise SourceError(f"cannot read RAW {show(self.root)}: {error.strerror}", path=self.root) from error
+            raise unreadable(self.root, error) from error
         if not stat_bits.S_ISDIR(found.st_mode):
             raise SourceError(f"RAW {show(self.root)} is no folder: expected a folder of images, or of class folders", path=self.root)
         return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from mmcompile.compiler.formats import EXTENSIONS
 from mmcompile.compiler.sources.names import show
 
 __all__ = ["told_of_foreign"]
@@ -42,6 +43,8 @@ def told_of_foreign(place: str) -> str | None:
             suffix = os.path.splitext(place)[1].lower()
             found = next((told for begin, told in _BEGINS.items() if head.startswith(begin)), _SUFFIXES.get(suffix))
             if found is None:
+                if suffix in EXTENSIONS:
+                    return f"{show(place)} is one image: give the folder that it lies in, or a list of images"
                 return f"{show(place)} is no folder, list, table, array or archive; in Python mmcompile.build(dataset, out) takes what you load it as"
         else:
             return None

@@ -368,7 +368,11 @@ def lies_in_idx(path: str) -> Lies:
         except _DAMAGED as error:
             raise SourceError(f"{show(path)}: damaged (it cannot be unpacked: {_reason(error)})", path=path) from error
     if head[:2] != b"\0\0" or head[2:3] not in [bytes([code]) for code in _IDX] or not 1 <= axes <= 8 or len(sizes) < 4 * axes:
-        raise SourceError(f"{show(path)}: no IDX file, or a damaged one", path=path)
+        raise SourceError(
+            f"{show(path)}: no IDX file, or a damaged one: it begins with {head.hex(' ') or 'nothing'}, expected 00 00, a type (08 to 0e), "
+            "1 to 8 axes, and 4 bytes for each of them",
+            path=path,
+        )
     shape = struct.unpack(f">{axes}I", sizes)
     dtype = np.dtype(_IDX[head[2]])
     need = 4 + 4 * axes + dtype.itemsize * math.prod(shape)

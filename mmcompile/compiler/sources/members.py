@@ -22,7 +22,7 @@ import numpy.typing as npt
 from mmcompile.compiler.sources import STAT_DTYPE
 from mmcompile.compiler.sources.arrange import Folder
 from mmcompile.compiler.sources.keys import Keys
-from mmcompile.compiler.sources.names import Choice, show
+from mmcompile.compiler.sources.names import Choice, show, unreadable
 from mmcompile.compiler.sources.walk import OPEN_FLAGS, stat_columns
 from mmcompile.errors import SourceError
 from mmcompile.format.canonical import as_text
@@ -244,7 +244,7 @@ class ArchiveFile:
         try:
             yield
         except OSError as error:
-            raise SourceError(f"cannot read {self.shown}: {error.strerror}", path=self.path) from error
+            raise unreadable(self.path, error) from error
 
 
 class Descriptors:

@@ -5,14 +5,19 @@ A name is bytes on disk and a str here (UTF-8 with surrogateescape), so it may h
 
 from __future__ import annotations
 
+import contextlib
+import difflib
+import errno
 import fnmatch
+import os
 import re
 from collections.abc import Iterable, Sequence
 
 from mmcompile.compiler.formats import EXTENSIONS
+from mmcompile.errors import SourceError
 from mmcompile.format.canonical import as_text
 
-__all__ = ["NO_EXTENSION", "Choice", "Patterns", "not_named", "show"]
+__all__ = ["NO_EXTENSION", "Choice", "Patterns", "not_named", "show", "unreadable"]
 
 #: The reason to leave out a file whose name says nothing; where its first bytes can be had, they decide.
 NO_EXTENSION = "no extension"
@@ -28,6 +33,17 @@ def show(text: str) -> str:
 def not_named(columns: Sequence[str]) -> str:
     """A line about pixels and boxes that are there, and that `--columns` leaves out."""
     return f"left out, as --columns does not name them: {', '.join(columns[:_TOLD])}{', …' if len(columns) > _TOLD else ''}"
+
+
+def unreadable(path: str, error: OSError) -> SourceError:
+    """What to say of RAW that cannot be read; where it is not there, with the name beside it that was probably meant."""
+    meant = ""
+    if error.errno == errno.ENOENT:
+        folder, name = os.path.split(path.rstrip("/"))
+        with contextlib.suppress(OSError):
+            near = difflib.get_close_matches(name, sorted(os.listdir(folder or ".")), 1)
+            meant = f"; did you mean {show(os.path.join(folder, near[0]))}?" if near else ""
+    return SourceError(f"cannot read RAW {show(path)}: {error.strerror}{meant}", path=path)
 
 
 class Patterns:

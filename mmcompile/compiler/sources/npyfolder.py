@@ -20,7 +20,7 @@ from mmcompile.compiler.sources import LABEL
 from mmcompile.compiler.sources.arrays import Meanings, as_field, as_stored, as_words
 from mmcompile.compiler.sources.keys import Keys
 from mmcompile.compiler.sources.lies import Lies, lies_in_npy, stat_of
-from mmcompile.compiler.sources.names import show
+from mmcompile.compiler.sources.names import show, unreadable
 from mmcompile.compiler.sources.rows import RowScan, settled
 from mmcompile.compiler.sources.splits import Base, Layout, find_bases, rank
 from mmcompile.compiler.sources.tablefiles import extension_of, holds_itself
@@ -42,7 +42,7 @@ def _listed(root: str, left_out: Counter[str]) -> dict[str, list[str]]:
     """
 
     def fail(error: OSError) -> None:
-        raise SourceError(f"cannot read RAW {show(str(error.filename or root))}: {error.strerror}", path=root) from error
+        raise unreadable(str(error.filename or root), error) from error
 
     found: dict[str, list[str]] = {}
     for here, below, names in os.walk(root, followlinks=True, onerror=fail):

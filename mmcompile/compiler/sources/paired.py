@@ -120,7 +120,9 @@ class PairedSource:
         refuse_strange(asked, [*(name for name, _ in pairing.parts), *([labels.FIELD, "labels"] if pairing.text else [])])
         pairing.raise_any()
         if not any(len(one.rows) for one in found):
-            raise SourceError(f"no pictures in {', '.join(show(one.main) for one in sets)}", path=self.root)
+            lost = tree.left_out + pairing.left_out
+            named = ", ".join(f"{count:,} {reason}" for reason, count in lost.most_common(5)) or "there is no file in it"
+            raise SourceError(f"no images in {', '.join(show(one.main) for one in sets)}: {named}", path=self.root)
         parts = pairing.parts
         warnings += pairing.said
         splits = _splits([(one.split, len(pairs.rows)) for one, pairs in zip(sets, found, strict=True)])

@@ -178,4 +178,4 @@ def told(row: int) -> Iterator[None]:
     except (SourceError, DecodeError) as error:
         if "row" in error.details:
             raise
-        raise SourceError(f"row {row:,}: {error}", row=row) from error
+        raise SourceError(f"row {row:,}: {error}", row=row) from error.__cause__

@@ -70,6 +70,8 @@ def as_array(value: Any, name: str) -> Array:
             what = f"{what} of Python objects"
         elif isinstance(value, int):
             what = "a whole number beyond 64 bits"
+        if callable(getattr(value, "keys", None)) and not isinstance(value, dict):
+            raise SourceError(f"{name}: {what}; expected pictures, arrays, tensors, numbers, or a dict of them: give dict(…) of it")
         raise SourceError(f"{name}: {what}; expected pictures, arrays, tensors or numbers: map it to numbers, or leave that field out")
     return made
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmcompile.compiler.sources.contents import PARQUETS
-from mmcompile.compiler.sources.names import show
+from mmcompile.compiler.sources.names import show, unreadable
 from mmcompile.compiler.sources.rows import RowScan
 from mmcompile.compiler.sources.tablearrow import ArrowPart
 from mmcompile.compiler.sources.tablefiles import by_key, list_tables
@@ -172,7 +172,7 @@ def _stat(path: str) -> tuple[int, int, int, int]:
     try:
         found = os.stat(path)
     except OSError as error:
-        raise SourceError(f"cannot read {show(path)}: {error.strerror}", path=path) from error
+        raise unreadable(path, error) from error
     return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
 

@@ -87,7 +87,7 @@ class ArrowPart:
 
     # ------------------------------------------------------------------ scanning
 
-    def scan(self, progress: Callable[[int], None]) -> dict[str, ColumnKind]:
+    def scan(self, progress: Callable[[int], None], wanted: frozenset[str] | None = None) -> dict[str, ColumnKind]:
         """What each column holds.  Raises SourceError for columns that no field is made of."""
         kinds = {name: self._kind(name) for name in self.names}
         progress(self.rows)

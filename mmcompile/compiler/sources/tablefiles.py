@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections import Counter
@@ -10,7 +11,7 @@ from dataclasses import dataclass, replace
 from urllib.parse import unquote
 
 from mmcompile.compiler.sources.contents import PACKED, PARQUETS, SUFFIXES, is_table, leads
-from mmcompile.compiler.sources.names import show
+from mmcompile.compiler.sources.names import show, unreadable
 from mmcompile.compiler.sources.splits import SPLITS, rank
 from mmcompile.compiler.sources.walk import expect_file
 from mmcompile.errors import SourceError
@@ -57,7 +58,7 @@ def _walk(folder: str, left_out: Counter[str]) -> Iterator[str]:
     """The tables below a folder, as paths relative to it, folder by folder, names sorted as text."""
 
     def fail(error: OSError) -> None:
-        raise SourceError(f"cannot read {show(str(error.filename or folder))}: {error.strerror}", path=folder) from error
+        raise unreadable(str(error.filename or folder), error) from error
 
     for here, below, names in os.walk(folder, followlinks=True, onerror=fail):
         below[:] = sorted(name for name in below if not name.startswith((".", "_")))
@@ -94,7 +95,7 @@ def list_tables(raw: Sequence[str]) -> tuple[list[TableFile], Counter[str]]:
                 raise SourceError(f"{show(place)}: packed, and rows have to be found in it: unpack it first", path=place)
             found.append((place, os.path.basename(place)))
         else:
-            raise SourceError(f"{show(place)}: no such file or folder", path=place)
+            raise unreadable(place, OSError(errno.ENOENT, os.strerror(errno.ENOENT)))
         if len(raw) > 1 and os.path.isdir(place) and _split_of(os.path.basename(place)):
             found[first:] = [(path, f"{os.path.basename(place)}/{name}") for path, name in found[first:]]
     for path, _ in found:

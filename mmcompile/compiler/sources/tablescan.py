@@ -54,6 +54,14 @@ class TableWishes:
     split_by: str | None = None
     label: str | None = None
 
+    def wanted(self) -> frozenset[str] | None:
+        """The columns that are asked for, and what may be the name of one; None: all."""
+        if self.columns is None:
+            return None
+        told = [*self.columns, *(part for entry in self.columns for part in entry.partition("=")[2].split("+"))]
+        told += [self.group_by or "", self.order_by or "", self.label or "", (self.split_by or "").rpartition("=")[0]]
+        return frozenset(name.strip() for name in told)
+
 
 class TablePart(Protocol):
     """The table in one file: names of its columns, and the number of its rows once it was scanned."""
@@ -62,7 +70,7 @@ class TablePart(Protocol):
     names: tuple[str, ...]
     rows: int
 
-    def scan(self, progress: Callable[[int], None]) -> dict[str, ColumnKind]: ...
+    def scan(self, progress: Callable[[int], None], wanted: frozenset[str] | None) -> dict[str, ColumnKind]: ...
 
     def texts(self, name: str, most: int) -> set[str] | None: ...
 
@@ -118,7 +126,7 @@ class TableScan:
     def _look(self, progress: Callable[[int], None]) -> None:
         found, done = [], 0
         for part in self._parts:
-            found.append(part.scan(lambda n, before=done: progress(before + n)))  # type: ignore[misc]
+            found.append(part.scan(lambda n, before=done: progress(before + n), self._wishes.wanted()))  # type: ignore[misc]
             part.close()
             done += part.rows
         first = self._parts[0]

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from mmcompile.compiler.sources.celltext import GAPS, as_times, as_values, beyond, how_written, is_number, mostly_values, told_beyond
 from mmcompile.compiler.sources.delimited import TextTable
-from mmcompile.compiler.sources.names import show
+from mmcompile.compiler.sources.names import show, unreadable
 from mmcompile.compiler.sources.tablecells import CellKinds
 from mmcompile.compiler.sources.tablefast import as_numpy, first_gap, has_infinite, parse_lines
 from mmcompile.compiler.sources.tablefields import ColumnKind, Reading
@@ -64,14 +64,25 @@ class TextPart:
 
     # ------------------------------------------------------------------ scanning
 
-    def scan(self, progress: Callable[[int], None]) -> dict[str, ColumnKind]:
-        """What each column holds.  Raises SourceError, naming row or line, for what is no table or no number among numbers."""
+    def scan(self, progress: Callable[[int], None], wanted: frozenset[str] | None = None) -> dict[str, ColumnKind]:
+        """What each column holds.  Raises SourceError, naming row or line, for what is no table or no number among numbers.
+
+        A column that is not `wanted` (None: all are) is not looked at any further where a cell of it is none of what the others are.
+        """
+        given_up: set[str] = set()
         cells = {name: CellKinds() for name in self.names}
         self._places = []
         for block in self._blocks(None, lambda: {name: found.number or "string" for name, found in cells.items()}):
             self._places.append((block.row, block.offset, block.line))
             for name, column in block.columns.items():
-                self._look(name, cells[name], column, block.row)
+                if name not in given_up:
+                    try:
+                        self._look(name, cells[name], column, block.row)
+                    except SourceError:
+                        if wanted is None or name in wanted:
+                            raise
+                        given_up.add(name)
+                        cells[name] = CellKinds()
             self.rows = block.row + block.rows
             progress(self.rows)
         if len(cells) == 1 and not cells[self.names[0]].kinds:
@@ -79,9 +90,9 @@ class TextPart:
         kinds = {}
         for name, found in cells.items():
             kind = found.kind()
-            if isinstance(kind, str):
+            if isinstance(kind, str) and (wanted is None or name in wanted):
                 raise self._table.wrong(f"column {show(name)}: {kind}: expected the like in all rows, or leave it out with --columns", column=name)
-            kinds[name] = kind
+            kinds[name] = ColumnKind("") if isinstance(kind, str) else kind
         return kinds
 
     def _refuse_one_column(self) -> None:
@@ -191,7 +202,7 @@ class TextPart:
         except OSError as error:
             if isinstance(error, SourceError):
                 raise
-            raise SourceError(f"cannot read {show(self.path)}: {error.strerror}", path=self.path) from error
+            raise unreadable(self.path, error) from error
 
     def _plain_block(self, lines: _Lines, row: int, types: dict[str, str]) -> _Block | None:
         """The rows of the next lines, parsed in one call; None, and no line is taken, where they are not plain."""
