@@ -21,6 +21,8 @@ Pixels = npt.NDArray[np.uint8]
 
 #: Values that are meant to lie in [0, 1] and are written so, give or take what normalising and undoing it costs in bfloat16.
 _UNIT = (-0.02, 1.02)
+#: Bytes of which all that are looked at are less than this stand for few levels, as 0 to 16: shown up to 255 they would be black.
+_FEW_LEVELS = 64
 #: Of other values so many percent at each end may be cut off: single bright pixels would leave all else black.
 _PERCENT = 0.2
 #: Values of a sample that are looked at for that.
@@ -75,6 +77,9 @@ def look_of(field: Field, baked: tuple[tuple[float, ...], tuple[float, ...]] | N
     undone = "normalisation undone; " if baked is not None else "normalised when read, shown as stored; " if field.normalize is not None else ""
     both: dict[str, Any] = {} if baked is None else {"mean": baked[0], "std": baked[1]}
     if field.dtype == "uint8":
+        white = max((int(one.max(initial=0)) for one in some), default=0)
+        if 0 < white < _FEW_LEVELS:
+            return Look(0.0, float(white), f"{undone}uint8 stretched: 0 is black, {white} is white", **both)
         return Look(0.0, 255.0, f"{undone}uint8 from 0 (black) to 255 (white)", **both)
     if field.dtype == "bool":
         return Look(0.0, 1.0, "false is black, true is white", **both)
