@@ -28,6 +28,8 @@ Pixels = npt.NDArray[np.uint8]
 _ALL_CLASSES, _ENDS, _MOST_CLASSES = 40, 15, 5000
 #: Rows of a folded table, and of one that is not.
 _MOST_ROWS, _FEW = 2000, 12
+#: Columns of numbers that a phone shows side by side.
+_NARROW = 5
 #: Examples of repeats, and sizes of sources, that stand in a page unfolded.
 _EXAMPLES, _SIZES = 10, 8
 _TINTS = {"red": "red", "green": "green", "blue": "blue"}
@@ -57,12 +59,13 @@ def pairs(rows: Sequence[tuple[str, str]]) -> str:
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = (), long: Sequence[int] = ()) -> str:
     """A table of HTML cells, those in the columns `numbers` on the right, those in `long` broken where they must; in a box of its own, which scrolls.
 
-    Where the page is narrow each cell is a line of its own, with what stands over its column.
+    Where the page is narrow each cell of a wide one is a line of its own, with what stands over its column.
     """
     head = "".join(f'<th scope="col"{_kind(i, numbers)}>{h}</th>' for i, h in enumerate(heads))
     starts = [f'<td{_kind(i, numbers, long)} data-of="{h}">' for i, h in enumerate(heads)]
     body = "".join(f"<tr>{''.join(f'{start}{cell}</td>' for start, cell in zip(starts, row, strict=True))}</tr>" for row in rows)
-    return f'<div class="box"><table class="rows told"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    kind = "rows told" if long or len(heads) > _NARROW else "rows"
+    return f'<div class="box"><table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _kind(column: int, numbers: Sequence[int], long: Sequence[int] = ()) -> str:

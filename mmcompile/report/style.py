@@ -79,7 +79,7 @@ figcaption .where { display: block; color: var(--quiet); font-size: .78rem; }
 .chips .hatch { background: repeating-linear-gradient(135deg, #888 0 2px, #ccc 2px 4px); }
 .chips .none { border: 1px solid var(--quiet); }
 .box { overflow-x: auto; background:
-  linear-gradient(to left, var(--bg), transparent) right / 2rem 100% local no-repeat,
+  linear-gradient(to left, var(--bg) 40%, transparent) right / 2rem 100% local no-repeat,
   linear-gradient(to left, color-mix(in srgb, var(--quiet) 35%, transparent), transparent) right / .6rem 100% scroll no-repeat; }
 table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums; }
 th { font-weight: 500; text-align: left; }

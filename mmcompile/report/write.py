@@ -40,8 +40,8 @@ Rows = npt.NDArray[np.int64]
 _EACH, _MOST, _MOST_PIXELS = 3, 72, 7_500_000
 #: Bytes of the rows that are shown, which are in memory together.
 _MOST_BYTES = 256 << 20
-#: Rows whose values make the histograms, and the bytes of them that are read.
-_HISTOGRAM_ROWS, _HISTOGRAM_BYTES = 4096, 48 << 20
+#: Rows whose values make the histograms, fewer where each holds the pixels of a picture, and the bytes of them that are read.
+_HISTOGRAM_ROWS, _HISTOGRAM_PICTURES, _HISTOGRAM_BYTES = 4096, 512, 48 << 20
 #: Rows of a table of samples.
 _TABLE_ROWS = 30
 
@@ -155,7 +155,7 @@ class _Wish:
 def _checked(data: Opened, rows: Sequence[int]) -> Rows:
     found = np.array(list(dict.fromkeys(int(r) for r in rows)), np.int64)
     if len(bad := found[(found < 0) | (found >= len(data))]):
-        where = f"split {data.split.name}" if data.split.name in {s.name for s in data.index.splits} else "dataset"
+        where = f"split {data.split.name}" if data.split.name in {s.name for s in data.index.splits} - {"all"} else "dataset"
         raise OptionError(f"--rows {bad[0]}: the {where} has {text.number(len(data), 'sample')}, counted from 0", options=["rows"])
     return found
 
@@ -234,7 +234,8 @@ def _samples(data: Opened, gallery: Gallery, samples: list[Sample], wish: _Wish,
 def _histograms(data: Opened, gallery: Gallery, seed: int) -> tuple[list[tuple[str, str, Sequence[facts.Histogram]]], int]:
     """(field, what its numbers are, histograms) of what is neither a label nor text nor a list of places; and of how many rows."""
     each = sum(f.row_bytes for f in data.fields) or 1
-    rows = spread(0, len(data), int(np.clip(_HISTOGRAM_BYTES // each, 1, _HISTOGRAM_ROWS)), seed)
+    most = _HISTOGRAM_PICTURES if any(f.meaning in ("image", "volume") for f in data.fields) else _HISTOGRAM_ROWS
+    rows = spread(0, len(data), int(np.clip(_HISTOGRAM_BYTES // each, 1, most)), seed)
     found: list[tuple[str, str, Sequence[facts.Histogram]]] = []
     for f in data.fields:
         if f.meaning not in ("image", "volume", "value") or f.categories is not None or f.unit is not None or not len(rows):

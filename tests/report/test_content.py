@@ -119,6 +119,27 @@ def test_arrays_are_lines_and_strips(tmp_path: Path) -> None:
     assert shown.text.count("of 4 x 5 x 6 plane 2") == 3
 
 
+def test_numbers_stand_beside_their_units(tmp_path: Path) -> None:
+    raw = builds.make_raw(tmp_path / "raw", per_class=2)
+    for name, dtype, above, below in (
+        ("bytes", "uint8", "from 0 to 1: pixels / 255; what --mean and --std take", "as stored, uint8, where 255 is 1 above"),
+        ("floats", "float32", "from 0 to 1: pixels / 255", "as stored, float32, normalised: (number above - mean) / std"),
+        ("counts", "uint8", "as pixels of the sources count", "as stored, uint8"),
+    ):
+        more = ("--scale", "none") if name == "counts" else ("--normalize", "imagenet")
+        assert run("build", str(raw), str(tmp_path / name), "--dtype", dtype, *more, "--workers", "1").exit_code == 0
+        text = page(tmp_path / name, tmp_path).text
+        assert above in text
+        assert below in text
+        assert "allred" in text
+        assert ("is 1 above" in text) == (name == "bytes")
+
+
+def test_more_numbers_than_have_a_histogram_are_counted(tmp_path: Path) -> None:
+    make_dataset(tmp_path / "out", values={"x": RNG.normal(size=(4, 60))}, keyed=False)
+    assert "The first 24 of 60 numbers." in page(tmp_path / "out", tmp_path).text
+
+
 @pytest.mark.parametrize("count", [0, 1])
 def test_no_samples_and_one_are_pages_too(tmp_path: Path, count: int) -> None:
     make_dataset(tmp_path / "out", np.zeros((count, 3, 8, 8), np.uint8), [0] * count, classes=("a",))
