@@ -57,7 +57,7 @@ def thumbnails(rejects: Sequence[Reject], raw: str | Path, settings: Mapping[str
 
     try:
         wanted = [r.key for r in rejects[:_MOST] if r.key not in places and r.size]
-        if wanted and settings.get("kind") in _LISTED:
+        if wanted and str(settings.get("kind")) in _LISTED:
             with suppress(MMCompileError, MemoryError, OSError, ValueError):  # RAW is no source of that kind, or listing it takes too long
                 places |= run(_ALL_S, listed, str(raw), dict(settings), wanted)
         for reject in rejects[:_MOST]:
