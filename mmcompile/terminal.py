@@ -17,7 +17,7 @@ from typing import Any, TextIO
 from mmcompile import summary, text
 from mmcompile.compiler.outcome import Progress
 
-__all__ = ["Show", "Terminable", "fill_standard_streams", "say", "say_json"]
+__all__ = ["Show", "Terminable", "fill_standard_streams", "say", "say_bytes", "say_json"]
 
 #: Plain progress lines where standard error is no terminal: the first after this many seconds, then one every so many.
 _FIRST_LINE_S, _LINES_S = 3.0, 10.0
@@ -36,6 +36,17 @@ def say(lines: Iterable[str] | str, *, err: bool = False) -> None:
         stream.flush()
     except BrokenPipeError:
         _discard(stream)
+
+
+def say_bytes(content: bytes) -> None:
+    """Write these bytes to standard output, as they are; a reader that left is no error, as with `say`."""
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.buffer.write(content)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _discard(sys.stdout)
 
 
 def _discard(stream: TextIO) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,7 +12,7 @@ from mmcompile.cli.program import JSON, OF_PLACE, program
 from mmcompile.errors import OptionError
 from mmcompile.options import Form, whole
 from mmcompile.params import Typed, option
-from mmcompile.terminal import say, say_json
+from mmcompile.terminal import say, say_bytes, say_json
 
 if TYPE_CHECKING:
     from mmcompile.report import Replay
@@ -82,12 +83,13 @@ SEED = Form("N", "a whole number", whole)
     "file",
     type=OF_PLACE,
     metavar="FILE",
-    help="Where to.  Default: NAME-report.html in the current folder, for a dataset in a folder called NAME.  With --rows a folder, for PNG files.",
+    help="Where to; folders that are missing are made.  Default: NAME-report.html in the current folder, for a dataset in a folder called NAME.  "
+    "-: the page goes to standard output.  With --rows a folder, for PNG files.",
 )
 @option("--rows", Typed(ROWS), "Show these samples: numbers and half-open ranges, as in 3,77 or 3:10.")
 @option("--replay", Typed(REPLAY), "Beside each sample show what training gets of it in that epoch: its variant, and what --augment does to it.")
 @option("--augment", Typed(AUGMENT), "What the loader's Augment is given, as in crop=224,hflip=0.5 or resized_crop=224,scale=0.25:1.  For --replay.")
-@option("--raw", OF_PLACE, "Where the sources are: rejects are shown as far as they can be seen.", metavar="RAW")
+@option("--raw", OF_PLACE, "The folder, archive or list that OUT was built from: rejects are shown as far as they can be seen.", metavar="RAW")
 @click.option("--no-images", is_flag=True, help="Leave pictures out: a smaller page, which shows nobody's photos.")
 @click.option("--split", metavar="NAME", help="Samples of this split alone, counted in it.")
 @option("--seed", Typed(SEED), "Picks the samples.  Default: 0.", default="0")
@@ -98,6 +100,7 @@ def report(out: str, file: str | None, as_json: bool, **given: Any) -> int:
     \b
     mmcompile report out/
     mmcompile report out/ -o page.html --raw raw/
+    mmcompile report out/ --split val -o - > page.html
     mmcompile report out/ --rows 3,77 -o pictures/
     mmcompile report out/ --rows 0:8 --replay 0:5 --augment resized_crop=224,hflip=0.5 -o page.html
 
@@ -105,9 +108,16 @@ def report(out: str, file: str | None, as_json: bool, **given: Any) -> int:
     """
     from mmcompile.report import write_report
 
+    page = io.BytesIO() if file == "-" else None
+    if page is not None and given["rows"] is not None:
+        raise OptionError(
+            "--rows with -o -: pictures are several files; name a folder, as in -o pictures/, or a page, as in -o rows.html", options=["output"]
+        )
+    if page is not None and as_json:
+        raise OptionError("--json with -o -: both go to standard output; name a file, as in -o report.html", options=["output", "json"])
     made = write_report(
         out,
-        file,
+        page or file,
         split=given["split"],
         rows=given["rows"],
         replay=_replay_of(given["replay"], given["augment"]),
@@ -115,7 +125,9 @@ def report(out: str, file: str | None, as_json: bool, **given: Any) -> int:
         images=not given["no_images"],
         seed=given["seed"],
     )
-    if as_json:
+    if page is not None:
+        say_bytes(page.getvalue())
+    elif as_json:
         say_json(made.to_json())
     elif made.file is not None:
         say(f"{text.escape(made.file)}: {text.size(made.bytes)}, {text.number(len(made.rows), 'sample')} shown, in {text.duration(made.seconds)}")

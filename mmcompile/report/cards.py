@@ -75,7 +75,7 @@ def _panels(panels: Sequence[Panel], sample: Sample) -> str:
 
 def _caption(gallery: Gallery, sample: Sample) -> str:
     what = "" if sample.label is None else f"<b>{escape(gallery.data.class_name(sample.label))}</b> "
-    row = f'<span class="row">{sample.row:,}</span>'
+    row = f'<span class="row">row {sample.row:,}</span>'
     where = "" if sample.source == f"[{sample.row}]" else f'<span class="where">{escape(sample.source)}</span>'
     return f"<figcaption>{what}{row}{where}</figcaption>"
 
@@ -98,12 +98,14 @@ def _drawn(f: Field, values: Array) -> str:
         return escape(told(f, values))
     if values.ndim == 1:
         return charts.line(values, f.name) if len(values) > 3 * _WRITTEN or not f.categories else escape(told(f, values))
-    if values.ndim == 2 and min(values.shape) > 0:
-        return _strip(f.name, values)
-    return charts.line(values.reshape(-1), f"{f.name}, {' x '.join(map(str, values.shape))}")
+    shape, at = values.shape, [n // 2 for n in values.shape[:-2]]
+    if min(shape) > 0:  # of more than two axes the plane in the middle
+        where = f", of {' x '.join(map(str, shape))} plane {', '.join(map(str, at))}" if at else ""
+        return _strip(f.name, values[tuple(at)], where)
+    return "none"
 
 
-def _strip(name: str, values: Array) -> str:
+def _strip(name: str, values: Array, where: str) -> str:
     """An array of two axes as grey levels, the longer axis across."""
     table = values if values.shape[1] >= values.shape[0] else values.T
     table = table[:: -(-table.shape[0] // _STRIP), :: -(-table.shape[1] // _STRIP)].astype(np.float64)
@@ -111,9 +113,14 @@ def _strip(name: str, values: Array) -> str:
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
     with np.errstate(all="ignore"):
         levels = np.nan_to_num((table - low) * (255 / ((high - low) or 1.0))).clip(0, 255).astype(np.uint8)
-    said = f"{name}: {values.shape[0]} x {values.shape[1]}, {charts.number(low)} is black, {charts.number(high)} is white"
+    said = f"{name}: {values.shape[0]} x {values.shape[1]}{where}, {charts.number(low)} is black, {charts.number(high)} is white"
     height, width = levels.shape
-    return f'<img class="thumb pixel" src="{png.as_uri(levels)}" width="{width}" height="{height}" alt="{escape(said)}" title="{escape(said)}">'
+    image = f'<img class="thumb pixel" src="{png.as_uri(levels)}" width="{width}" height="{height}" alt="{escape(said)}" title="{escape(said)}">'
+    return image + _note(where)
+
+
+def _note(where: str) -> str:
+    return f'<span class="quiet">{escape(where.removeprefix(", "))}</span>' if where else ""
 
 
 def told(f: Field, values: Array) -> str:
@@ -123,7 +130,7 @@ def told(f: Field, values: Array) -> str:
         return found[:_MOST_TEXT] + ("…" if len(found) > _MOST_TEXT else "")
     flat = np.asarray(values).reshape(-1)[: 4 * _WRITTEN]
     words = [_word(f, n) for n in flat.tolist()]
-    return ", ".join(words) + (", …" if values.size > len(flat) else "")
+    return ", ".join(words) + (", …" if values.size > len(flat) else "") or "none"
 
 
 def _word(f: Field, value: Any) -> str:
@@ -177,12 +184,16 @@ def as_table(data: Opened, samples: Sequence[Sample]) -> str:
     return f'<div class="box"><table class="rows"><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>{more}'
 
 
+def _numbered(number: int, name: str) -> str:
+    return f"{number} {name}" if name != str(number) else name
+
+
 def legend(found: Legend) -> str:
     """What the colours of the samples mean."""
     kinds = sorted({kind for kind, _ in found.entries})
     parts = []
     for (kind, number), (tint, name) in sorted(found.entries.items())[:_LEGEND]:
         mark = '<i class="hatch"></i>' if tint is None else '<i class="none"></i>' if not any(tint) else f'<i style="background:rgb{tint}"></i>'
-        parts.append(f"<li>{mark}{escape(f'{kind} ' if len(kinds) > 1 else '')}{number} {escape(name)}</li>")
+        parts.append(f"<li>{mark}{escape(f'{kind} ' if len(kinds) > 1 else '')}{escape(_numbered(number, name))}</li>")
     more = f"<li>and {len(found.entries) - _LEGEND:,} more</li>" if len(found.entries) > _LEGEND else ""
     return f'<ul class="chips">{"".join(parts)}{more}</ul>' if parts else ""

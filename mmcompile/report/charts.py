@@ -12,7 +12,7 @@ import numpy.typing as npt
 from mmcompile import text
 from mmcompile.report.facts import Histogram
 
-__all__ = ["bars", "cloud", "escape", "histogram", "line", "number", "stacked"]
+__all__ = ["bars", "cloud", "escape", "histogram", "line", "number", "parts", "stacked"]
 
 Array = npt.NDArray[Any]
 
@@ -54,15 +54,21 @@ def _percent(count: int, total: int) -> str:
     return f"{share:.0f} %" if share >= 9.5 else f"{share:.1f} %" if share >= 0.05 or not count else "&lt; 0.1 %"
 
 
+def parts(names: Sequence[str]) -> str:
+    """Which colour stands for which of `names` in `stacked`."""
+    items = "".join(f'<li><i class="part{i % 6}"></i>{escape(name)}</li>' for i, name in enumerate(names))
+    return f'<ul class="chips">{items}</ul>'
+
+
 def stacked(names: Sequence[str], rows: Sequence[tuple[str, Sequence[int]]]) -> str:
     """The same of several counts in a row, one for each of `names`, as parts of one bar."""
     most = max((sum(counts) for _, counts in rows), default=0) or 1
-    heads = "".join(f'<th scope="col" class="num"><i class="part part{i % 6}"></i>{escape(name)}</th>' for i, name in enumerate(names))
+    heads = "".join(f'<th scope="col" class="num">{escape(name)}</th>' for name in names)
     lines = []
     for name, counts in rows:
-        parts = "".join(f'<span class="part{i % 6}" style="width:{100 * n / most:.2f}%"></span>' for i, n in enumerate(counts) if n)
+        pieces = "".join(f'<span class="part{i % 6}" style="width:{100 * n / most:.2f}%"></span>' for i, n in enumerate(counts) if n)
         cells = "".join(f'<td class="num">{n:,}</td>' for n in counts)
-        lines.append(f'<tr><th scope="row">{escape(name)}</th><td class="bar">{parts}</td>{cells}</tr>')
+        lines.append(f'<tr><th scope="row">{escape(name)}</th><td class="bar">{pieces}</td>{cells}</tr>')
     kind = "bars many" if len(names) > 2 else "bars"
     return f'<table class="{kind}"><thead><tr><th></th><th></th>{heads}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
 

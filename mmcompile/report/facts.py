@@ -6,6 +6,7 @@ Provenance is read piece by piece, in numpy; memory stays flat but for one numbe
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from mmcompile.format.samples import flag_counts
 from mmcompile.report.opened import Opened
 from mmcompile.report.show import as_floats
 
-__all__ = ["Histogram", "Sources", "histograms", "read_sources", "with_labels"]
+__all__ = ["Histogram", "Sources", "channel_names", "histograms", "of_split", "read_sources", "with_labels"]
 
 Array = npt.NDArray[Any]
 
@@ -142,6 +143,35 @@ def with_labels(info: dict[str, Any], data: Opened) -> dict[str, Any]:
     return info | {"classes": classes, "splits": splits, "unknown_labels": 0}
 
 
+def of_split(info: dict[str, Any], name: str | None) -> dict[str, Any]:
+    """The JSON values of `info` with samples, classes and statistics of that split alone; all as it is where no split has that name.
+
+    What is known of the dataset as a whole alone stays so: rejects, repeats, files.
+    """
+    split = next((s for s in info["splits"] if s["name"] == name), None)
+    if split is None or len(info["splits"]) == 1:
+        return info
+    samples, classes = split["stop"] - split["start"], info["classes"]
+    if classes is not None and split["classes"] is not None:
+        classes = [told | {"count": count} for told, count in zip(classes, split["classes"], strict=True)]
+    return info | {
+        "samples": samples,
+        "splits": [split],
+        "classes": classes,
+        "unknown_labels": 0 if split["classes"] is None else samples - sum(split["classes"]),
+        "statistics": {name: info["statistics"].get(name, {})},
+    }
+
+
+def channel_names(meaning: str, count: int, columns: Sequence[str] | None = None) -> list[str]:
+    """What the channels of a picture, or the numbers of a row, are called: by their names, colours, or numbers; a single one by nothing."""
+    if columns is not None:
+        return list(columns)
+    if count == 1:
+        return [""]
+    return ["red", "green", "blue", "alpha"][:count] if meaning == "image" and count in (3, 4) else [str(i) for i in range(count)]
+
+
 def histograms(spec: Field, rows: Array) -> list[Histogram]:
     """A histogram for each channel of an image or volume, for each number of a value of one axis, else one; of rows (N, *shape) as stored."""
     shape = rows.shape[1:]
@@ -154,16 +184,8 @@ def histograms(spec: Field, rows: Array) -> list[Histogram]:
     else:
         return [_histogram("", as_floats(_thinned(rows), spec))]
     parts = np.moveaxis(rows, axis + 1, 0)
-    names = [""] * len(parts)
-    if spec.columns is not None:
-        names = list(spec.columns.listed)
-    elif len(parts) > 1:
-        names = ["red", "green", "blue", "alpha"][: len(parts)] if spec.meaning == "image" and len(parts) in (3, 4) else _numbered(len(parts))
+    names = channel_names(spec.meaning, len(parts), None if spec.columns is None else spec.columns.listed)
     return [_histogram(name, as_floats(_thinned(part), spec)) for name, part in list(zip(names, parts, strict=True))[:MOST_CHANNELS]]
-
-
-def _numbered(count: int) -> list[str]:
-    return [str(i) for i in range(count)]
 
 
 def _thinned(values: Array) -> Array:

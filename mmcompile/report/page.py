@@ -30,27 +30,35 @@ class Section:
     inside: str
 
 
-def facts(info: Mapping[str, Any]) -> str:
-    """What one wants to know first, as a row of numbers; what should be looked at stands out."""
+def facts(info: Mapping[str, Any], whole: Mapping[str, Any] | None = None) -> str:
+    """What one wants to know first, as a row of numbers; what should be looked at stands out.
+
+    whole: the facts of the dataset that `info` is a split of.  Then what is of all splits says so.
+    """
     fields, splits = info["fields"], info["splits"]
     items = [(f"{info['samples']:,}", "sample" if info["samples"] == 1 else "samples", False)]
+    everywhere = "" if whole is None else ", all splits"
+    if whole is not None:
+        items = [(items[0][0], f"{items[0][1]} in {splits[0]['name']}, of {whole['samples']:,}", False)]
     if len(splits) > 1:
         each = ", ".join(f"{split['name']} {split['stop'] - split['start']:,}" for split in splits[:4])
         items = [(items[0][0], f"samples: {each}{' …' if len(splits) > 4 else ''}", False)]
     if info["classes"] is not None:
-        items.append((f"{len(info['classes']):,}", "class" if len(info["classes"]) == 1 else "classes", False))
+        said = "class" if len(info["classes"]) == 1 else "classes"
+        there = sum(bool(c["count"]) for c in info["classes"]) if whole is not None and splits[0]["classes"] is not None else len(info["classes"])
+        items.append((f"{there:,}", said if there == len(info["classes"]) else f"of {len(info['classes']):,} {said}", False))
     first = next((f for f in fields if f["meaning"] in ("image", "volume")), fields[0])
     more = len([f for f in fields if f["meaning"] != "class"]) - 1
     said = f"{first['dtype']} {first['name']}" + (f", {first['views']} variants" if first.get("views") else "")
     items.append((_shape(first), said + (f", and {text.counted(more, 'fields')} more" if more > 0 else ""), False))
-    items.append((text.size(info["bytes"]["dataset"]), f"in {text.number(info['shards'], 'shard')}", False))
+    items.append((text.size(info["bytes"]["dataset"]), f"in {text.number(info['shards'], 'shard')}{everywhere}", False))
     rejects, repeats = info["rejects"]["count"], info["repeats"]
-    items.append((f"{rejects:,}", "reject" if rejects == 1 else "rejects", bool(rejects)))
+    items.append((f"{rejects:,}", f"{'reject' if rejects == 1 else 'rejects'}{everywhere}", bool(rejects)))
     if repeats is not None:
         leaked = sum(repeats["leaked"].values())
         twice, again = repeats["contradictory"], repeats["duplicates"]
         what = "leaked between splits" if leaked else "with two labels" if twice else "duplicate" if again == 1 else "duplicates"
-        items.append((f"{leaked or twice or again:,}", what, bool(leaked or twice)))
+        items.append((f"{leaked or twice or again:,}", what + ("" if leaked else everywhere), bool(leaked or twice)))
     if info["missing"]:
         items.append((f"{info['missing']:,}", "files missing", True))
     cells = "".join(f"<li{' class=bad' if bad else ''}><b>{escape(number)}</b><span>{escape(what)}</span></li>" for number, what, bad in items)

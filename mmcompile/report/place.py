@@ -36,11 +36,14 @@ def check_replaceable(target: Path, mark: bytes) -> None:
     except (FileNotFoundError, NotADirectoryError):
         return
     if not ours:
-        raise OptionError(f"-o {target}: is there already and is no report; give another name, or remove it", options=["output"])
+        raise OptionError(f"-o {target}: is there already and is no report of mmcompile's; give another name, or remove it", options=["output"])
 
 
 def save(target: Path, content: bytes) -> None:
-    """Write a file, whole or not at all, in folders that are made where they are missing.  An OSError names the file that was to be."""
+    """Write a file, whole or not at all, in folders that are made where they are missing, as a build makes those of OUT.
+
+    An OSError names the file that was to be.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         write_atomic(target, content, durable=False)

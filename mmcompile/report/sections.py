@@ -17,7 +17,7 @@ from mmcompile import text
 from mmcompile.format.rejects import Reject
 from mmcompile.report import charts, png
 from mmcompile.report.charts import escape
-from mmcompile.report.facts import Histogram, Sources
+from mmcompile.report.facts import MOST_CHANNELS, Histogram, Sources, channel_names
 
 __all__ = ["class_bars", "pairs", "problems", "settings", "sources", "storage", "values"]
 
@@ -28,6 +28,8 @@ Pixels = npt.NDArray[np.uint8]
 _ALL_CLASSES, _ENDS, _MOST_CLASSES = 40, 15, 5000
 #: Rows of a folded table, and of one that is not.
 _MOST_ROWS, _FEW = 2000, 12
+#: Columns of numbers that a phone shows side by side.
+_NARROW = 5
 #: Examples of repeats, and sizes of sources, that stand in a page unfolded.
 _EXAMPLES, _SIZES = 10, 8
 _TINTS = {"red": "red", "green": "green", "blue": "blue"}
@@ -54,15 +56,20 @@ def pairs(rows: Sequence[tuple[str, str]]) -> str:
     return f'<dl class="pairs">{"".join(f"<dt>{name}</dt><dd>{said}</dd>" for name, said in rows)}</dl>'
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> str:
-    """A table of HTML cells, those in the columns `numbers` on the right; in a box of its own, which scrolls."""
-    head = "".join(f'<th scope="col"{_right(i, numbers)}>{h}</th>' for i, h in enumerate(heads))
-    body = "".join(f"<tr>{''.join(f'<td{_right(i, numbers)}>{cell}</td>' for i, cell in enumerate(row))}</tr>" for row in rows)
-    return f'<div class="box"><table class="rows"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int] = (), long: Sequence[int] = ()) -> str:
+    """A table of HTML cells, those in the columns `numbers` on the right, those in `long` broken where they must; in a box of its own, which scrolls.
+
+    Where the page is narrow each cell of a wide one is a line of its own, with what stands over its column.
+    """
+    head = "".join(f'<th scope="col"{_kind(i, numbers)}>{h}</th>' for i, h in enumerate(heads))
+    starts = [f'<td{_kind(i, numbers, long)} data-of="{h}">' for i, h in enumerate(heads)]
+    body = "".join(f"<tr>{''.join(f'{start}{cell}</td>' for start, cell in zip(starts, row, strict=True))}</tr>" for row in rows)
+    kind = "rows told" if long or len(heads) > _NARROW else "rows"
+    return f'<div class="box"><table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _right(column: int, numbers: Sequence[int]) -> str:
-    return ' class="num"' if column in numbers else ""
+def _kind(column: int, numbers: Sequence[int], long: Sequence[int] = ()) -> str:
+    return ' class="num"' if column in numbers else ' class="long"' if column in long else ""
 
 
 def _folded(title: str, inside: str) -> str:
@@ -103,6 +110,8 @@ def class_bars(info: Info) -> str:
             return f'<div class="box">{charts.stacked([s["name"] for s in splits], [(names[i], counts[i]) for i in which])}</div>'
         return f'<div class="box">{charts.bars([(names[i], totals[i]) for i in which], sum(totals))}</div>'
 
+    if len(splits) > 1:
+        lines.append(charts.parts([s["name"] for s in splits]))
     if len(names) <= _ALL_CLASSES:
         return "".join([*lines, chart(order)])
     lines.append(charts.line(np.array([totals[i] for i in order]), "samples of each class, the largest first"))
@@ -164,70 +173,94 @@ def values(info: Info, found: Sequence[tuple[str, str, Sequence[Histogram]]], ro
             spread = f"mean {charts.number(one.mean)}, std {charts.number(one.std)}{beyond}{strange}"
             lines.append(f'<div>{title}{charts.histogram(one, _TINTS.get(one.name, ""))}<div class="ends"><span>{spread}</span></div></div>')
         lines.append("</div>")
+        most = next((f["shape"][0] for f in info["fields"] if f["name"] == field and f["meaning"] == "value" and len(f["shape"]) == 1), 0)
+        if len(drawn) == MOST_CHANNELS < most:
+            lines.append(f'<p class="quiet">The first {MOST_CHANNELS} of {most:,} numbers.</p>')
     if any(drawn for _, _, drawn in found):
         lines.append(f'<p class="quiet">Histograms are of {text.number(rows, "row")} picked by the seed; heights are square roots of counts.</p>')
     return "".join(lines)
 
 
 def _statistics(info: Info) -> str:
+    """A table for each field that has some, with its unit."""
     hidden = {f["name"] for f in info["fields"] if f.get("unit") or f.get("categories")}
-    rows: list[list[str]] = []
-    cut = False
-    for split, fields in info["statistics"].items():
-        for field, found in fields.items():
-            if found is None or field in hidden:
+    order = [s["name"] for s in info["splits"]]
+    lines, left = [], _MOST_ROWS
+    for f in info["fields"]:
+        field, rows, unit = f["name"], [], ""
+        for split in order:
+            found = None if field in hidden else info["statistics"].get(split, {}).get(field)
+            if found is None:
                 continue
-            names = next((f.get("columns") for f in info["fields"] if f["name"] == field), None)
-            for c, (mean, std) in enumerate(zip(found["mean"], found["std"], strict=True)):
-                if len(rows) == _MOST_ROWS:
-                    cut = True
-                    break
-                what = named(names[c]) if names else str(c)
-                rows.append([escape(split), escape(field), what, f"{mean:.6g}", f"{std:.6g}", f"{found['pixels']:,}"])
-    if not rows:
-        return ""
-    table = _table(["split", "field", "channel or column", "mean", "std", "values"], rows, (3, 4, 5))
-    more = f'<p class="quiet">The first {_MOST_ROWS:,}; `mmcompile info --json` has all.</p>' if cut else ""
-    return f"<h3>Exact, of all rows</h3>{table if len(rows) <= _FEW else _folded(f'{len(rows):,} channels and columns', table)}{more}"
+            names = [text.name(n) for n in f["columns"]] if f.get("columns") else None
+            names = channel_names(f["meaning"], len(found["mean"]), names)
+            unit = _unit(f, found, info["settings"])
+            rows += [
+                [escape(split), escape(name), f"{mean:.6g}", f"{std:.6g}", f"{found['pixels']:,}"]
+                for name, mean, std in zip(names, found["mean"], found["std"], strict=True)
+            ]
+        if rows:
+            table = _table(["split", "column" if f["meaning"] == "value" else "channel", "mean", "std", "values"], rows[:left], (2, 3, 4))
+            lines.append(f'<h4>{escape(field)} <span class="quiet">{unit}</span></h4>')
+            lines.append(table if len(rows) <= _FEW else _folded(f"{len(rows):,} means and standard deviations", table))
+            if len(rows) > left:
+                lines.append('<p class="quiet">Not all of them; `mmcompile info --json` has all.</p>')
+            left = max(1, left - len(rows))
+    return f"<h3>Means and standard deviations, exact, of all rows</h3>{''.join(lines)}" if lines else ""
+
+
+def _unit(field: Mapping[str, Any], found: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """What the statistics of a field count in: pixels in what --mean and --std take, whatever lies on disk.  Settings may be a stranger's."""
+    if field["meaning"] not in ("image", "volume"):
+        return "as in the sources"
+    preprocess = settings.get("preprocess")
+    most = {8: 255, 16: 65535}
+    depths = sorted({entry.get("depth") for entry in found.get("sums", ())} & set(most))
+    if not depths or (isinstance(preprocess, Mapping) and preprocess.get("scale") == "none"):
+        return "as pixels of the sources count; what --mean and --std take"
+    return f"from 0 to 1: pixels / {' or '.join(str(most[d]) for d in depths)}; what --mean and --std take"
 
 
 # ---------------------------------------------------------------- what is wrong
 
 
-def problems(info: Info, rejects: Sequence[Reject], thumbs: Mapping[str, Pixels], looked: bool | None) -> str:
+def problems(info: Info, rejects: Sequence[Reject], shown: Mapping[str, Pixels | str] | None, hint: bool) -> str:
     """Rejects with their reasons, samples that repeat, and files that are missing.
 
-    thumbs: what was seen of rejects.  looked: were their sources looked for?  None where no pictures are wanted.
+    shown: what was seen of rejects, or why nothing; None where they were not looked for.  hint: is it to be said how they can be?
     """
     lines = []
     if info["missing"]:
         lines.append(f'<p class="bad">{text.counted(info["missing"], "shard files")} missing: `mmcompile verify` names them.</p>')
-    lines.append(f"<h3>Rejects</h3>{_rejects(info, rejects, thumbs, looked)}")
+    lines.append(f"<h3>Rejects</h3>{_rejects(info, rejects, shown, hint)}")
     lines.append(f"<h3>Repeats</h3>{_repeats(info)}")
     return "".join(lines)
 
 
-def _rejects(info: Info, rejects: Sequence[Reject], thumbs: Mapping[str, Pixels], looked: bool | None) -> str:
+def _rejects(info: Info, rejects: Sequence[Reject], shown: Mapping[str, Pixels | str] | None, hint: bool) -> str:
     if not rejects:
         return "<p>None: every source became a sample.</p>"
     reasons = info["rejects"]["reasons"]
     lines = [charts.bars(sorted(reasons.items(), key=lambda item: (-item[1], item[0])), len(rejects))]
-    if thumbs:
-        cells = []
-        for reject in rejects:
-            if (pixels := thumbs.get(reject.key)) is not None:
-                key = escape(reject.key)
-                image = (
-                    f'<img class="thumb" src="{png.as_uri(pixels)}" width="{pixels.shape[1]}" height="{pixels.shape[0]}" alt="what decodes of {key}">'
-                )
-                cells.append(f'<figure>{image}<figcaption><b>{escape(reject.code)}</b><span class="where">{key}</span></figcaption></figure>')
+    cells = []
+    for reject in rejects if shown else ():
+        if not isinstance(pixels := shown[reject.key] if shown else "", str):
+            key = escape(reject.key)
+            image = f'<img class="thumb" src="{png.as_uri(pixels)}" width="{pixels.shape[1]}" height="{pixels.shape[0]}" alt="what decodes of {key}">'
+            cells.append(f'<figure>{image}<figcaption><b>{escape(reject.code)}</b><span class="where">{key}</span></figcaption></figure>')
+    if cells:
         lines.append(f'<p class="quiet">What can be seen of them:</p><div class="grid">{"".join(cells)}</div>')
-    elif looked:
-        lines.append('<p class="quiet">Nothing can be seen of them: they do not decode, or do not lie unchanged where they were looked for.</p>')
-    elif looked is not None:
+    elif shown is not None:
+        lines.append('<p class="quiet">Nothing can be seen of them; the table says why.</p>')
+    elif hint:
         lines.append('<p class="quiet">With `--raw RAW` what still decodes of them is shown here.</p>')
-    rows = [[escape(r.key), escape(r.code), escape(r.message), "" if r.size is None else text.size(r.size)] for r in rejects[:_MOST_ROWS]]
-    table = _table(["source", "reason", "what was found", "size"], rows, (3,)).replace("<td>", '<td class="long">')
+    heads = ["source", "reason", "what was found", "size", *(["picture"] if shown is not None else [])]
+    rows = []
+    for r in rejects[:_MOST_ROWS]:
+        seen = "" if shown is None else shown[r.key]
+        why = escape(seen) if isinstance(seen, str) else "above"
+        rows.append([escape(r.key), escape(r.code), escape(r.message), "" if r.size is None else text.size(r.size), why][: len(heads)])
+    table = _table(heads, rows, (3,), (0, 2, 4))
     title = f"all {len(rejects):,}" if len(rejects) <= _MOST_ROWS else f"the first {_MOST_ROWS:,} of {len(rejects):,}"
     lines.append(table if len(rejects) <= _FEW else _folded(title, table))
     return "".join(lines)
@@ -241,7 +274,8 @@ def _repeats(info: Info) -> str:
         return "<p>None: no two samples have the same bytes.</p>"
     lines = []
     for split, count in found["leaked"].items():
-        lines.append(f'<p class="bad">Leakage: {text.number(count, "sample")} of {escape(split)} stand in a split before it, too.</p>')
+        stand = "stands" if count == 1 else "stand"
+        lines.append(f'<p class="bad">Leakage: {text.number(count, "sample")} of {escape(split)} {stand} in a split before it, too.</p>')
     if found["contradictory"]:
         lines.append(f'<p class="bad">{text.number(found["contradictory"], "sample")} with the same bytes as others under another label.</p>')
     lines.append(f"<p>{text.number(found['duplicates'], 'sample')} with the same bytes as one before.</p>")

@@ -21,6 +21,8 @@ Pixels = npt.NDArray[np.uint8]
 
 #: Values that are meant to lie in [0, 1] and are written so, give or take what normalising and undoing it costs in bfloat16.
 _UNIT = (-0.02, 1.02)
+#: Pictures of which nothing that is looked at reaches this part of white, as levels from 0 to 16 or 12 bits of 16, would be black as they are.
+_DARK_PART = 0.25
 #: Of other values so many percent at each end may be cut off: single bright pixels would leave all else black.
 _PERCENT = 0.2
 #: Values of a sample that are looked at for that.
@@ -75,6 +77,9 @@ def look_of(field: Field, baked: tuple[tuple[float, ...], tuple[float, ...]] | N
     undone = "normalisation undone; " if baked is not None else "normalised when read, shown as stored; " if field.normalize is not None else ""
     both: dict[str, Any] = {} if baked is None else {"mean": baked[0], "std": baked[1]}
     if field.dtype == "uint8":
+        white = max((int(one.max(initial=0)) for one in some), default=0)
+        if 0 < white < _DARK_PART * 255:
+            return Look(0.0, float(white), f"{undone}uint8 stretched: 0 is black, {white} is white", **both)
         return Look(0.0, 255.0, f"{undone}uint8 from 0 (black) to 255 (white)", **both)
     if field.dtype == "bool":
         return Look(0.0, 1.0, "false is black, true is white", **both)
@@ -84,6 +89,8 @@ def look_of(field: Field, baked: tuple[tuple[float, ...], tuple[float, ...]] | N
     values = values[np.isfinite(values)]
     low, high = (float(v) for v in np.percentile(values, (0, 100))) if len(values) else (0.0, 1.0)
     if field.dtype in ("float16", "bfloat16", "float32", "float64") and _UNIT[0] <= low and high <= _UNIT[1]:
+        if low >= 0 and 0 < high < _DARK_PART:
+            return Look(0.0, high, f"{undone}{field.dtype} stretched: 0 is black, {high:.4g} is white", **both)
         return Look(0.0, 1.0, f"{undone}{field.dtype} from 0 (black) to 1 (white)", **both)
     if len(values):
         low, high = (float(v) for v in np.percentile(values, (_PERCENT, 100 - _PERCENT)))

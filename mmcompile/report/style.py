@@ -39,7 +39,8 @@ main, header { max-width: 74.5rem; margin: 0 auto; padding: 0 1.25rem; }
 header { padding-top: 2.4rem; }
 h1 { margin: 0; font-size: 1.9rem; line-height: 1.2; letter-spacing: -.015em; overflow-wrap: anywhere; }
 h2 { margin: 0 0 .3rem; font-size: 1.2rem; letter-spacing: -.01em; }
-h3 { margin: 1.8rem 0 .5rem; font-size: .95rem; }
+h3 { margin: 1.8rem 0 .5rem; font-size: .95rem; } h4 { margin: 1rem 0 .3rem; font-size: .9rem; font-weight: 600; }
+h4 .quiet { font-weight: 400; }
 section { padding: 2.2rem 0 .4rem; }
 p { margin: .4rem 0; max-width: 52rem; overflow-wrap: anywhere; }
 .quiet, .sub { color: var(--quiet); }
@@ -77,7 +78,9 @@ figcaption .where { display: block; color: var(--quiet); font-size: .78rem; }
 .chips i, i.part { display: inline-block; width: .72rem; height: .72rem; margin-right: .35rem; border-radius: 3px; vertical-align: -.06rem; }
 .chips .hatch { background: repeating-linear-gradient(135deg, #888 0 2px, #ccc 2px 4px); }
 .chips .none { border: 1px solid var(--quiet); }
-.box { overflow-x: auto; }
+.box { overflow-x: auto; background:
+  linear-gradient(to left, var(--bg) 40%, transparent) right / 2rem 100% local no-repeat,
+  linear-gradient(to left, color-mix(in srgb, var(--quiet) 35%, transparent), transparent) right / .6rem 100% scroll no-repeat; }
 table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums; }
 th { font-weight: 500; text-align: left; }
 th, td { padding: .26rem .8rem .26rem 0; vertical-align: top; }
@@ -118,6 +121,13 @@ footer { max-width: 74.5rem; margin: 2.5rem auto 0; padding: 1rem 1.25rem 2.5rem
 @media (max-width: 480px) {
   body { font-size: 14.5px; } h1 { font-size: 1.5rem; } header { padding-top: 1.5rem; }
   .facts { grid-template-columns: 1fr 1fr; } .facts b { font-size: 1.1rem; } th, td { padding-right: .6rem; }
+  table.told { width: 100%; } table.told thead { position: absolute; clip-path: inset(50%); width: 1px; height: 1px; overflow: hidden; }
+  table.told tr { display: block; padding: .45rem 0; border-bottom: 1px solid var(--line); }
+  table.told td, table.told td.long { display: block; border: 0; padding: .05rem 0; text-align: left; white-space: normal; min-width: 0;
+    overflow-wrap: anywhere; }
+  table.told td:empty { display: none; }
+  table.told td::before { content: attr(data-of); display: inline-block; min-width: 5.6rem; margin-right: .6rem;
+    color: var(--quiet); font-size: .8rem; }
 }
 @media print { nav { position: static; } }
 """

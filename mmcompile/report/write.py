@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,8 +40,8 @@ Rows = npt.NDArray[np.int64]
 _EACH, _MOST, _MOST_PIXELS = 3, 72, 7_500_000
 #: Bytes of the rows that are shown, which are in memory together.
 _MOST_BYTES = 256 << 20
-#: Rows whose values make the histograms, and the bytes of them that are read.
-_HISTOGRAM_ROWS, _HISTOGRAM_BYTES = 4096, 48 << 20
+#: Rows whose values make the histograms, fewer where each holds the pixels of a picture, and the bytes of them that are read.
+_HISTOGRAM_ROWS, _HISTOGRAM_PICTURES, _HISTOGRAM_BYTES = 4096, 512, 48 << 20
 #: Rows of a table of samples.
 _TABLE_ROWS = 30
 
@@ -76,7 +76,7 @@ class Report:
 
 def write_report(
     out: str | os.PathLike[str],
-    file: str | os.PathLike[str] | None = None,
+    file: str | os.PathLike[str] | IO[bytes] | None = None,
     *,
     split: str | None = None,
     rows: Sequence[int] | None = None,
@@ -88,11 +88,12 @@ def write_report(
     """Write a page about the dataset in `out`: one HTML file that needs no network, with samples, classes, sources, values, rejects and settings.
 
     file: where to; by default NAME-report.html in the current folder, for a dataset in a folder called NAME.  With `rows` a name that does not end in
-        .html or .htm is a folder: a PNG file for each picture of each of these rows is written there, and no page.
+        .html or .htm is a folder: a PNG file for each picture of each of these rows is written there, and no page.  Folders that are missing are
+        made.  What has `write` gets the bytes of the page, and stays open.
     split: report on samples of this split alone; numbers of rows are those in it then, as with `MMapShardDataset(out, split)`.
     rows: show these samples.  By default a few of each class, picked by `seed`.
     replay: beside each sample, what that augmentation makes of it in that epoch of that seed.
-    raw: where the sources are, to show what can be seen of those that were rejected.
+    raw: where the sources are, a folder, an archive or a list, to show what can be seen of those that were rejected.
     images: without them no picture is in the page; an OptionError where only pictures would be written.
 
     A report of ours is replaced, any other file that is there is an OptionError, and so is a file within `out`, and a row that there is not.
@@ -102,28 +103,34 @@ def write_report(
     data = Opened(os.fspath(out), split)
     try:
         chosen = None if rows is None else _checked(data, rows)
-        if file is None:
-            file = Path(f"{Path(data.root).name or 'dataset'}-report.html")
-        target = Path(os.path.abspath(file))
-        check_outside(target, Path(data.root))
-        if raw is not None and not os.path.isdir(raw):
-            raise OptionError(f"--raw {os.fspath(raw)}: not a folder; what lies in archives and tables is not shown", options=["raw"])
+        if raw is not None and not os.path.exists(raw):
+            raise OptionError(f"--raw {os.fspath(raw)}: there is no such folder or file; name what the dataset was built from", options=["raw"])
+        target, stream, place = None, None, file or f"{Path(data.root).name or 'dataset'}-report.html"
+        if isinstance(place, str | os.PathLike):
+            target = Path(os.path.abspath(place))
+            check_outside(target, Path(data.root))
+        else:
+            stream = place
         told: dict[str, Any] = {"root": str(out), "generation": data.reader.generation, "samples": len(data)}
-        if chosen is not None and target.suffix.lower() not in (".html", ".htm"):
+        if chosen is not None and target is not None and target.suffix.lower() not in (".html", ".htm"):
             if not images:
-                raise OptionError(
-                    f"--no-images with -o {os.fspath(file)}: a folder of pictures; name a page, as in -o report.html", options=["no-images"]
-                )
+                raise OptionError(f"--no-images with -o {target}: a folder of pictures; name a page, as in -o report.html", options=["no-images"])
             saved, total = save_rows(data, target, chosen, replay)
             return Report(file=None, files=tuple(map(str, saved)), bytes=total, rows=tuple(chosen.tolist()), seconds=time.monotonic() - began, **told)
-        check_replaceable(target, MARK.encode())
+        if target is not None:
+            check_replaceable(target, MARK.encode())
         info = facts.with_labels(describe(data.root, data.reader.generation), data)
         picked, each = (chosen, 0) if chosen is not None else _picked(data, seed)
         page = _page(data, info, picked, _Wish(str(out), split, replay, raw, images, seed, rows is not None, each))
         content = page.encode("utf-8", "backslashreplace")
-        save(target, content)
+        if target is not None:
+            save(target, content)
+        if stream is not None:
+            stream.write(content)
         rows_shown = tuple(picked.tolist())
-        return Report(file=str(file), files=(), bytes=len(content), rows=rows_shown, seconds=time.monotonic() - began, **told)
+        return Report(
+            file=None if target is None else str(place), files=(), bytes=len(content), rows=rows_shown, seconds=time.monotonic() - began, **told
+        )
     finally:
         data.close()
 
@@ -148,7 +155,7 @@ class _Wish:
 def _checked(data: Opened, rows: Sequence[int]) -> Rows:
     found = np.array(list(dict.fromkeys(int(r) for r in rows)), np.int64)
     if len(bad := found[(found < 0) | (found >= len(data))]):
-        where = f"split {data.split.name}" if data.split.name in {s.name for s in data.index.splits} else "dataset"
+        where = f"split {data.split.name}" if data.split.name in {s.name for s in data.index.splits} - {"all"} else "dataset"
         raise OptionError(f"--rows {bad[0]}: the {where} has {text.number(len(data), 'sample')}, counted from 0", options=["rows"])
     return found
 
@@ -177,28 +184,30 @@ def _page(data: Opened, info: dict[str, Any], rows: Rows, wish: _Wish) -> str:
     drawn, looked = _histograms(data, gallery, wish.seed)
     found = facts.read_sources(data)
     rejects = load_rejects(Path(data.root), data.index)
-    thumbs: dict[str, Any] = {}
+    shown = None
     if wish.raw is not None and wish.images and rejects:
         from mmcompile.report.rejects import thumbnails
 
-        thumbs = thumbnails(rejects, Path(wish.raw))
+        settings = info["settings"].get("source")
+        shown = thumbnails(rejects, os.fspath(wish.raw), settings if isinstance(settings, dict) else {})
+    whole, info = info, facts.of_split(info, data.split.name)
     name = Path(data.root).name or str(data.root)
     parts = [
         Section("samples", "Samples", _samples(data, gallery, samples, wish, len(info["classes"] or ()))),
         Section("classes", "Classes", sections.class_bars(info)),
         Section("sources", "Sources", sections.sources(found) if found is not None else ""),
         Section("values", "Values", sections.values(info, drawn, looked) if len(data) else ""),
-        Section("problems", "Rejects and repeats", sections.problems(info, rejects, thumbs, wish.raw is not None if wish.images else None)),
-        Section("settings", "Settings", sections.settings(info, _commands(wish.out))),
-        Section("storage", "Storage", sections.storage(info, _shards(data))),
+        Section("problems", "Rejects and repeats", sections.problems(info, rejects, shown, wish.raw is None and wish.images)),
+        Section("settings", "Settings", sections.settings(whole, _commands(wish.out))),
+        Section("storage", "Storage", sections.storage(whole, _shards(data))),
     ]
-    of_split = [] if wish.split is None else [f"samples, sources and histograms of split {escape(wish.split)}"]
+    of_split = [] if whole is info else [f"split {escape(data.split.name)}; rejects, repeats and storage are of the whole dataset"]
     published = [f"published {text.moment(g['modified'])}" for g in info["generations"] if g["name"] == data.reader.generation]
     sub = " &middot; ".join([*of_split, f"generation <code>{data.reader.generation[:8]}</code>", *published])
     if wish.out.rstrip("/") != name:
         sub = f"<code>{escape(wish.out)}</code> &middot; {sub}"
     foot = f"Made by mmcompile report from generation <code>{data.reader.generation}</code>. Nothing in this page comes from a network."
-    return render(name, sub, first_facts(info), parts, foot)
+    return render(name, sub, first_facts(info, None if whole is info else whole), parts, foot)
 
 
 def _samples(data: Opened, gallery: Gallery, samples: list[Sample], wish: _Wish, classes: int) -> str:
@@ -225,7 +234,8 @@ def _samples(data: Opened, gallery: Gallery, samples: list[Sample], wish: _Wish,
 def _histograms(data: Opened, gallery: Gallery, seed: int) -> tuple[list[tuple[str, str, Sequence[facts.Histogram]]], int]:
     """(field, what its numbers are, histograms) of what is neither a label nor text nor a list of places; and of how many rows."""
     each = sum(f.row_bytes for f in data.fields) or 1
-    rows = spread(0, len(data), int(np.clip(_HISTOGRAM_BYTES // each, 1, _HISTOGRAM_ROWS)), seed)
+    most = _HISTOGRAM_PICTURES if any(f.meaning in ("image", "volume") for f in data.fields) else _HISTOGRAM_ROWS
+    rows = spread(0, len(data), int(np.clip(_HISTOGRAM_BYTES // each, 1, most)), seed)
     found: list[tuple[str, str, Sequence[facts.Histogram]]] = []
     for f in data.fields:
         if f.meaning not in ("image", "volume", "value") or f.categories is not None or f.unit is not None or not len(rows):
@@ -234,7 +244,9 @@ def _histograms(data: Opened, gallery: Gallery, seed: int) -> tuple[list[tuple[s
             continue
         said = f"as stored, {f.dtype}"
         if f.name in gallery.looks and gallery.looks[f.name].mean is not None:
-            said += ", normalised"
+            said += ", normalised: (number above - mean) / std"
+        elif f.scale != 1:
+            said += f", where {f.scale:,.0f} is 1 above"
         values = data.column(f, rows)
         if (counting := next((other for other in data.fields if other.name == f.count), None)) is not None:
             filled = np.arange(values.shape[1]) < np.reshape(data.column(counting, rows), (-1, 1))

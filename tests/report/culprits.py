@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from mmcompile.format.rejects import Reject
 
 
-def thumbnail(reject: Reject, raw: Path) -> Any:
+def thumbnail(reject: Reject, read: Callable[[], bytes]) -> Any:
     """Stands in for that of a report: one file crashes its decoder, one hangs, all others are black."""
     if reject.key == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import os
+import tarfile
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -110,8 +114,30 @@ def test_arrays_are_lines_and_strips(tmp_path: Path) -> None:
     values = {"wave": RNG.normal(size=(3, 500)).astype(np.float32), "map": RNG.normal(size=(3, 20, 30)), "cube": np.zeros((3, 4, 5, 6), np.int16)}
     make_dataset(tmp_path / "out", values=values)
     shown = page(tmp_path / "out", tmp_path)
-    assert len(shown.found("img")) == 3
-    assert sum("line" in (attrs.get("class") or "") for attrs in shown.found("svg")) == 6
+    assert len(shown.found("img")) == 6
+    assert sum("line" in (attrs.get("class") or "") for attrs in shown.found("svg")) == 3
+    assert shown.text.count("of 4 x 5 x 6 plane 2") == 3
+
+
+def test_numbers_stand_beside_their_units(tmp_path: Path) -> None:
+    raw = builds.make_raw(tmp_path / "raw", per_class=2)
+    for name, dtype, above, below in (
+        ("bytes", "uint8", "from 0 to 1: pixels / 255; what --mean and --std take", "as stored, uint8, where 255 is 1 above"),
+        ("floats", "float32", "from 0 to 1: pixels / 255", "as stored, float32, normalised: (number above - mean) / std"),
+        ("counts", "uint8", "as pixels of the sources count", "as stored, uint8"),
+    ):
+        more = ("--scale", "none") if name == "counts" else ("--normalize", "imagenet")
+        assert run("build", str(raw), str(tmp_path / name), "--dtype", dtype, *more, "--workers", "1").exit_code == 0
+        text = page(tmp_path / name, tmp_path).text
+        assert above in text
+        assert below in text
+        assert "allred" in text
+        assert ("is 1 above" in text) == (name == "bytes")
+
+
+def test_more_numbers_than_have_a_histogram_are_counted(tmp_path: Path) -> None:
+    make_dataset(tmp_path / "out", values={"x": RNG.normal(size=(4, 60))}, keyed=False)
+    assert "The first 24 of 60 numbers." in page(tmp_path / "out", tmp_path).text
 
 
 @pytest.mark.parametrize("count", [0, 1])
@@ -161,7 +187,62 @@ def test_rejects_are_told_and_shown_as_far_as_they_decode(tmp_path: Path) -> Non
         (raw / "dog" / name).write_bytes(cut)  # no longer what was rejected
     changed = page(tmp_path / "out", tmp_path, raw=raw)
     assert len(changed.found("img")) == 4
-    assert "Nothing can be seen of them: they do not decode, or do not lie unchanged" in changed.text
+    assert "Nothing can be seen of them; the table says why." in changed.text
+    assert changed.text.count("it has changed since") == 2
+
+
+@pytest.mark.parametrize("kind", ["folder", "zip", "tar", "parquet"])
+def test_rejects_are_shown_wherever_they_lie_and_whatever_their_depth(tmp_path: Path, kind: str) -> None:
+    floats = np.linspace(-3, 900, 80 * 60, dtype=np.float32).reshape(60, 80)
+    Image.fromarray(floats).save(tmp_path / "float.tif")
+    Image.fromarray(np.arange(6400, dtype=np.uint16).reshape(80, 80) % 500).save(tmp_path / "deep.png")
+    named = {f"a/{i}.png": builds.picture(i) for i in range(3)}
+    named |= {"a/deep.png": (tmp_path / "deep.png").read_bytes(), "a/float.tif": (tmp_path / "float.tif").read_bytes(), "a/broken.png": builds.BROKEN}
+    raw = tmp_path / f"raw.{kind}"
+    if kind == "folder":
+        builds.write(raw, named)
+    elif kind == "zip":
+        with zipfile.ZipFile(raw, "w") as archive:
+            for name, data in named.items():
+                archive.writestr(name, data)
+    elif kind == "tar":
+        with tarfile.open(raw, "w") as archive:
+            for name, data in named.items():
+                about = tarfile.TarInfo(name)
+                about.size = len(data)
+                archive.addfile(about, io.BytesIO(data))
+    else:
+        pytest.importorskip("pyarrow.parquet").write_table(
+            pytest.importorskip("pyarrow").table({"image": [{"bytes": data, "path": name} for name, data in named.items()], "label": [0] * 6}), raw
+        )
+    assert run("build", str(raw), str(tmp_path / "out"), "--max-rejects", "3", "--workers", "1").exit_code == 0
+    result = run("report", str(tmp_path / "out"), "--raw", str(raw), "-o", str(tmp_path / "page.html"))
+    assert result.exit_code == 0, result.stderr
+    shown = Page(tmp_path / "page.html")
+    drawn = [attrs for attrs in shown.found("img") if attrs["alt"].startswith("what decodes of")]
+    assert len(drawn) == 2
+    for attrs in drawn:  # put between black and white, whatever their range
+        with Image.open(io.BytesIO(base64.b64decode(attrs["src"].partition(",")[2]))) as image:
+            pixels = np.asarray(image)
+        assert (pixels.min(), pixels.max()) == (0, 255)
+    assert shown.text.count("above") >= 2
+    assert "nothing of it decodes" in shown.text
+
+
+def test_settings_of_a_stranger_open_no_other_place(tmp_path: Path) -> None:
+    builds.write(tmp_path, {"private/x.png": builds.picture(1), "raw/list.csv": b"image,label\nx.png,0\n"})
+    listed = [Reject("x.png", len(builds.picture(1)), None, "load", "not-an-image", None, "")]
+    settings = {"kind": "manifest", "images": str(tmp_path / "private")}
+    assert rejects.thumbnails(listed, tmp_path / "raw" / "list.csv", settings) == {"x.png": "not found in RAW"}
+    assert rejects.thumbnails(listed, tmp_path / "raw", {"kind": "dataset"}) == {"x.png": "not found in RAW"}
+
+
+def test_more_rejects_than_are_tried_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rejects, "_MOST", 1)
+    builds.write(tmp_path, {"a.png": builds.picture(1), "b.png": builds.picture(2)})
+    seen = rejects.thumbnails([Reject(name, None, None, "load", "x", None, "") for name in ("a.png", "b.png")], tmp_path, {})
+    assert isinstance(seen["a.png"], np.ndarray)
+    assert seen["b.png"] == "only the first 1 are tried"
 
 
 def test_a_build_that_rejects_stopped_names_them_and_what_allows_them(tmp_path: Path) -> None:
@@ -182,7 +263,15 @@ def test_a_build_that_rejects_stopped_names_them_and_what_allows_them(tmp_path: 
 
 def test_a_page_of_a_split_says_what_is_of_it(tmp_path: Path) -> None:
     make_dataset(tmp_path / "out", RNG.integers(0, 256, (4, 3, 8, 8), dtype=np.uint8), [0, 1, 0, 1], splits={"train": 3, "val": 1}, shards=(3, 1))
-    assert "samples, sources and histograms of split val" in page(tmp_path / "out", tmp_path, split="val").text
+    text = page(tmp_path / "out", tmp_path, split="val").text
+    assert "split val; rejects, repeats and storage are of the whole dataset" in text
+    assert "1sample in val, of 4" in text
+    assert "1of 2 classes" in text
+    assert "0rejects, all splits" in text
+    assert "trainimage" not in text
+    whole = page(tmp_path / "out", tmp_path, split="all").text
+    assert "4samples: train 3, val 1" in whole
+    assert "rejects, all splits" not in whole
 
 
 def test_a_reject_that_crashes_or_hangs_its_decoder_costs_its_picture_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +280,13 @@ def test_a_reject_that_crashes_or_hangs_its_decoder_costs_its_picture_alone(tmp_
     names = ("crash", "hang", "fine", "again")
     builds.write(tmp_path, dict.fromkeys(names, b"x"))
     listed = [Reject(name, 1, None, "load", "decoder-crash" if name == "again" else "truncated", None, "") for name in (*names, "gone", "\0")]
-    assert list(rejects.thumbnails(listed, tmp_path)) == ["fine"]
+    found = rejects.thumbnails(listed, tmp_path, {})
+    assert [key for key, seen in found.items() if not isinstance(seen, str)] == ["fine"]
+    assert {key: seen for key, seen in found.items() if isinstance(seen, str)} == {
+        **dict.fromkeys(("crash", "hang"), "its decoder crashed, or took too long"),
+        "again": "it crashes its decoder",
+        **dict.fromkeys(("gone", "\0"), "not found in RAW"),
+    }
 
 
 @pytest.mark.parametrize("normalize", [None, ((0.5, 0.4, 0.3), (0.2, 0.3, 0.25))])
@@ -250,7 +345,7 @@ def test_a_replay_of_variants_shows_the_one_of_that_epoch(tmp_path: Path) -> Non
         (["--replay", "0:0", "--augment", "crop=4,resized_crop=4"], "exclude each other"),
         (["--replay", "0:0", "--augment", "blur=4"], "crop=N"),
         (["--split", "test"], "has no splits: leave --split out"),
-        (["--raw", "nowhere"], "not a folder"),
+        (["--raw", "nowhere"], "there is no such folder or file"),
     ],
 )
 def test_wrong_usage_is_one_line(tmp_path: Path, words: list[str], said: str) -> None:
@@ -323,8 +418,8 @@ def test_a_reject_whose_name_leads_out_of_raw_is_not_read(tmp_path: Path) -> Non
     builds.write(tmp_path, {"private.png": builds.picture(1), "raw/in.png": builds.picture(2)})
     names = ("in.png", "../private.png", str(tmp_path / "private.png"))
     listed = [Reject(name, None, None, "load", "not-an-image", None, "") for name in names]
-    assert [rejects.thumbnail(reject, tmp_path / "raw") is not None for reject in listed] == [True, False, False]
-    assert list(rejects.thumbnails(listed, tmp_path / "raw")) == ["in.png"]
+    seen = rejects.thumbnails(listed, tmp_path / "raw", {})
+    assert [isinstance(seen[name], str) for name in names] == [False, True, True]
 
 
 def test_a_replay_of_damaged_text_blames_the_file_and_not_the_augmentation(tmp_path: Path) -> None:

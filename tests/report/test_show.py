@@ -40,6 +40,15 @@ def test_bytes_are_shown_as_they_are() -> None:
     assert np.array_equal(pixels, PHOTO.transpose(1, 2, 0))
 
 
+@pytest.mark.parametrize(("dtype", "most"), [("uint8", 16), ("float32", 0.0625)])
+def test_dark_pictures_are_stretched_and_it_is_said(dtype: str, most: float) -> None:
+    levels = RNG.integers(0, 17, (3, 9, 11))
+    levels[0, 0] = 16
+    pixels, said = only((levels * (most / 16)).astype(dtype), image(dtype))
+    assert np.array_equal(pixels, np.rint(levels * (255 / 16)).astype(np.uint8).transpose(1, 2, 0))
+    assert f"{dtype} stretched: 0 is black, {most:g} is white" in said
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 def test_baked_normalisation_is_undone_within_one_level(dtype: str) -> None:
     values = (PHOTO / 255.0 - np.reshape(MEAN, (3, 1, 1))) / np.reshape(STD, (3, 1, 1))

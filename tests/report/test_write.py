@@ -102,11 +102,43 @@ def test_a_report_is_replaced_and_any_other_file_is_not(out: Path, tmp_path: Pat
     write_report(out, page)
     write_report(out, page, seed=1)
     page.write_text("<h1>mine</h1>")
-    with pytest.raises(OptionError, match="no report"):
+    with pytest.raises(OptionError, match="no report of mmcompile's; give another name, or remove it"):
         write_report(out, page)
     assert page.read_text() == "<h1>mine</h1>"
     with pytest.raises(OptionError, match="a folder"):
         write_report(out, tmp_path)
+
+
+def test_a_page_goes_to_standard_output_alone(out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_report("out", tmp_path / "page.html")
+    result = run("report", "out", "-o", "-")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout_bytes == (tmp_path / "page.html").read_bytes()
+    for words, said in ((["--rows", "1"], "name a folder, as in -o pictures/"), (["--json"], "both go to standard output")):
+        result = run("report", "out", "-o", "-", *words)
+        assert result.exit_code == 2
+        assert said in result.stderr + result.stdout
+    assert sorted(os.listdir()) == ["out", "page.html"]
+
+
+def test_a_reader_that_leaves_and_a_full_disk_are_told(out: Path) -> None:
+    words = [sys.executable, "-m", "mmcompile", "report", str(out), "-o", "-"]
+    env = {**os.environ, "PYTHONPATH": str(Path(mmcompile.__file__).resolve().parents[1])}
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, env=env)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "No space left" in done.stderr
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "wb") as gone:
+        done = subprocess.run(words, stdout=gone, stderr=subprocess.PIPE, text=True, timeout=60, env=env)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_folders_that_are_missing_are_made_as_by_a_build(out: Path, tmp_path: Path) -> None:
+    assert run("report", str(out), "-o", str(tmp_path / "deep" / "missing" / "page.html")).exit_code == 0
+    assert (tmp_path / "deep" / "missing" / "page.html").is_file()
 
 
 def test_nothing_is_written_into_the_dataset(out: Path, tmp_path: Path) -> None:
