@@ -101,6 +101,7 @@ class Maker:
         self.there = self.mover is not None and (resident is not None or not dataset._hooked)
         pools = [Pool(ahead + _SPARE) for _ in self.columns]
         self.memory: list[Callable[[int], Tensor]] = [pinned if pin and can_pin() else pool.lend for pool in pools]
+        self.stacking = pinned if pin and can_pin() else Pool(_SPARE * len(self.columns)).lend  # for what hooks have made
         if self.there and self.mover is not None and self.mover.memory is not None:
             self.memory = [self.mover.memory for _ in self.columns]
 

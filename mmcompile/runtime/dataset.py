@@ -38,7 +38,22 @@ __all__ = ["MMapShardDataset"]
 Rows = npt.NDArray[np.int64]
 
 #: What is opened again after unpickling instead of travelling.
-_OPENED = ("_columns", "_views", "_pools", "_sized", "_image", "_label", "_range", "_rows", "_targets", "_resident", "_texts", "_spatial", "_joint")
+_OPENED = (
+    "_columns",
+    "_views",
+    "_pools",
+    "_made",
+    "_sized",
+    "_image",
+    "_label",
+    "_range",
+    "_rows",
+    "_targets",
+    "_resident",
+    "_texts",
+    "_spatial",
+    "_joint",
+)
 #: Batches of memory that wait for the next use: one is being filled while the one before is let go of.
 _SPARE = 2
 #: Samples looked at for whether hooks draw random numbers: looking costs more than seeding.
@@ -150,6 +165,7 @@ class MMapShardDataset(Facts):
             if self._chosen is None:
                 self._rows = self._windows.selection(self._reader.origins.series, bounds, *self._range, str(self.root))
         self._pools = [Pool(_SPARE) for _ in self._columns]
+        self._made = Pool(_SPARE * len(self._columns))  # for what hooks have made
         self._sized: set[str] = set()
         self._image = next((i for i, c in enumerate(self._columns) if isinstance(c.base, ImageColumn)), None)
         self._label = next((i for i, c in enumerate(self._columns) if isinstance(c.base, ClassColumn)), None)
@@ -221,7 +237,7 @@ class MMapShardDataset(Facts):
             return self._packed(self._gather(rows, self._shown(rows, keys), said_valid(keys)))
         if not len(rows):
             raise ValueError("no samples are asked for, and what shape a transform would give them cannot be told: ask for at least one")
-        out = stacked(self._called(self._unbind(self._gather(rows, self._shown(rows, keys))), rows, keys))
+        out = stacked(self._called(self._unbind(self._gather(rows, self._shown(rows, keys))), rows, keys), self._made.lend)
         return tuple(out) if isinstance(out, list) else out
 
     def _shown(self, rows: Rows, keys: Any, warn: bool = False) -> Rows | None:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from mmcompile.runtime.seeding import mt19937_words
 
@@ -188,16 +188,36 @@ def with_valid(sample: Any, valid: bool | None) -> Any:
     return (*sample, valid) if isinstance(sample, tuple) else (sample, valid)
 
 
-def stacked(samples: list[Any]) -> Any:
-    """The batch of samples that hooks have made.  Raises ValueError where they differ in shape."""
+def stacked(samples: list[Any], lend: Callable[[int], torch.Tensor]) -> Any:
+    """The batch of samples that hooks have made, as torch's default_collate makes it, but its tensors lie in memory of `lend(nbytes)`.
+
+    Raises ValueError where samples differ in shape.
+    """
+    how: dict[Any, Callable[..., Any]] = {**default_collate_fn_map, torch.Tensor: functools.partial(_stacked_tensors, lend=lend)}
     try:
-        return default_collate(samples)
+        return collate(samples, collate_fn_map=how)
     except RuntimeError as error:
         if "equal size" not in str(error):
             raise
         raise ValueError(
             f"a transform gave samples that cannot be stacked ({error}); pad them, or use DataLoader(dataset, collate_fn=lambda b: tuple(zip(*b)))"
         ) from None
+
+
+def _stacked_tensors(values: list[torch.Tensor], *, lend: Callable[[int], torch.Tensor], collate_fn_map: Any) -> Any:
+    """Tensors of one shape and dtype that lie in memory one after another are copied there; what is otherwise is torch's to stack."""
+    first = values[0]
+    if not all(_is_plain(value) and value.dtype == first.dtype and value.shape == first.shape for value in values):
+        return default_collate_fn_map[torch.Tensor](values, collate_fn_map=collate_fn_map)
+    out = lend(len(values) * first.nbytes).view(first.dtype).view(len(values), *first.shape)
+    return torch.stack([value.as_subclass(torch.Tensor) for value in values], out=out)
+
+
+def _is_plain(value: torch.Tensor) -> bool:
+    """Is it a tensor in the CPU's memory, without a history, of a class that a batch does not keep?  torchvision's are of such."""
+    known = type(value) is torch.Tensor or type(value).__module__.startswith("torchvision.tv_tensors")
+    strided = value.layout is torch.strided and not value.is_nested and not value.is_quantized
+    return known and strided and value.device.type == "cpu" and not value.requires_grad
 
 
 def warn_of_one_epoch() -> None:

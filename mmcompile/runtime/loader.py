@@ -291,7 +291,7 @@ class _Iteration:
         if dataset._hooked:
             with labelled("transform"):
                 samples = dataset._samples(made.keyed, job.seed, job.epoch, parts)
-                batch = stacked(samples if job.valid is None else list(map(with_valid, samples, job.valid.tolist())))
+                batch = stacked(samples if job.valid is None else list(map(with_valid, samples, job.valid.tolist())), maker.stacking)
         else:
             packed = dataset._packed(parts if job.valid is None else [*parts, torch.from_numpy(job.valid)])
             batch = list(packed) if isinstance(packed, tuple) else packed

@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from numbers import Real
 from typing import Any
 
 import torch
@@ -139,12 +140,15 @@ def tune(
     """
     given = ShardLoader(dataset, batch_size, augment=augment, batch_transform=batch_transform, device=device, rank=0, world_size=1)
     place = given.device if given.device is not None else device_of("cuda" if can_pin() else "cpu")
+    if place.type == "meta":
+        raise ValueError("device meta holds no data, so there is nothing to measure; give the device that training uses")
     if step_time_s is not None and not _is_number(step_time_s, 0.0):
         raise ValueError(f"step_time_s is in seconds, above 0, not {step_time_s!r}")
     if not _is_number(seconds, 0.99):
         raise ValueError(f"seconds must be at least 1, not {seconds!r}")
     if not len(given.dataset):
         raise ValueError(f"{given.dataset.root}: has no samples, so there is nothing to measure")
+    step_time_s = None if step_time_s is None else float(step_time_s)
     wish = Wish(given.batch_size, place, augment, batch_transform)
     return _Run(given.dataset, wish, step_time_s, float(seconds), progress or (lambda line: None)).result()
 
@@ -207,7 +211,7 @@ class _Run:
             waited=waited,
             bottleneck=bottleneck,
             limits=limits,
-            advice=advice_of(bottleneck, choice.candidate, facts),
+            advice=advice_of(bottleneck, choice.candidate, facts, limits),
             lines=code(self.given, self.wish, choice.candidate),
             _dataset=self.given,
             _wish=self.wish,
@@ -321,4 +325,4 @@ def _candidate_json(candidate: Candidate) -> dict[str, Any]:
 
 
 def _is_number(value: Any, above: float) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and above < value < 1e9
+    return isinstance(value, Real) and not isinstance(value, bool) and above < float(value) < 1e9

@@ -243,8 +243,8 @@ def bottleneck_of(choice: Candidate, limits: Sequence[Limit], keeps_up: bool | N
     return "loop" if nearest is None else nearest.part
 
 
-def advice_of(bottleneck: str, choice: Candidate, facts: Facts) -> tuple[str, ...]:
-    """What would make it faster, the most likely first."""
+def advice_of(bottleneck: str, choice: Candidate, facts: Facts, limits: Sequence[Limit] = ()) -> tuple[str, ...]:
+    """What would make it faster, the most likely first; `limits` are those of the choice."""
     if bottleneck == "consumer":
         return ()
     smaller = []
@@ -286,4 +286,6 @@ def advice_of(bottleneck: str, choice: Candidate, facts: Facts) -> tuple[str, ..
         return ("ShardLoader's threads hand batches over without a copy",)
     if bottleneck == "loop":
         return ("larger batches: what is left is Python, once a batch", *resident)
+    if limits and limits[0].used < _BUSY:
+        return (*smaller, *resident, "no part is near its limit: the rest is handing batches over, for which larger ones help, or other work here")
     return (*smaller, *resident) or ("nothing: it is near what this machine's memory gives",)

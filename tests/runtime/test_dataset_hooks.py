@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from mmcompile.format.streams import _mix, stream_key
+from mmcompile.runtime.buffers import Pool
 from mmcompile.runtime.dataset import MMapShardDataset
+from mmcompile.runtime.loader import ShardLoader
 from tests.support import make_dataset
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (6, 3, 5, 4), dtype=np.uint8)
@@ -179,3 +181,55 @@ def test_a_stop_iteration_in_a_transform_does_not_end_a_stock_loader_in_silence(
 
     with pytest.raises(RuntimeError, match="a transform raised StopIteration"):
         list(torch.utils.data.DataLoader(MMapShardDataset(root, transform=stops), 4))
+
+
+KINDS = {
+    "floats": lambda x: x.float() / 255,
+    "not contiguous": lambda x: x.permute(1, 2, 0),
+    "a number": lambda x: float(x.sum()),
+    "an array": lambda x: x.numpy() + 1,
+    "names": lambda x: {"x": x, "of": {"max": x.max(), "text": "t"}},
+    "a pair": lambda x: (x, x.double()),
+    "empty": lambda x: x[:0],
+    "of two dtypes": lambda x: x.float() if x.sum() % 2 else x.double(),
+    "with a history": lambda x: torch.ones(3, requires_grad=True) * x.sum(),
+}
+
+
+def told(value: Any) -> Any:
+    """A batch as values that can be compared."""
+    if isinstance(value, torch.Tensor):
+        return type(value), value.dtype, value.requires_grad, value.tolist(), value.shape
+    if isinstance(value, dict):
+        return {name: told(part) for name, part in value.items()}
+    return type(value), [told(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_a_transform_made_is_stacked_as_torch_does(root: Path, name: str) -> None:
+    ds = MMapShardDataset(root, transform=KINDS[name])
+    expected = torch.utils.data.default_collate([ds[i] for i in range(6)])
+    assert told(list(ds[:])) == told(list(next(iter(ShardLoader(ds, 6))))) == told(list(expected))
+
+
+def test_batches_of_transformed_samples_lie_in_memory_that_was_used_before(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lent: list[int] = []
+    lend = Pool.lend
+
+    def watched(pool: Pool, nbytes: int) -> torch.Tensor:
+        found = lend(pool, nbytes)
+        lent.append(found.data_ptr())
+        return found
+
+    monkeypatch.setattr(Pool, "lend", watched)
+    ds = MMapShardDataset(root, transform=lambda x: x.float())
+    loader = ShardLoader(ds, 2)
+    places = {batch[0].data_ptr() for _ in range(9) for batch in loader}
+    assert places <= set(lent)
+    assert len(places) <= 4
+    kept = [batch[0] for _ in range(3) for batch in loader]
+    assert len({batch.data_ptr() for batch in kept}) == 9  # what is held is nobody else's
+    assert torch.equal(torch.cat(kept[-3:]), torch.from_numpy(IMAGES).float())
+    places = {ds[[1, 2]][0].data_ptr() for _ in range(9)}
+    assert places <= set(lent)
+    assert len(places) <= 4

@@ -247,6 +247,11 @@ def test_with_a_long_step_the_loader_keeps_up_if_it_is_seen_to(root: Path, monke
     assert "which leaves no margin" in str(tuning)
 
 
+def test_numbers_of_numpy_are_numbers(root: Path) -> None:
+    tuning = tune(MMapShardDataset(root), batch_size=np.int64(4), step_time_s=np.float32(0.5), seconds=np.int64(1))  # type: ignore[arg-type]
+    assert checked(tuning)["step_time_s"] == 0.5
+
+
 def test_waiting_is_a_share_of_the_time_beside_steps(root: Path) -> None:
     trials = Trials(MMapShardDataset(root), Wish(16), 1 << 16)
     for candidate in (Candidate("ShardLoader", 1, 2), Candidate("DataLoader", 1, 2)):
@@ -282,6 +287,7 @@ def test_arguments_that_make_no_sense_are_refused(root: Path) -> None:
         ({"seconds": float("nan")}, "seconds must be"),
         ({"step_time_s": 0}, "step_time_s is in seconds, above 0, not 0"),
         ({"step_time_s": True}, "step_time_s is in seconds"),
+        ({"device": "meta"}, "device meta holds no data"),
         ({"device": "nowhere"}, "device must be such as 'cpu', 'cuda'"),
         ({"augment": Augment(crop=500, hflip=0.5)}, "500"),
     ):

@@ -224,6 +224,8 @@ def test_advice_fits_what_is_in_the_way() -> None:
     assert "all 4" in hooked
     assert "set_num_threads" not in hooked
     assert "torch.set_num_threads(1)" in advice_of("transform", stock(4, 1.0), replace(FACTS, hooked=True, torch_threads=4))[-1]
+    assert advice_of("gather", shard(2, 1.0), FACTS, [Limit("gather", 1.2, 0.8)]) == ("nothing: it is near what this machine's memory gives",)
+    assert advice_of("gather", shard(2, 1.0), FACTS, [Limit("gather", 4.0, 0.25)])[0].startswith("no part is near its limit")
     stored = replace(FACTS, floats_stored=True, crop_share=0.77, sequence_gain=5.0)
     disk = " ".join(advice_of("disk", shard(2, 1.0), stored))
     for word in ("--dtype uint8", "77%", "5.0 times as fast in sequence", "--order shuffled"):
