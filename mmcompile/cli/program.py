@@ -109,7 +109,7 @@ def _usage(error: click.UsageError) -> str:
     if isinstance(error, click.NoSuchOption):
         return f"no such option {error.option_name}" + (f"; did you mean {error.possibilities[0]}?" if error.possibilities else "")
     if isinstance(error, click.BadParameter) and not isinstance(error, click.MissingParameter) and error.param is not None and error.ctx is not None:
-        return f"{error.param.get_error_hint(error.ctx)}: {error.message.rstrip('.')}".replace("'", "", 2)
+        return f"{error.param.get_error_hint(error.ctx)}: ".replace("'", "") + error.message.rstrip(".")
     said = error.format_message().rstrip(".").replace("'", "")
     return said[:1].lower() + said[1:]
 
