@@ -308,7 +308,7 @@ class MMapShardDataset(Facts):
 
     @property
     def transform(self) -> Callable[..., Any] | None:
-        """What images go through, and may be set at any time, as may `target_transform` and `transforms`: of this dataset, no subset made before."""
+        """What images go through.  It may be set, as may `target_transform` and `transforms`: for this dataset, no subset or loader made before."""
         return self._hooks.transform
 
     @transform.setter
