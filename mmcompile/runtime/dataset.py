@@ -85,9 +85,10 @@ class MMapShardDataset(Facts):
 
     split: the name of a split, or "all" for all of them; needed where there are several.
     fields: names of the fields to read, in the order wanted (others are never touched); a single one comes bare, not in a tuple.
-    transform: called with the image (a tensor of its own).  target_transform: called with the label.  transforms: called with all fields, in place
-        of the two: lists come cut to their count (or to their boxes, where `fields` leaves it out), and where a sample has masks, boxes or keypoints
-        and torchvision can be imported, they and images as its tv_tensors: Image, Mask, BoundingBoxes (XYXY), of keypoints (KeyPoints, visibility).
+    transform: called with the image (a tensor of its own; one made of timm's transforms gets a PIL image of 8 bits).  target_transform: called with
+        the label.  transforms: called with all fields, in place of the two: lists come cut to their count (or to their boxes, where `fields` leaves
+        it out), and where a sample has masks, boxes or keypoints and torchvision can be imported, they and images as its tv_tensors: Image, Mask,
+        BoundingBoxes (XYXY), of keypoints (KeyPoints, visibility).
         One with a parameter named `generator` gets a torch.Generator there; it and the global generators of torch, numpy and random are seeded by
         (seed, epoch, row) once for all hooks of a sample, in whatever process; the global ones are left as the user had them.
     dtype: the dtype on disk for raw values, or a float dtype for the numbers: x / 255 (16 bit: x / 65535), normalised if built so.  By default the
@@ -133,7 +134,7 @@ class MMapShardDataset(Facts):
             raise ValueError(f"output must be 'tuple' or 'dict', not {output!r}")
         if not isinstance(root, str | os.PathLike):
             raise TypeError(f"root is the path of a folder that `mmcompile build` made, not {root!r}")
-        self._hooks = Hooks(transform, target_transform, transforms)
+        hooks = Hooks(transform, target_transform, transforms)
         self._reader = Reader(files_of(root, cache), generation=generation, engine=engine)
         if classes is not None:
             check_classes(self.root, self._reader.classes, classes)
@@ -142,14 +143,12 @@ class MMapShardDataset(Facts):
         self._dtype, self._crop, self._view = dtype, crop, view
         self._copy = bool(copy)
         self._output = output
-        self._hooked = bool(self._hooks)
         self._epoch = _Epoch()
-        self._watch = _WATCHED if self._hooked else 0
         self._chosen: Rows | None = None  # the rows of a subset
         self._windows: Windows | None = None
+        self._hooks = Hooks(None, None, None)
         self._open()
-        if self._image is not None and self._columns[self._image].normalized:
-            warn_of_normalizing_twice(self._hooks, self.root)
+        self._hang(hooks)
 
     def _open(self) -> None:
         """Set what follows from the reader and the arguments."""
@@ -158,7 +157,6 @@ class MMapShardDataset(Facts):
         self._rows = Selection(start, stop - start, self._chosen)
         self._columns = columns_of(self._reader, self._fields, self._dtype, self._crop)
         self._views = Views.of_columns(self._columns, self._view, str(self.root))
-        names = [column.name for column in self._columns]
         if self._windows is not None:
             bounds = np.array([0, *(s.stop for s in index.splits)], np.int64)
             self._columns = self._windows.columns(self._columns, self._reader, self._dtype, self._crop)
@@ -169,13 +167,26 @@ class MMapShardDataset(Facts):
         self._sized: set[str] = set()
         self._image = next((i for i, c in enumerate(self._columns) if isinstance(c.base, ImageColumn)), None)
         self._label = next((i for i, c in enumerate(self._columns) if isinstance(c.base, ClassColumn)), None)
-        self._hooks.check(self.root, names, self._image is not None, self._label is not None)
         self._texts = [i for i, c in enumerate(self._columns) if c.text]
         self._spatial = spatial_of(index, self._columns, self._crop, str(self.root)) if self._windows is None else None
-        together = self._hooks.transforms is not None and self._windows is None
-        self._joint = joint_of(index, self._columns, self._spatial) if together else None
         self._targets: Rows | None = None
         self._resident: Resident | None = None
+        self._see(self._hooks)
+
+    def _hang(self, hooks: Hooks) -> None:
+        """Call other hooks from now on."""
+        self._see(hooks)
+        self._watch = _WATCHED if self._hooked else 0
+        if self._image is not None and self._columns[self._image].normalized:
+            warn_of_normalizing_twice(hooks, self.root)
+
+    def _see(self, hooks: Hooks) -> None:
+        """Set what follows from hooks, and from the columns that they are for; ValueError, and nothing is changed, where these are missing."""
+        image, label = (None if at is None else self._columns[at] for at in (self._image, self._label))
+        hooks.check(self.root, [column.name for column in self._columns], image, label)
+        together = hooks.transforms is not None and self._windows is None
+        self._joint = joint_of(self._reader.index, self._columns, self._spatial) if together else None
+        self._hooks, self._hooked = hooks, bool(hooks)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in _OPENED}
@@ -310,6 +321,31 @@ class MMapShardDataset(Facts):
     def _where(self, samples: Rows) -> Rows:
         """The rows of the folder that these samples are."""
         return self._rows.rows(samples)
+
+    @property
+    def transform(self) -> Callable[..., Any] | None:
+        """What images go through.  It may be set, as may `target_transform` and `transforms`: for this dataset, no subset or loader made before."""
+        return self._hooks.transform
+
+    @transform.setter
+    def transform(self, function: Callable[..., Any] | None) -> None:
+        self._hang(Hooks(function, self.target_transform, self.transforms))
+
+    @property
+    def target_transform(self) -> Callable[..., Any] | None:
+        return self._hooks.target_transform
+
+    @target_transform.setter
+    def target_transform(self, function: Callable[..., Any] | None) -> None:
+        self._hang(Hooks(self.transform, function, self.transforms))
+
+    @property
+    def transforms(self) -> Callable[..., Any] | None:
+        return self._hooks.transforms
+
+    @transforms.setter
+    def transforms(self, function: Callable[..., Any] | None) -> None:
+        self._hang(Hooks(self.transform, self.target_transform, function))
 
     @property
     def epoch(self) -> int:

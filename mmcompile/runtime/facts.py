@@ -5,7 +5,6 @@ Nothing is read before it is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,6 @@ from mmcompile.format.index import Field
 from mmcompile.format.reader import Reader
 from mmcompile.format.samples import pooled_statistics
 from mmcompile.runtime.column import Column
-from mmcompile.runtime.hooks import Hooks
 from mmcompile.runtime.selection import Selection, integer
 
 if TYPE_CHECKING:
@@ -36,7 +34,6 @@ class Facts(Dataset[Any]):
     _reader: Reader
     _rows: Selection
     _columns: list[Column]
-    _hooks: Hooks
     _windows: Windows | None
     _chosen: Rows | None
     _range: tuple[int, int]
@@ -71,18 +68,6 @@ class Facts(Dataset[Any]):
     def dtype(self) -> torch.dtype:
         """The dtype of an image before any transform; of the first field where no image is read."""
         return self._columns[self._image or 0].dtype
-
-    @property
-    def transform(self) -> Callable[..., Any] | None:
-        return self._hooks.transform
-
-    @property
-    def target_transform(self) -> Callable[..., Any] | None:
-        return self._hooks.target_transform
-
-    @property
-    def transforms(self) -> Callable[..., Any] | None:
-        return self._hooks.transforms
 
     @property
     def classes(self) -> list[str] | None:

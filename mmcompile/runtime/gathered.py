@@ -25,13 +25,13 @@ Pack = Callable[[list[Any]], Any]
 def gathered(gather: Gather, n: int, unbind: Unbind, pack: Pack, bare: bool) -> Sequence[Any]:
     """The samples of a batch of n: `gather` makes a tensor for each column (N, …), `unbind` one value from each, `pack` a sample of these.
 
-    Gathered when first touched; `bare` samples, which are tensors, at once and as a list: torch.stack takes nothing else.  `default_collate` of the
-    samples is the gathered batch itself, which the samples view.
+    Gathered when first touched; `bare` samples, which are tensors, come as a list: torch.stack takes nothing else.  `default_collate` of the samples
+    is the gathered batch itself, which the samples view.
     """
     samples = Gathered(gather, n, unbind, pack)
     if not _REGISTERED:
         return [_plain(sample) for sample in samples]
-    return list(samples) if bare else samples
+    return _Tensors(samples) if bare else samples
 
 
 def in_worker() -> bool:
@@ -171,6 +171,78 @@ class _Tensor(Tensor):
         return copy.deepcopy(self.as_subclass(Tensor), memo)
 
 
+class _Stand(Tensor):
+    """Stands for each sample of a list that is yet to be filled, where torch looks into it by itself: holds nothing, and torch asks it first."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
+        waiting = [value for value in (*args, *named.values()) if isinstance(value, _Tensors) and value.waits]
+        if not waiting:
+            raise _nobody_looked(func)
+        for value in waiting:
+            value.fill()
+        return func(*args, **named)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, *_: Any, **__: Any) -> Any:  # type: ignore[override]
+        raise _nobody_looked(func)
+
+
+def _nobody_looked(function: Any) -> TypeError:
+    return TypeError(f"{function} got samples of a batch that nobody has looked at: give it list(batch)")
+
+
+class _Tensors(list[Any]):
+    """The samples of a batch that are tensors, made when more than the first is asked for.  Copies and pickles as a plain list."""
+
+    def __init__(self, samples: Gathered) -> None:
+        super().__init__([_STAND] * len(samples))
+        self._samples: Gathered | None = samples
+
+    @property
+    def waits(self) -> bool:
+        return self._samples is not None
+
+    def fill(self) -> None:
+        if self._samples is not None:
+            made = list(self._samples)
+            self._samples = None
+            super().__setitem__(slice(None), made)
+
+    def take(self) -> Any:
+        """What `Gathered` says of them, which nobody has looked at but for the first."""
+        return None if self._samples is None else self._samples._take()
+
+    def __getitem__(self, key: Any) -> Any:
+        if self._samples is not None and type(key) is int and key == 0:
+            return self._samples[0]
+        self.fill()
+        return super().__getitem__(key)
+
+    def __radd__(self, other: list[Any]) -> list[Any]:
+        return other + list(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return list, (list(self),)
+
+
+def _filling(method: Callable[..., Any]) -> Callable[..., Any]:
+    def filled(self: _Tensors, *args: Any, **named: Any) -> Any:
+        self.fill()
+        return method(self, *args, **named)
+
+    return filled
+
+
+#: Everything else that a list can do looks at, or changes, what it holds.
+_LOOK = ["iter", "reversed", "contains", "eq", "ne", "lt", "le", "gt", "ge", "add", "iadd", "mul", "rmul", "imul", "setitem", "delitem", "repr"]
+_ACT = ["append", "clear", "copy", "count", "extend", "index", "insert", "pop", "remove", "reverse", "sort"]
+for _name in (*(f"__{name}__" for name in _LOOK), *_ACT):
+    setattr(_Tensors, _name, _filling(getattr(list, _name)))
+
+_STAND: Any = Tensor._make_wrapper_subclass(_Stand, (0,))
+
 _KINDS: dict[type, type] = {tuple: _Tuple, dict: _Dict, int: _Int, Tensor: _Tensor}
 
 
@@ -195,6 +267,8 @@ def _collate(batch: Any, *, collate_fn_map: Any = None) -> Any:
     if _is_default(collate_fn_map):
         if isinstance(batch, Gathered):
             found = batch._take()
+        elif isinstance(batch, _Tensors) and batch.waits:
+            found = batch.take()
         else:
             made = batch[0].made
             found = made.give(batch) if made is not None and made.has(batch) else None
@@ -226,6 +300,7 @@ def _register() -> bool:
         known.update(dict.fromkeys(_KINDS.values(), _collate))
         # transforms of torchvision find the tensors of a sample by these
         register_pytree_node(_Tuple, lambda sample: (list(sample), None), lambda values, _: tuple(values))
+        register_pytree_node(_Tensors, lambda samples: (list(samples), None), lambda values, _: list(values))
         register_pytree_node(_Dict, lambda sample: (list(sample.values()), list(sample)), lambda values, names: dict(zip(names, values, strict=True)))
     except (ImportError, AttributeError, TypeError):
         return False

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import inspect
+import itertools
 import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +23,9 @@ import torch
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from mmcompile.runtime.seeding import mt19937_words
+
+if TYPE_CHECKING:
+    from mmcompile.runtime.column import Column
 
 __all__ = ["Hooks", "keyed_globals", "stacked", "warn_of_normalizing_twice", "warn_of_one_epoch", "with_valid"]
 
@@ -32,6 +37,10 @@ Words = npt.NDArray[np.uint32]
 _TOGETHER = 16
 #: Keeps the global generator of torch from giving the numbers of the one that a hook asks for by name.
 _GLOBAL = 0xA5A5A5A5A5A5A5A5
+#: What makes a picture of a tensor, or may.
+_MAKE_PICTURES = ("ToPILImage", "Lambda")
+#: Where timm keeps transforms, and such as know PIL images alone.
+_TIMMS = ("timm.data.transforms", "timm.data.auto_augment")
 #: Where torch keeps the 624 words of its Mersenne Twister in a generator's state: one in each 8 bytes, after the seed and two counters.
 _WORDS = slice(24, 24 + 624 * 8)
 
@@ -49,10 +58,12 @@ class Hooks:
         named = {"transform": transform, "target_transform": target_transform, "transforms": transforms}
         for name, hook in named.items():
             if hook is not None and not callable(hook):
-                raise TypeError(f"{name} must be a function or another callable, not {hook!r}")
+                raise TypeError(f"{name} must be a function or another callable, not an object of type {type(hook).__name__}")
             if name != "target_transform":
                 _refuse_to_tensor(hook)
         self._wanting = frozenset(name for name, hook in named.items() if hook is not None and _wants_generator(hook))
+        self._timms, self._needs_pil = _timms(transform)
+        self._as_pil = False
 
     def __bool__(self) -> bool:
         return not self.transform is self.target_transform is self.transforms is None
@@ -62,14 +73,21 @@ class Hooks:
         """Is any of them called with an image, which it may write to?"""
         return self.transform is not None or self.transforms is not None
 
-    def check(self, root: Path | str, names: Sequence[str], image: bool, label: bool) -> None:
-        """ValueError where a hook is for what is not among the fields."""
-        for name, hook, there, what in (
+    def check(self, root: Path | str, names: Sequence[str], image: Column | None, label: Column | None) -> None:
+        """ValueError where a hook is for what is not among the fields, or wants a picture and gets numbers."""
+        for name, hook, column, what in (
             ("transform", self.transform, image, "an image"),
             ("target_transform", self.target_transform, label, "a label"),
         ):
-            if hook is not None and not there:
+            if hook is not None and column is None:
                 raise ValueError(f"{root}: {name} needs {what}, the fields are {list(names)}")
+        if image is not None:
+            self._as_pil = self._timms and image.dtype == torch.uint8 and len(image.shape) == 3
+            if self._needs_pil and not self._as_pil:
+                raise ValueError(
+                    f"{root}: timm's transforms start from 8-bit pictures, samples are {str(image.dtype).removeprefix('torch.')} {image.shape}; "
+                    "open with dtype=torch.uint8 what was built with --dtype uint8"
+                )
 
     def run(self, keys: Sequence[int], samples: Iterable[list[Any]], image: int | None, label: int | None, watch: int = 0) -> tuple[list[Any], bool]:
         """What the hooks make of each sample, and whether one of the first `watch` used random numbers.
@@ -93,7 +111,7 @@ class Hooks:
         if self.transforms is not None:
             return self._call("transforms", self.transforms, values, generator)
         if self.transform is not None and image is not None:
-            values[image] = self._call("transform", self.transform, [values[image]], generator)
+            values[image] = self._call("transform", self.transform, [_pil(values[image]) if self._as_pil else values[image]], generator)
         if self.target_transform is not None and label is not None:
             values[label] = self._call("target_transform", self.target_transform, [values[label]], generator)
         return values
@@ -245,8 +263,21 @@ def _wants_generator(function: Callable[..., Any]) -> bool:
     return found is not None and found.kind in (found.POSITIONAL_OR_KEYWORD, found.KEYWORD_ONLY)
 
 
-def _torchvisions(function: Any) -> Iterator[tuple[str, str]]:
-    """(module, name) of the transforms of torchvision in a transform, in order; found by name, so torchvision is not imported."""
+def _pil(image: torch.Tensor) -> Any:
+    """A picture as PIL's, by torchvision: whoever has timm has it."""
+    functional: Any = importlib.import_module("torchvision.transforms.functional")
+    return functional.to_pil_image(image)
+
+
+def _timms(function: Any) -> tuple[bool, bool]:
+    """Does a transform, before it makes a picture itself, make numbers of one by timm's means; and by such as take nothing but a picture?"""
+    parts = [part for part in itertools.takewhile(lambda part: part[1] not in _MAKE_PICTURES, _known(function)) if part[0] in _TIMMS]
+    only = any(home != _TIMMS[0] or name in ("ToNumpy", "ToTensor") for home, name in parts)
+    return only or any(name in ("MaybeToTensor", "MaybePILToTensor") for _, name in parts), only
+
+
+def _known(function: Any) -> Iterator[tuple[str, str]]:
+    """(module, name) of the transforms of torchvision and timm in a transform, in order; found by name, so neither is imported."""
     waiting, seen = [function], set()
     while waiting:
         item = waiting.pop()
@@ -254,7 +285,7 @@ def _torchvisions(function: Any) -> Iterator[tuple[str, str]]:
             continue
         seen.add(id(item))
         kind = type(item)
-        if kind.__module__.startswith("torchvision.transforms"):
+        if kind.__module__.startswith(("torchvision.transforms", "timm.data")):
             yield kind.__module__, kind.__name__
         inner = getattr(item, "transforms", None)
         parts = list(inner) if isinstance(inner, list | tuple | torch.nn.ModuleList) else []
@@ -265,16 +296,16 @@ def _torchvisions(function: Any) -> Iterator[tuple[str, str]]:
 
 def _refuse_to_tensor(function: Any) -> None:
     """TypeError for a torchvision transform that makes tensors of PIL images where nothing has made one of the sample."""
-    for home, name in _torchvisions(function):
-        if name in ("ToPILImage", "Lambda"):
+    for home, name in _known(function):
+        if name in _MAKE_PICTURES or home == _TIMMS[1]:
             return
-        if name == "ToTensor" or (name == "PILToTensor" and ".v2" not in home):
+        if (home not in _TIMMS and name == "ToTensor") or (name == "PILToTensor" and ".v2" not in home):
             raise TypeError(f"{home}.{name} does not apply: samples are tensors already; use v2.ToDtype(torch.float32, scale=True) in its place")
 
 
 def warn_of_normalizing_twice(hooks: Hooks, root: Path | str) -> None:
     """Samples that come normalised need no Normalize."""
-    if any(name == "Normalize" for hook in (hooks.transform, hooks.transforms) for _, name in _torchvisions(hook)):
+    if any(name == "Normalize" for hook in (hooks.transform, hooks.transforms) for _, name in _known(hook)):
         warnings.warn(
             f"{root}: was built with normalisation, so samples come normalised, and the transform normalises them once more; "
             "leave Normalize out, or open with dtype= the dtype on disk",

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+import pickle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from mmcompile.format.streams import _mix, stream_key
+from mmcompile.runtime import hooks
 from mmcompile.runtime.buffers import Pool
 from mmcompile.runtime.dataset import MMapShardDataset
 from mmcompile.runtime.loader import ShardLoader
@@ -233,3 +236,73 @@ def test_batches_of_transformed_samples_lie_in_memory_that_was_used_before(root:
     places = {ds[[1, 2]][0].data_ptr() for _ in range(9)}
     assert places <= set(lent)
     assert len(places) <= 4
+
+
+def part(home: str, name: str) -> Any:
+    """A transform that is called as one of theirs and keeps what it gets."""
+    return type(name, (), {"__module__": home, "__call__": lambda self, x: x, "__reduce__": lambda self: (part, (home, name))})()
+
+
+class Compose:
+    def __init__(self, *transforms: Any) -> None:
+        self.transforms = list(transforms)
+
+    def __call__(self, x: Any) -> Any:
+        return functools.reduce(lambda x, f: f(x), self.transforms, x)
+
+
+TIMMS = "timm.data.transforms"
+
+
+def test_timms_transforms_get_pictures_unless_one_is_made_before(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hooks, "_pil", lambda image: ("picture", image))
+    crop, erase = part(TIMMS, "RandomResizedCropAndInterpolation"), part("timm.data.random_erasing", "RandomErasing")
+    flip, tensor = part("torchvision.transforms.transforms", "RandomHorizontalFlip"), part("torchvision.transforms.transforms", "ToTensor")
+    either, alone = part(TIMMS, "MaybeToTensor"), part("timm.data.auto_augment", "RandAugment")
+    for transform in (Compose(crop, flip, either, erase), Compose(flip, part(TIMMS, "ToNumpy")), Compose(flip, alone, tensor), alone, either):
+        for ds in (MMapShardDataset(root, transform=transform), pickle.loads(pickle.dumps(MMapShardDataset(root, transform=transform)))):
+            picture, image = ds[4][0]
+            assert picture == "picture"
+            assert torch.equal(image, torch.from_numpy(IMAGES[4]))
+    for transform in (crop, erase, Compose(flip, erase), Compose(part("torchvision.transforms.transforms", "ToPILImage"), alone)):
+        assert isinstance(MMapShardDataset(root, transform=transform)[4][0], torch.Tensor)
+    assert MMapShardDataset(root, transform=either, dtype=torch.float32)[4][0].dtype == torch.float32
+    for needs in (alone, part(TIMMS, "ToNumpy")):
+        with pytest.raises(
+            ValueError, match=r"timm's transforms start from 8-bit pictures, samples are float32 \(3, 5, 4\); open with dtype=torch.uint8"
+        ):
+            MMapShardDataset(root, transform=needs, dtype=torch.float32)
+
+
+def test_hooks_can_be_set_later(root: Path) -> None:
+    ds, other = MMapShardDataset(root, dtype=torch.float32), MMapShardDataset(root)
+    half, whole = ds.subset([0, 1, 2]), ds.subset([0, 1, 2])
+    whole.transform = torch.sum
+    whole.target_transform = str
+    assert whole.transform is torch.sum
+    assert whole[1][1] == "1"
+    assert [image.item() for image in DataLoader(whole, 2).dataset.__getitems__([1])[0][:1]] == [ds[1][0].sum().item()]
+    assert pickle.loads(pickle.dumps(whole))[2][1] == "2"
+    with pytest.raises(ValueError, match="takes the place of transform"):
+        whole.transforms = lambda *values: values
+    assert whole[1][1] == "1"
+    for changed in (ds, half):  # neither what it was made of nor another part
+        assert changed.transform is None
+        assert changed[1][0].shape == (3, 5, 4)
+    whole.transform = whole.target_transform = None
+    assert torch.equal(whole[1][0], ds[1][0])
+    other.transforms = lambda image, label: {"x": image + 0, "y": label}
+    assert next(iter(DataLoader(other, 3)))["y"].tolist() == [0, 1, 2]
+    with pytest.raises(ValueError, match="transform needs an image"):
+        MMapShardDataset(root, fields=["label"]).transform = torch.sum
+
+
+def test_a_transform_that_is_set_later_is_watched_as_one_given_at_once(tmp_path: Path, root: Path) -> None:
+    ds = MMapShardDataset(root)
+    ds.transform = lambda image: torch.rand(2)
+    with pytest.warns(UserWarning, match="every epoch would see the same augmentations"):
+        ds[0]
+    make_dataset(tmp_path / "normalized", IMAGES, normalize=((0.5,) * 3, (0.5,) * 3))
+    with pytest.warns(UserWarning, match="normalises them once more") as seen:
+        MMapShardDataset(tmp_path / "normalized").transform = part("torchvision.transforms.transforms", "Normalize")
+    assert seen[0].filename == __file__

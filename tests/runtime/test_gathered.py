@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import io
+import operator
 import pickle
 import weakref
 from collections.abc import Callable, Sequence
@@ -15,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._pytree import tree_map
 from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Dataset, SequentialSampler, StackDataset, Subset, default_collate, random_split
 from torch.utils.data._utils import collate
 
@@ -357,8 +360,6 @@ def test_samples_pickle_and_copy_as_ordinary_ones(root: Path, kind: str) -> None
 
 
 def test_trees_of_torch_look_into_the_first_sample_too(root: Path) -> None:
-    from torch.utils._pytree import tree_map
-
     def flip(x: Any) -> Any:
         return x.flip(-1) if isinstance(x, torch.Tensor) else x + 1
 
@@ -481,3 +482,88 @@ def test_damage_arrives_in_the_loop_as_what_it_is(root: Path, workers: int) -> N
 def test_beyond_the_end_is_an_error_before_anything_is_read(root: Path) -> None:
     with pytest.raises(IndexError, match="the dataset has 23"):
         MMapShardDataset(root).__getitems__([3, 23])
+
+
+# -- the list that samples of one tensor come as
+
+
+LISTS: dict[str, Callable[[Any], Any]] = {
+    "stack": torch.stack,
+    "stack by name": lambda batch: torch.stack(tensors=batch, dim=1),
+    "cat": torch.cat,
+    "list": list,
+    "tuple": tuple,
+    "last": lambda batch: batch[-1],
+    "some": lambda batch: batch[1:3],
+    "first, then others": lambda batch: [batch[0], *batch],
+    "behind another": lambda batch: operator.add([1], batch),
+    "before another": lambda batch: operator.add(batch, [1]),
+    "twice": lambda batch: 2 * batch * 2,
+    "reversed": lambda batch: list(reversed(batch)),
+    "sorted": lambda batch: sorted(batch, key=lambda image: -int(image.sum())),
+    "extends a list": lambda batch: functools.reduce(lambda made, part: made.extend(part) or made, [batch, batch], [0]),
+    "replaces a part of a list": lambda batch: operator.setitem(made := [0, 1, 2], slice(1, 2), batch) or made,
+    "enumerated": lambda batch: list(enumerate(batch)),
+    "arguments": lambda batch: (lambda *images: images)(*batch),
+    "numpy": lambda batch: torch.from_numpy(np.array([image.numpy() for image in batch])),
+    "copied": lambda batch: [*copy.copy(batch), *copy.deepcopy(batch)],
+    "pickled": lambda batch: pickle.loads(pickle.dumps(batch)),
+    "as a tree": lambda batch: tree_map(lambda image: image + 1, batch),
+    "shown": lambda batch: " ".join(repr(batch).replace("_Tensor", "tensor").split()),
+    "appended to": lambda batch: batch.append(torch.zeros(3, 5, 4, dtype=torch.uint8)) or default_collate(batch),
+    "changed": lambda batch: operator.setitem(batch, 1, batch[0].clone()) or default_collate(batch),
+    "first changed": lambda batch: operator.setitem(batch, 0, batch[1]) or default_collate(batch),
+    "shortened": lambda batch: batch.pop() is None or default_collate(batch),
+    "half": lambda batch: default_collate(batch[:2]),
+    "turned": lambda batch: batch.reverse() or default_collate(batch),
+    "added in place": lambda batch: default_collate(operator.iadd(batch, [batch[0]])),
+    "deleted from": lambda batch: operator.delitem(batch, 0) or default_collate(batch),
+    "twice collated": lambda batch: [default_collate(batch), default_collate(batch)],
+    "collated after a look": lambda batch: [batch[2], default_collate(batch)],
+    "length": len,
+}
+
+
+def unmarked(value: Any) -> Any:
+    """The first sample as a plain tensor, which it says not to be."""
+    if isinstance(value, list | tuple):
+        return type(value)(map(unmarked, value))
+    return value.as_subclass(torch.Tensor) if isinstance(value, gathered._Tensor) else value
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_samples_that_are_tensors_are_a_list_to_whoever_looks(root: Path, name: str) -> None:
+    ds = MMapShardDataset(root, fields=("image",))
+    batch = ds.__getitems__(ORDER)
+    assert isinstance(batch, list)
+    assert equal(unmarked(LISTS[name](batch)), LISTS[name]([ds[i] for i in ORDER]))
+
+
+def test_every_method_of_a_list_looks(root: Path) -> None:
+    ds = MMapShardDataset(root, fields=("image",))
+    harmless = {"__class__", "__class_getitem__", "__dir__", "__doc__", "__format__", "__getattribute__", "__getstate__", "__hash__", "__init__"}
+    harmless |= {
+        "__init_subclass__",
+        "__len__",
+        "__new__",
+        "__reduce_ex__",
+        "__setattr__",
+        "__delattr__",
+        "__sizeof__",
+        "__str__",
+        "__subclasshook__",
+    }
+    of_its_own = {name for name in dir(list) if getattr(type(ds.__getitems__([0])), name) is not getattr(list, name)}
+    assert set(dir(list)) - of_its_own <= harmless
+
+
+def test_no_views_are_made_for_a_batch_of_tensors_and_what_stands_for_them_gives_no_numbers(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ds = MMapShardDataset(root, fields=("image",))
+    batch = ds.__getitems__(ORDER)
+    with torch._C.DisableTorchFunctionSubclass(), pytest.raises(TypeError, match="nobody has looked at"):
+        torch.stack(batch)
+    with pytest.raises(TypeError, match="nobody has looked at"):
+        torch.stack([list.__getitem__(batch, 0)])
+    monkeypatch.setattr(gathered._Made, "unpack", None)
+    assert equal(default_collate(batch), torch.from_numpy(IMAGES[ORDER]))
+    assert equal(list(DataLoader(ds, 6))[1], torch.from_numpy(IMAGES[6:12]))
