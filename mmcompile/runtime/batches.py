@@ -98,7 +98,6 @@ class Maker:
         self._largest = max(self.columns, key=lambda column: column.row_bytes)
         self._looks = self._warm = 0
         self.mover = Mover(device) if device is not None and (device.type != "cpu" or resident is not None) else None
-        self.there = self.mover is not None and (resident is not None or not dataset._hooked)
         pools = [Pool(ahead + _SPARE) for _ in self.columns]
         self.memory: list[Callable[[int], Tensor]] = [pinned if pin and can_pin() else pool.lend for pool in pools]
         self.stacking = pinned if pin and can_pin() else Pool(_SPARE * len(self.columns)).lend  # for what hooks have made
@@ -107,6 +106,11 @@ class Maker:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Maker, self._settings
+
+    @property
+    def there(self) -> bool:
+        """Do batches go to the device as they are gathered?  Transforms of samples, which may be set at any time, come before that."""
+        return self.mover is not None and (self.dataset._resident is not None or not self.dataset._hooked)
 
     def make(self, job: Job, stage: Stage) -> Made:
         rows, keyed = job.rows(self.dataset)

@@ -291,6 +291,10 @@ def test_hooks_can_be_set_later(root: Path) -> None:
         assert changed[1][0].shape == (3, 5, 4)
     whole.transform = whole.target_transform = None
     assert torch.equal(whole[1][0], ds[1][0])
+    loader = ShardLoader(whole, 3)  # a loop takes up in its next epoch what was set
+    assert next(iter(loader))[0].shape == (3, 3, 5, 4)
+    whole.transform = torch.sum
+    assert torch.equal(next(iter(loader))[0], ds[:3][0].sum((1, 2, 3)))
     other.transforms = lambda image, label: {"x": image + 0, "y": label}
     assert next(iter(DataLoader(other, 3)))["y"].tolist() == [0, 1, 2]
     with pytest.raises(ValueError, match="transform needs an image"):
