@@ -324,7 +324,7 @@ class MMapShardDataset(Facts):
 
     @property
     def transform(self) -> Callable[..., Any] | None:
-        """What images go through.  It may be set between epochs, as may `target_transform` and `transforms`: for this dataset, not for its subsets."""
+        """What images go through.  It may be set between epochs, as may `target_transform` and `transforms`: for this dataset, not its subsets."""
         return self._hooks.transform
 
     @transform.setter
