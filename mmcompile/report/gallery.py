@@ -45,9 +45,9 @@ class Legend:
 
 
 class Gallery:
-    """Draws samples of a dataset; `some` of them decide how each field is shown."""
+    """Draws samples of a dataset; `some` of them decide how each field is shown, dark pictures as they are where it has to be `exact`."""
 
-    def __init__(self, data: Opened, some: Iterable[Sample]) -> None:
+    def __init__(self, data: Opened, some: Iterable[Sample], exact: bool = False) -> None:
         self.data, self.legend = data, Legend()
         self._fields = {f.name: data.whole(f) for f in data.fields}
         self._seen = [f for f in self._fields.values() if f.meaning in ("image", "volume")]
@@ -59,7 +59,7 @@ class Gallery:
                 left -= f.row_bytes * len(sample.variants)
             if left <= 0:
                 break
-        self.looks: dict[str, Look] = {f.name: look_of(f, normalized_by(data.index, f), values[f.name]) for f in self._seen}
+        self.looks: dict[str, Look] = {f.name: look_of(f, normalized_by(data.index, f), values[f.name], exact) for f in self._seen}
 
     def notes(self) -> list[str]:
         """How pictures are shown, a line for each field."""

@@ -25,7 +25,7 @@ def save_rows(data: Opened, folder: Path, rows: npt.NDArray[np.int64], replay: R
 
     A file of ours is replaced; OptionError for any other that is there, and for samples without a picture.
     """
-    gallery = Gallery(data, data.samples(rows[:_LOOKED_AT]))
+    gallery = Gallery(data, data.samples(rows[:_LOOKED_AT]), exact=True)
     again = {} if replay is None else replayed(data, rows.tolist(), replay)
     files: list[Path] = []
     total = 0

@@ -72,13 +72,16 @@ def _numbers(value: Any, count: int) -> tuple[float, ...]:
     return tuple(float(n) for n in value) * (count if len(value) == 1 else 1)
 
 
-def look_of(field: Field, baked: tuple[tuple[float, ...], tuple[float, ...]] | None, some: Sequence[Array]) -> Look:
-    """How a picture or volume is shown, by the values of `some` of its samples, each (C, …) or (D, H, W)."""
+def look_of(field: Field, baked: tuple[tuple[float, ...], tuple[float, ...]] | None, some: Sequence[Array], exact: bool = False) -> Look:
+    """How a picture or volume is shown, by the values of `some` of its samples, each (C, …) or (D, H, W).
+
+    exact: what has a black and a white of its own (uint8, and floats from 0 to 1) keeps them, however dark it is.
+    """
     undone = "normalisation undone; " if baked is not None else "normalised when read, shown as stored; " if field.normalize is not None else ""
     both: dict[str, Any] = {} if baked is None else {"mean": baked[0], "std": baked[1]}
     if field.dtype == "uint8":
         white = max((int(one.max(initial=0)) for one in some), default=0)
-        if 0 < white < _DARK_PART * 255:
+        if 0 < white < _DARK_PART * 255 and not exact:
             return Look(0.0, float(white), f"{undone}uint8 stretched: 0 is black, {white} is white", **both)
         return Look(0.0, 255.0, f"{undone}uint8 from 0 (black) to 255 (white)", **both)
     if field.dtype == "bool":
@@ -89,7 +92,7 @@ def look_of(field: Field, baked: tuple[tuple[float, ...], tuple[float, ...]] | N
     values = values[np.isfinite(values)]
     low, high = (float(v) for v in np.percentile(values, (0, 100))) if len(values) else (0.0, 1.0)
     if field.dtype in ("float16", "bfloat16", "float32", "float64") and _UNIT[0] <= low and high <= _UNIT[1]:
-        if low >= 0 and 0 < high < _DARK_PART:
+        if low >= 0 and 0 < high < _DARK_PART and not exact:
             return Look(0.0, high, f"{undone}{field.dtype} stretched: 0 is black, {high:.4g} is white", **both)
         return Look(0.0, 1.0, f"{undone}{field.dtype} from 0 (black) to 1 (white)", **both)
     if len(values):

@@ -170,6 +170,15 @@ def test_rows_are_png_files_of_exactly_their_pixels(out: Path, tmp_path: Path) -
     assert "is no report" in result.stderr
 
 
+@pytest.mark.parametrize("most", [16, 255])
+def test_dark_pictures_are_as_dark_in_their_files(tmp_path: Path, most: int) -> None:
+    pixels = np.random.default_rng(0).integers(0, most, (2, 3, 8, 8), np.uint8)
+    make_dataset(tmp_path / "out", pixels, [0, 1])
+    assert run("report", str(tmp_path / "out"), "--rows", "1", "-o", str(tmp_path / "pics")).exit_code == 0
+    with Image.open(tmp_path / "pics" / "row-1.png") as image:
+        assert np.array_equal(np.asarray(image).transpose(2, 0, 1), pixels[1])
+
+
 def test_rows_without_a_picture_are_no_files(tmp_path: Path) -> None:
     make_dataset(tmp_path / "out", values={"x": np.zeros((3, 2), np.float32)}, keyed=False)
     result = run("report", str(tmp_path / "out"), "--rows", "1", "-o", str(tmp_path / "pics"))
