@@ -24,7 +24,20 @@ from mmcompile.runtime.dataset import MMapShardDataset
 from mmcompile.runtime.device import device_of, free_bytes
 from mmcompile.runtime.loader import ShardLoader
 from mmcompile.runtime.pixels import PixelColumn
-from mmcompile.runtime.tunechoice import Candidate, Choice, Facts, Limit, Parts, advice_of, bottleneck_of, choose, growing, limits_of, worth_a_round
+from mmcompile.runtime.tunechoice import (
+    Candidate,
+    Choice,
+    Facts,
+    Limit,
+    Parts,
+    advice_of,
+    bottleneck_of,
+    but_waited,
+    choose,
+    growing,
+    limits_of,
+    worth_a_round,
+)
 from mmcompile.runtime.tunedisk import Disk, cold_disk
 from mmcompile.runtime.tuneparts import Sample, copy_of, ladder, measured_parts, memcpy, one_by_one, sample_of, stored_bytes, transfer
 from mmcompile.runtime.tunetext import code, told
@@ -279,13 +292,16 @@ class _Run:
 
     def _chosen(self, trials: Trials, needed: float | None) -> tuple[Choice, float | None]:
         """The choice; with a step time one that was seen to keep up, if there is one, and the share of the time that it was waited for."""
-        refused: list[Candidate] = []
+        refused: dict[Candidate, tuple[float, Choice]] = {}
         while True:
             try:
-                choice = choose(self.candidates, self.filled, needed, refused)
+                choice = choose(self.candidates, self.filled, needed, list(refused))
             except ValueError:
                 said = "; ".join(f"{c.name}: {c.failed}" for c in self.candidates)
                 raise TimeoutError(f"{self.given.root}: no loader gave a batch in {self.seconds:.0f} s ({said}); give it more seconds") from None
+            if needed is not None and not choice.keeps_up and refused:
+                waited, choice = min(refused.values(), key=lambda found: found[0])
+                return replace(choice, keeps_up=False, reason=but_waited(choice.candidate, needed)), waited
             if not choice.keeps_up or self.step_s is None:
                 return choice, None
             step, for_s = self.step_s * min(trials.wish.batch_size, self.filled) / self.filled, _STEPS / 2 * self.seconds
@@ -295,7 +311,7 @@ class _Run:
             waited = trials.waiting(choice.candidate, step, for_s)
             if waited <= _WAITING:
                 return choice, waited
-            refused.append(choice.candidate)
+            refused[choice.candidate] = waited, choice
 
 
 def _facts(dataset: MMapShardDataset, wish: Wish, cpus: int, cold: bool, disk: Disk) -> Facts:

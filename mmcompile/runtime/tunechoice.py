@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 __all__ = ["Candidate", "Choice", "Facts", "Limit", "Parts"]
-__all__ += ["advice_of", "bottleneck_of", "choose", "growing", "limits_of", "worth_a_round"]
+__all__ += ["advice_of", "bottleneck_of", "but_waited", "choose", "growing", "limits_of", "worth_a_round"]
 
 #: Candidates this near to the best are as good as it: of these the smallest is taken.  As the noise says, from 2 % to 4 %, so that with what the
 #: noise hides the choice stays within 5 %.
@@ -195,6 +195,14 @@ def choose(candidates: Sequence[Candidate], batch_size: int, needed_per_s: float
     elif not fastest.num_workers:
         reason += f"; without workers, which gave {fastest.samples_per_s:,.0f} samples/s, training would stand still for each batch"
     return Choice(chosen, fastest, against(chosen, fastest), None if needed_per_s is None else False, reason)
+
+
+def but_waited(candidate: Candidate, needed_per_s: float) -> str:
+    """The reason for a choice that keeps up by its figures, and beside training's steps was waited for, as were all others."""
+    rate = candidate.samples_per_s or 0.0
+    return (
+        f"it gives {rate:,.0f} samples/s alone, where training takes {needed_per_s:,.0f}; beside steps, of all such settings it was waited for least"
+    )
 
 
 def _ahead(candidate: Candidate) -> str:

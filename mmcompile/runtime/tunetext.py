@@ -163,6 +163,9 @@ def _step(t: Tuning) -> str:
     if t.keeps_up:
         seen = "" if t.waited is None else f" (seen: {t.waited:.1%} of the time, beside steps of that length)"
         return f"{who} will not wait: {times}{seen}"
+    if t.waited is not None:
+        busy = f", as other work took CPUs (load {t.load:.1f})" if t.load > t.cpus else ""
+        return f"{who} waited {t.waited:.1%} of the time beside steps of that length{busy}: {times}"
     if batch > step:
         return f"{who} will wait {(batch - step) / batch:.0%} of the time: {times}"
     return f"{who} may wait now and then: {times}, which leaves no margin"

@@ -244,7 +244,10 @@ def test_with_a_long_step_the_loader_keeps_up_if_it_is_seen_to(root: Path, monke
     checked(tuning)
     assert tuning.keeps_up is False
     assert {candidate for candidate, _ in seen} == {c for c in tuning.candidates if c.rates}
-    assert "which leaves no margin" in str(tuning)
+    assert tuning.choice == seen[0][0]  # the smallest of those that are alike
+    assert tuning.waited == 0.5
+    assert "it was waited for least" in tuning.reason
+    assert "training waited 50.0% of the time beside steps of that length" in str(tuning)
 
 
 def test_numbers_of_numpy_are_numbers(root: Path) -> None:
