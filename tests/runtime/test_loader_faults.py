@@ -176,9 +176,9 @@ def test_no_page_is_faulted_in_the_steady_state(tmp_path: Path, settings: dict[s
         for images, _labels in loader:
             del images
         faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-    # A batch has at least 150 pages, and one that took fresh ones would do so in each epoch.  Threads may come to be at their furthest ahead for the
-    # first time in any one epoch, and a machine short of memory takes pages away.
-    assert min(faults) < len(loader), faults
+    # The smallest batch, of 30, has 90 pages of 4 KiB, and one that took fresh ones would do so in each epoch; threads that start take a few too.
+    # Threads may come to be at their furthest ahead for the first time in any one epoch, and a machine short of memory takes pages away.
+    assert min(faults) < 90, faults
 
 
 @pytest.mark.parametrize("workers", [0, 2])
