@@ -898,6 +898,6 @@ def test_what_is_one_image_or_no_folder_of_a_split_is_told_with_what_to_give(tmp
     out, one = str(tmp_path / "out"), tmp_path / "raw" / "a" / "x.png"
     assert run("build", str(one), out).stderr == f"error: {one} is one image: give the folder that it lies in, or a list of images\n"
     lost = run("build", str(tmp_path / "raw"), out, "--split", "train=nope", "--crop", "8")
-    assert lost.stderr == f"error: no images in {tmp_path / 'raw' / 'nope'}: no such folder\n"
+    assert lost.stderr == f"error: no images in {tmp_path / 'raw' / 'nope'}: there is no such folder, or it is left out\n"
     strange = run("build", str(tmp_path / "raw"), out, "--field", "image:kidn=mask", "--crop", "8")
     assert strange.stderr.startswith("error: field image: unknown kidn; did you mean kind? (known are alpha, ")

@@ -171,7 +171,7 @@ def test_workers_outlive_the_thread_that_first_asked_for_one(executor: LocalExec
 
 
 def test_the_last_words_of_a_worker_are_in_the_error(executor: LocalExecutor) -> None:
-    with pytest.raises(EngineError, match=r"exit code 7\): oh no") as caught:
+    with pytest.raises(EngineError, match=r"ended with exit code 7: oh no$") as caught:
         executor.submit(last_words).result()
     assert caught.value.details == {"exitcode": 7, "said": "oh no"}
 
