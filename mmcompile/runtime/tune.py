@@ -326,7 +326,9 @@ def _facts(dataset: MMapShardDataset, wish: Wish, cpus: int, cold: bool, disk: D
         row_bytes=sum(column.row_bytes for column in columns),
         cpus=cpus,
         cuda=wish.cuda,
-        floats_stored=any(column.stored.is_floating_point for column in pictures),
+        cuda_there=can_pin(),
+        were_bytes=any(column.stored.is_floating_point and _were_bytes(dataset, column.field) for column in pictures),
+        one_batch=wish.batch_size >= len(dataset),
         hooked=dataset._hooked,
         cold=cold,
         fits=wish.cuda and stored_bytes(dataset) <= _DEVICE * free_bytes(wish.device),
@@ -334,6 +336,12 @@ def _facts(dataset: MMapShardDataset, wish: Wish, cpus: int, cold: bool, disk: D
         sequence_gain=gain,
         torch_threads=torch.get_num_threads(),
     )
+
+
+def _were_bytes(dataset: MMapShardDataset, name: str) -> bool:
+    """Do all statistics of a field say that its sources had 8 bits a channel?"""
+    found = [fields[name] for fields in dataset._reader.index.statistics.values() if fields.get(name) is not None]
+    return bool(found) and all({part.get("depth") for part in entry.get("sums", ())} == {8} for entry in found)
 
 
 def _candidate_json(candidate: Candidate) -> dict[str, Any]:

@@ -100,13 +100,16 @@ class Facts:
     """What advice depends on: how the dataset is stored and read.
 
     row_bytes are those read of a sample, crop_share how much of an image's bytes crop= keeps (1: all); fits: would all of it fit on the device?
+    cuda: is it to CUDA, and cuda_there: could it be?  were_bytes: are the stored floats made of 8-bit pictures?  one_batch: is that all of an epoch?
     torch_threads: those that one operation of torch uses in this process.
     """
 
     row_bytes: int
     cpus: int
     cuda: bool = False
-    floats_stored: bool = False
+    cuda_there: bool = False
+    were_bytes: bool = False
+    one_batch: bool = False
     hooked: bool = False
     cold: bool = False
     fits: bool = False
@@ -256,7 +259,7 @@ def advice_of(bottleneck: str, choice: Candidate, facts: Facts, limits: Sequence
     if bottleneck == "consumer":
         return ()
     smaller = []
-    if facts.floats_stored:
+    if facts.were_bytes and (facts.cuda or bottleneck == "disk"):  # in memory, without a device that computes, floats are the faster ones
         smaller.append("store uint8: `--dtype uint8 --normalize ...` gives training the same floats from a quarter of the bytes")
     if facts.crop_share < 0.9:
         smaller.append(f"crop when building, not when reading: {facts.crop_share:.0%} of each stored image is used (--crop)")
@@ -283,7 +286,9 @@ def advice_of(bottleneck: str, choice: Candidate, facts: Facts, limits: Sequence
             out.append("batch_transform runs in the loop's own thread: give it a device, or larger steps of torch in place of many small ones")
         return tuple(out)
     if bottleneck == "convert":
-        there = [] if facts.cuda else ["let the device compute the numbers: ShardLoader(device='cuda') sends the stored bytes"]
+        there = (
+            [] if facts.cuda or not facts.cuda_there else ["let the device compute the numbers: ShardLoader(device='cuda') sends the stored bytes"]
+        )
         stored = "store what training takes: a float --dtype needs no conversion, but more disk and memory (bfloat16 half of float32's)"
         return (*there, stored, *resident)
     if bottleneck == "transfer":
@@ -293,7 +298,8 @@ def advice_of(bottleneck: str, choice: Candidate, facts: Facts, limits: Sequence
             return ("what ShardLoader can do in its gather (augment=, batch_transform=) needs no worker processes",)
         return ("ShardLoader's threads hand batches over without a copy",)
     if bottleneck == "loop":
-        return ("larger batches: what is left is Python, once a batch", *resident)
+        larger = () if facts.one_batch else ("larger batches: what is left is Python, once a batch",)
+        return (*larger, *resident) or ("nothing to change: a batch is all that there is",)
     if limits and limits[0].used < _BUSY:
         return (*smaller, *resident, "no part is near its limit: the rest is handing batches over, for which larger ones help, or other work here")
-    return (*smaller, *resident) or ("nothing: it is near what this machine's memory gives",)
+    return (*smaller, *resident) or ("nothing to change: it is near what this machine's memory gives",)

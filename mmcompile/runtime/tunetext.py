@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import keyword
 import multiprocessing
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
+from mmcompile.runtime.augment import Augment
 from mmcompile.runtime.dataset import MMapShardDataset
 from mmcompile.runtime.tunechoice import Candidate
 from mmcompile.runtime.tunetrial import Wish
@@ -28,7 +30,7 @@ def code(dataset: MMapShardDataset, wish: Wish, choice: Candidate) -> tuple[str,
     head = ["import mmcompile"]
     if choice.loader == "ShardLoader":
         more = "" if wish.device.type == "cpu" else f", device={str(wish.device)!r}"
-        more += "" if wish.augment is None else f", augment=mmcompile.{wish.augment!r}"
+        more += "" if wish.augment is None else f", augment={_augment(wish.augment)}"
         more += "" if wish.batch_transform is None else ", batch_transform=batch_transform"
         made = f"loader = mmcompile.ShardLoader(dataset, batch_size={wish.batch_size}, shuffle=True, {workers}{more})"
     else:
@@ -47,6 +49,12 @@ def code(dataset: MMapShardDataset, wish: Wish, choice: Candidate) -> tuple[str,
     if choice.loader == "DataLoader" and choice.num_workers and multiprocessing.get_start_method() != "fork":
         body = ['if __name__ == "__main__":  # worker processes import this file', *("    " + line for line in body)]
     return (*head, "", *body)
+
+
+def _augment(augment: Augment) -> str:
+    """The call that makes it, without what is so anyway."""
+    given = ((one.name, getattr(augment, one.name), one.default) for one in fields(augment))
+    return f"mmcompile.Augment({', '.join(f'{name}={value!r}' for name, value, default in given if value != default)})"
 
 
 def _opened(dataset: MMapShardDataset) -> str:
@@ -96,7 +104,7 @@ _WORDS = {
     "consumer": "the loader is faster than training",
     "disk": "rows come from the disk as fast as it gives them",
     "gather": "copying rows from memory to memory",
-    "convert": "computing the numbers from the stored bytes",
+    "convert": "reading the stored bytes and computing the numbers",
     "transform": "the transform of samples or batches",
     "transfer": "copying batches to the device",
     "loop": "what Python does once a batch",
@@ -161,7 +169,7 @@ def _step(t: Tuning) -> str:
     batch = min(t.batch_size, t.samples) / (t.choice.samples_per_s or 1.0)
     times = f"a step takes {_short(step)}, a batch {_short(batch)}"
     if t.keeps_up:
-        seen = "" if t.waited is None else f" (seen: {t.waited:.1%} of the time, beside steps of that length)"
+        seen = "" if t.waited is None else f" (beside steps of that length handing over took {t.waited:.1%} of the time)"
         return f"{who} will not wait: {times}{seen}"
     if t.waited is not None:
         busy = f", as other work took CPUs (load {t.load:.1f})" if t.load > t.cpus else ""

@@ -213,7 +213,9 @@ def test_advice_fits_what_is_in_the_way() -> None:
     }
     assert all(said.values())
     assert advice_of("consumer", shard(2, 1.0), FACTS) == ()
-    assert "device='cuda'" in said["convert"]
+    assert "device='cuda'" not in said["convert"]  # there is none
+    assert "device='cuda'" in advice_of("convert", shard(2, 1.0), replace(FACTS, cuda_there=True))[0]
+    assert advice_of("loop", shard(2, 1.0), replace(FACTS, one_batch=True)) == ("nothing to change: a batch is all that there is",)
     assert "larger batches" in said["loop"]
     assert "to_device" not in " ".join(said.values())
     on_device = replace(FACTS, cuda=True, fits=True)
@@ -224,10 +226,14 @@ def test_advice_fits_what_is_in_the_way() -> None:
     assert "all 4" in hooked
     assert "set_num_threads" not in hooked
     assert "torch.set_num_threads(1)" in advice_of("transform", stock(4, 1.0), replace(FACTS, hooked=True, torch_threads=4))[-1]
-    assert advice_of("gather", shard(2, 1.0), FACTS, [Limit("gather", 1.2, 0.8)]) == ("nothing: it is near what this machine's memory gives",)
+    assert advice_of("gather", shard(2, 1.0), FACTS, [Limit("gather", 1.2, 0.8)]) == (
+        "nothing to change: it is near what this machine's memory gives",
+    )
     assert advice_of("gather", shard(2, 1.0), FACTS, [Limit("gather", 4.0, 0.25)])[0].startswith("no part is near its limit")
-    stored = replace(FACTS, floats_stored=True, crop_share=0.77, sequence_gain=5.0)
+    stored = replace(FACTS, were_bytes=True, crop_share=0.77, sequence_gain=5.0)
     disk = " ".join(advice_of("disk", shard(2, 1.0), stored))
     for word in ("--dtype uint8", "77%", "5.0 times as fast in sequence", "--order shuffled"):
         assert word in disk
     assert "--dtype" not in said["disk"]
+    assert "--dtype" not in " ".join(advice_of("gather", shard(2, 1.0), stored))  # a CPU that computes them has more to do
+    assert "--dtype uint8" in advice_of("transfer", shard(2, 1.0), replace(stored, cuda=True))[0]
