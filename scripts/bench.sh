@@ -8,6 +8,12 @@ source "$(dirname "${BASH_SOURCE[0]}")/_common.sh"
 
 DIR="$ROOT/bench"
 case "${1:-}" in
+-h | --help)
+    sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
+    echo
+    sed -n '2,/^"""/{/^"""/!p}' "$ROOT/scripts/bench.py"
+    exit
+    ;;
 "" | -*) ;;
 *)
     DIR="$1"

@@ -23,6 +23,7 @@ from mmcompile.compiler.outcome import Progress
 from mmcompile.format.index import load_index
 from mmcompile.format.reader import Reader
 from mmcompile.format.sampletable import SAMPLE_COLUMNS
+from tests.compiler import builds
 from tests.format.builders import age, change_index, file_of, pixels, small, tree
 from tests.support import make_dataset
 from tests.test_cli import EVIL, checked, run
@@ -352,3 +353,15 @@ def test_versions_of_pictures_in_python_are_told_as_what_it_was_made_with_and_ti
     said = run("info", str(tmp_path / "times")).stdout
     assert "all v: mean 2 3, std" in said
     assert "all t:" not in said
+
+
+def test_the_config_of_a_dataset_with_rejects_builds_it_again(tmp_path: Path) -> None:
+    raw = builds.make_raw(tmp_path / "raw")
+    builds.write(raw, {"cat/broken.png": builds.BROKEN})
+    assert run("build", str(raw), str(tmp_path / "out"), "--crop", "8", "--max-rejects", "50%").exit_code == 0
+    told = run("info", str(tmp_path / "out"), "--config")
+    assert json.loads(told.stdout)["max-rejects"] == 1
+    (tmp_path / "build.json").write_text(told.stdout)
+    again = run("build", str(raw), str(tmp_path / "again"), "--config", str(tmp_path / "build.json"))
+    assert again.exit_code == 0
+    assert builds.dataset(tmp_path / "again") == builds.dataset(tmp_path / "out")

@@ -85,7 +85,8 @@ def info(out: str, table: str | None, as_config: bool, generation: str | None, a
     if as_config:
         from mmcompile.compiler import options
 
-        say_json(options.as_config(document["settings"], out))
+        rejects = {"max-rejects": document["rejects"]["count"]} if document["rejects"]["count"] else {}
+        say_json({**options.as_config(document["settings"], out), **rejects})
     elif as_json:
         say_json(document)
     else:

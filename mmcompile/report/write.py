@@ -223,9 +223,12 @@ def _samples(data: Opened, gallery: Gallery, samples: list[Sample], wish: _Wish,
         labels = len({s.label for s in samples})
         of = f"{labels:,} of {classes:,} classes" if classes > labels else f"each of {text.number(labels, 'class')}"
         said = f"{f'Up to {wish.each}' if wish.each > 1 else 'One'} of {of}, picked by seed {wish.seed}."
+    if wish.split is not None and len(data.index.splits) > 1:
+        said += " Their numbers count within the split, as with --rows and --split."
     again = {} if wish.replay is None else replayed(data, [s.row for s in samples], wish.replay)
     if wish.replay is not None:
-        said += f" Beside each, what training gets in epoch {wish.replay.epoch} of seed {wish.replay.seed}."
+        said += f" Beside each, what training gets in epoch {wish.replay.epoch} of seed {wish.replay.seed}"
+        said += "." if wish.replay.augment is None else f" with <code>{escape(repr(wish.replay.augment))}</code>."
     body = cards.as_table(data, samples) if cards.plain(data) else cards.cards(gallery, samples, again, wish.images)
     notes = f'<p class="quiet">{"<br>".join(escape(line) for line in gallery.notes())}</p>' if wish.images and gallery.notes() else ""
     return f"<p>{said}</p>{notes}{cards.legend(gallery.legend)}{body}"

@@ -55,7 +55,7 @@ def split_range(reader: Reader, split: str | None) -> tuple[int, int]:
     """The rows [start, stop) of a split, or of all of them."""
     ranges = {s.name: (s.start, s.stop) for s in reader.index.splits}
     if split is None and len(ranges) > 1:
-        raise ValueError(f"{reader.root}: has the splits {list(ranges)}; pass split= one of them, or 'all' for all")
+        raise ValueError(f"{reader.root}: has the splits {', '.join(ranges)}: choose one by split= (--split), or 'all' for all")
     wanted = next(iter(ranges)) if split is None else split
     if wanted not in ranges and wanted != "all":
         has = "it has no splits: leave split out" if [*ranges] == ["all"] else f"it has {[*ranges]}" + ", and 'all' joins them" * (len(ranges) > 1)

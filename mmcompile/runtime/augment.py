@@ -6,7 +6,7 @@ What is drawn for a row is a pure function of (seed, epoch, row): whoever else i
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ Rows = npt.NDArray[np.int64]
 _CROP, _FLIP, _AREA, _RATIO, _PLACE = range(5)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Augment:
     """Random crops and flips, in torchvision's words: RandomCrop (`crop`, `padding`) or RandomResizedCrop (`resized_crop`, `scale`, `ratio`), then
     RandomHorizontalFlip (`hflip`, its probability).
@@ -49,6 +49,11 @@ class Augment:
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     hflip: float = 0.0
     flip: tuple[float, ...] | None = None
+
+    def __repr__(self) -> str:
+        """The call that makes it, without what is so anyway."""
+        given = ((one.name, getattr(self, one.name), one.default) for one in fields(self))
+        return f"Augment({', '.join(f'{name}={value!r}' for name, value, default in given if value != default)})"
 
     def __post_init__(self) -> None:
         for name in ("crop", "resized_crop"):

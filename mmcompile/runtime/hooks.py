@@ -300,7 +300,10 @@ def _refuse_to_tensor(function: Any) -> None:
         if name in _MAKE_PICTURES or home == _TIMMS[1]:
             return
         if (home not in _TIMMS and name == "ToTensor") or (name == "PILToTensor" and ".v2" not in home):
-            raise TypeError(f"{home}.{name} does not apply: samples are tensors already; use v2.ToDtype(torch.float32, scale=True) in its place")
+            raise TypeError(
+                f"{home}.{name} does not apply: samples are tensors already; leave it out and open with dtype=torch.float32, which gives the same "
+                "numbers, or use v2.ToDtype(torch.float32, scale=True) where other transforms come before it"
+            )
 
 
 def warn_of_normalizing_twice(hooks: Hooks, root: Path | str) -> None:

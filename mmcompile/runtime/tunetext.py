@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import keyword
 import multiprocessing
-from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from mmcompile.runtime.augment import Augment
 from mmcompile.runtime.dataset import MMapShardDataset
 from mmcompile.runtime.tunechoice import Candidate
 from mmcompile.runtime.tunetrial import Wish
@@ -30,7 +28,7 @@ def code(dataset: MMapShardDataset, wish: Wish, choice: Candidate) -> tuple[str,
     head = ["import mmcompile"]
     if choice.loader == "ShardLoader":
         more = "" if wish.device.type == "cpu" else f", device={str(wish.device)!r}"
-        more += "" if wish.augment is None else f", augment={_augment(wish.augment)}"
+        more += "" if wish.augment is None else f", augment=mmcompile.{wish.augment!r}"
         more += "" if wish.batch_transform is None else ", batch_transform=batch_transform"
         made = f"loader = mmcompile.ShardLoader(dataset, batch_size={wish.batch_size}, shuffle=True, {workers}{more})"
     else:
@@ -49,12 +47,6 @@ def code(dataset: MMapShardDataset, wish: Wish, choice: Candidate) -> tuple[str,
     if choice.loader == "DataLoader" and choice.num_workers and multiprocessing.get_start_method() != "fork":
         body = ['if __name__ == "__main__":  # worker processes import this file', *("    " + line for line in body)]
     return (*head, "", *body)
-
-
-def _augment(augment: Augment) -> str:
-    """The call that makes it, without what is so anyway."""
-    given = ((one.name, getattr(augment, one.name), one.default) for one in fields(augment))
-    return f"mmcompile.Augment({', '.join(f'{name}={value!r}' for name, value, default in given if value != default)})"
 
 
 def _opened(dataset: MMapShardDataset) -> str:

@@ -53,7 +53,7 @@ def test_json_is_one_document(out: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "has the splits ['train', 'val']; pass split= one of them"),
+        ((), "has the splits train, val: choose one by split= (--split)"),
         (("--split", "test"), "no split 'test'"),
         (("--split", "train", "--crop", "8x8x8"), "crop"),
         (("--split", "train", "--dtype", "float99"), "float99"),

@@ -172,7 +172,7 @@ def test_transforms_get_values_of_their_own(tmp_path: Path) -> None:
 def test_parts_of_a_table(tmp_path: Path) -> None:
     array = noise("float32", (2,))
     make_dataset(tmp_path, values={"x": array}, shards=SHARDS, splits={"train": 10, "val": 13}, keyed=False)
-    with pytest.raises(ValueError, match=r"has the splits \['train', 'val'\]; pass split= one of them, or 'all' for all"):
+    with pytest.raises(ValueError, match=r"has the splits train, val: choose one by split= \(--split\), or 'all' for all"):
         MMapShardDataset(tmp_path)
     train, val, both = (MMapShardDataset(tmp_path, split) for split in ("train", "val", "all"))
     rows = torch.from_numpy(array)
