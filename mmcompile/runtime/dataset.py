@@ -248,7 +248,8 @@ class MMapShardDataset(Facts):
             return self._packed(self._gather(rows, self._shown(rows, keys), said_valid(keys)))
         if not len(rows):
             raise ValueError("no samples are asked for, and what shape a transform would give them cannot be told: ask for at least one")
-        out = stacked(self._called(self._unbind(self._gather(rows, self._shown(rows, keys))), rows, keys), self._made.lend)
+        samples = self._called(self._unbind(self._gather(rows, self._shown(rows, keys))), rows, keys)
+        out = stacked(samples, shared_memory if in_worker() else self._made.lend)
         return tuple(out) if isinstance(out, list) else out
 
     def _shown(self, rows: Rows, keys: Any, warn: bool = False) -> Rows | None:
