@@ -208,7 +208,7 @@ def leftovers() -> tuple[int, int]:
     return threads(), len(os.listdir("/proc/self/fd"))
 
 
-def test_ten_thousand_breaks_leave_nothing(root: Path) -> None:
+def test_thousands_of_breaks_leave_nothing(root: Path) -> None:
     loader = ShardLoader(MMapShardDataset(root).subset(range(8)), 4, shuffle=True, num_workers=1)
 
     def breaks(count: int) -> tuple[int, int, int]:
@@ -218,11 +218,11 @@ def test_ten_thousand_breaks_leave_nothing(root: Path) -> None:
         gc.collect()
         return len(gc.get_objects()), int(Path("/proc/self/statm").read_text().split()[1]) << 12, leftovers()[1]
 
-    before, after = breaks(500), breaks(10_000)
+    before, after = breaks(500), breaks(3_000)
     assert threads() == 0
     assert after[2] <= before[2]  # what an earlier test left may be collected meanwhile
     assert after[0] - before[0] < 1000
-    assert after[1] - before[1] < 4 << 20  # 400 bytes a loop would be as much
+    assert after[1] - before[1] < 2 << 20  # 700 bytes a loop would be as much
 
 
 @pytest.mark.parametrize("workers", [1, 3])
