@@ -263,7 +263,7 @@ class _Run:
                         self._try(trials, replace(plain, pin_memory=False))
 
     def _try(self, trials: Trials, candidate: Candidate) -> Candidate:
-        self.say(f"trying {candidate.name}" + (f", {candidate.ahead} batches ahead" if candidate.ahead else ""))
+        self.say(f"trying {candidate.name}" + (f", prefetch_factor={candidate.prefetch_factor}" if candidate.prefetch_factor else ""))
         left = self.left()
         if self.candidates and left <= (_START * self.seconds if candidate.loader == "DataLoader" and candidate.num_workers else 0.0):
             found = replace(candidate, failed="not tried: the time was over")

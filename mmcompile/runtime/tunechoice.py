@@ -185,12 +185,12 @@ def choose(candidates: Sequence[Candidate], batch_size: int, needed_per_s: float
     best = max(apart, key=lambda c: (len(c.rates) > 1, c.samples_per_s or 0.0))
     chosen = next(c for c in apart if c is best or against(c, best) >= 1 - _allowed(c, best))
     share = against(chosen, best)
+    fastest_of = "the fastest with workers" if best.num_workers and not fastest.num_workers else "the fastest"
     if chosen is best:
         most = max((c.num_workers for c in done if c.loader == best.loader), default=0)
-        fastest_of = "the fastest with workers" if chosen.num_workers and not fastest.num_workers else "the fastest"
         reason = fastest_of + (f", and {most} workers add nothing" if most > max(1, best.num_workers) else "")
     else:
-        reason = f"the smallest setting within {max(0.01, 1 - share):.0%} of the fastest ({best.name}{_ahead(best)})"
+        reason = f"the smallest setting within {max(0.01, 1 - share):.0%} of {fastest_of} ({best.name}{_ahead(best)})"
     if not chosen.num_workers and not any(c.num_workers for c in done):
         reason += "; none with workers was measured"
     elif not chosen.num_workers:

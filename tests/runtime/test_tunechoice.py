@@ -39,6 +39,8 @@ def test_of_those_that_are_as_good_as_the_best_the_smallest_is_taken() -> None:
     assert found.share == pytest.approx(990 / 1005)
     assert found.keeps_up is None
     assert "within 1% of the fastest (ShardLoader with 4 threads)" in found.reason
+    beside = choose([shard(0, 2000.0), shard(1, 990.0), shard(2, 1000.0)], 256)
+    assert "within 1% of the fastest with workers (ShardLoader with 2 threads); without workers, which gave 2,000" in beside.reason
 
 
 def test_more_workers_are_taken_where_they_add_something() -> None:
