@@ -21,7 +21,9 @@ attributes, so it survives pickling between processes.  Messages name options as
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 __all__ = [
@@ -133,3 +135,9 @@ class OutputExistsError(BuildError, FileExistsError):
 
 class EngineError(BuildError, RuntimeError):
     """Workers could not be started or were lost."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """What ends a message about a name that there is not: the known one that it probably was meant to be; nothing where it is like none."""
+    near = difflib.get_close_matches(name, sorted(known), 1)
+    return f"; did you mean {near[0]}?" if near else ""

@@ -7,7 +7,6 @@ SIGTERM; where a command goes on from there, that command is the last line.  Not
 
 from __future__ import annotations
 
-import difflib
 import os
 import shutil
 import sys
@@ -17,7 +16,7 @@ from typing import Any, NoReturn
 import click
 
 from mmcompile import text
-from mmcompile.errors import EngineError, MMCompileError, OptionError, RemoteError
+from mmcompile.errors import EngineError, MMCompileError, OptionError, RemoteError, did_you_mean
 from mmcompile.options import PLACE
 from mmcompile.params import Typed, option
 from mmcompile.terminal import Terminable, fill_standard_streams, say, say_json
@@ -37,9 +36,8 @@ class _Program(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         if not ctx.resilient_parsing and not args[0].startswith("-") and args[0] not in self.commands:
-            near = difflib.get_close_matches(args[0], self.commands, 1)
-            meant = f"; did you mean {near[0]}?" if near else ""
-            raise click.UsageError(f"no such command {args[0]}: expected one of {', '.join(sorted(self.commands))}{meant}", ctx)
+            expected = ", ".join(sorted(self.commands))
+            raise click.UsageError(f"no such command {args[0]}: expected one of {expected}{did_you_mean(args[0], self.commands)}", ctx)
         return super().resolve_command(ctx, args)
 
     def main(self, args: Any = None, prog_name: str | None = None, *_: Any, **extra: Any) -> NoReturn:

@@ -5,7 +5,6 @@ Pure: words and values in, a frozen record out.  What is not given is as the sam
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mmcompile.errors import OptionError
+from mmcompile.errors import OptionError, did_you_mean
 from mmcompile.format.fields import DTYPES
 
 __all__ = [
@@ -180,8 +179,7 @@ def fields_of(value: object) -> tuple[tuple[str, FieldOptions], ...]:
 def _made(name: str, given: dict[str, Any]) -> FieldOptions:
     known = {f.name for f in fields(FieldOptions)}
     if strange := sorted(set(given) - known):
-        near = difflib.get_close_matches(strange[0], sorted(known), 1)
-        meant = f"; did you mean {near[0]}?" if near else ""
+        meant = did_you_mean(strange[0], known)
         raise OptionError(f"field {name}: unknown {', '.join(strange)}{meant} (known are {', '.join(sorted(known))})", options=strange)
     values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in given.items()}
     try:
@@ -194,8 +192,7 @@ def refuse_strange(asked: Iterable[str], known: Iterable[str]) -> None:
     """Raises OptionError where settings are `asked` of a field that is not `known`: nothing that is said is left undone without a word."""
     names = list(dict.fromkeys(known))
     if strange := sorted(set(asked) - set(names)):
-        near = difflib.get_close_matches(strange[0], names, 1)
-        meant = f"; did you mean {near[0]}?" if near else ""
+        meant = did_you_mean(strange[0], names)
         raise OptionError(f"--field {strange[0]}: samples have no such field{meant} (they have {', '.join(names)})", options=["field"])
 
 

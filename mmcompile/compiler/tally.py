@@ -17,7 +17,7 @@ from mmcompile.errors import MMCompileError
 from mmcompile.format.fields import Field
 from mmcompile.format.reader import Reader
 
-__all__ = ["gone", "gone_of", "smaller_of"]
+__all__ = ["gone", "told_of"]
 
 #: EXIF orientations that exchange width and height begin with this one.
 _TURNED = 5

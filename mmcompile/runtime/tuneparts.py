@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, replace
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from mmcompile.runtime.buffers import pinned
 from mmcompile.runtime.dataset import MMapShardDataset
 from mmcompile.runtime.device import settle
 from mmcompile.runtime.tunechoice import Candidate, Parts
-from mmcompile.runtime.tunetrial import Wish, make_loader
+from mmcompile.runtime.tunetrial import FRESH, Wish, make_loader
 
 __all__ = ["Sample", "copy_of", "fields_of", "ladder", "measured_parts", "memcpy", "one_by_one", "sample_of", "stored_bytes", "transfer", "width_of"]
 
@@ -29,8 +29,6 @@ _SAMPLE_BYTES = 1 << 30
 _SAMPLE_ROWS = 1 << 21
 #: Pieces that they come in, spread evenly over the dataset.
 _PIECES = 32
-#: Batches until a loader without workers writes only to memory that it used before.
-_FRESH = 3
 #: Bytes that a thread copies, from and to; all threads together at most `_COPIES`.
 _COPY, _COPIES = 64 << 20, 1 << 30
 
@@ -177,15 +175,21 @@ def one_by_one(dataset: MMapShardDataset, wish: Wish, for_s: float) -> float:
         size = min(2 * size, wish.batch_size, len(dataset))
 
 
+def _warm(loader: Any, wish: Wish, until: float) -> None:
+    """Make a few batches, as far as there is time: those in memory that nobody used before say nothing of the ones to come."""
+    for _batch in islice(chain.from_iterable(iter(loader) for _ in range(FRESH)), FRESH):
+        settle(wish.device)
+        if time.monotonic() >= until:
+            break
+
+
 def measured_parts(dataset: MMapShardDataset, wish: Wish, for_s: float) -> tuple[Parts, int]:
     """What one thread does for a sample, and bytes of a batch as it is handed out.
 
     Where numbers are computed they are so from the rows where these lie: what that takes, and what little is gathered beside it, is all convert_s.
     """
     loader = make_loader(dataset, wish, Candidate("ShardLoader", 0), {"rank": 0, "world_size": 1})
-    for _ in range(-(-_FRESH // len(loader))):  # batches into memory that nobody used before say nothing of those to come
-        for _batch in islice(iter(loader), _FRESH):
-            settle(wish.device)
+    _warm(loader, wish, time.monotonic() + for_s)
     end = time.monotonic() + for_s
     samples = batches = most = 0
     sums = dict.fromkeys(("gathered_s", "converted_s", "transformed_s", "moved_s", "elapsed_s"), 0.0)

@@ -26,12 +26,12 @@ from mmcompile.runtime.loader import ShardLoader
 from mmcompile.runtime.sampler import ShardSampler
 from mmcompile.runtime.tunechoice import Candidate
 
-__all__ = ["Trials", "Wish", "end_workers", "make_loader", "private_bytes"]
+__all__ = ["FRESH", "Trials", "Wish", "end_workers", "make_loader", "private_bytes"]
 
 #: Batches after which a rate says something, however short the time.
 _BATCHES = 3
 #: Batches beyond those ahead until a loader writes only to memory that it used before.
-_FRESH = 3
+FRESH = 3
 #: A loader may have as much of the free memory: the rest is training's, and the page cache's.
 _MEMORY = 0.5
 #: And as much of what /dev/shm has left, through which batches of worker processes come; what is beyond it is a SIGBUS.
@@ -119,7 +119,7 @@ class Trials:
     def _waiting(self, candidate: Candidate, step_s: float, for_s: float) -> float:
         waited = total = 0.0
         with _quiet(), closing(self._batches(candidate, max(10.0, 10 * step_s))) as batches:
-            for _ in range(candidate.ahead + _FRESH):
+            for _ in range(candidate.ahead + FRESH):
                 next(batches)
             end = time.perf_counter() + for_s
             while total == 0.0 or time.perf_counter() < end:
@@ -134,7 +134,7 @@ class Trials:
 
     def _rate(self, candidate: Candidate, slice_s: float, until: float) -> tuple[float, int | None]:
         with closing(self._batches(candidate, max(1.0, until - time.monotonic()))) as batches:
-            for _ in range(candidate.ahead + _FRESH):
+            for _ in range(candidate.ahead + FRESH):
                 next(batches)
                 if time.monotonic() > until:
                     raise _Late

@@ -7,7 +7,6 @@ all of RAW is taken; an option that it does not take is refused, never ignored.
 from __future__ import annotations
 
 import csv
-import difflib
 import functools
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -25,7 +24,7 @@ from mmcompile.compiler.sources.names import show
 from mmcompile.compiler.sources.remote import folder_source
 from mmcompile.compiler.sources.rows import RowSource
 from mmcompile.compiler.sources.splits import Layout, parse_splits, why_no_splits
-from mmcompile.errors import OptionError, SourceError
+from mmcompile.errors import OptionError, SourceError, did_you_mean
 from mmcompile.format.store import is_url, on_disk
 
 __all__ = ["KINDS", "Kind", "Raw", "SourceOptions", "given_source", "open_source"]
@@ -363,8 +362,7 @@ def open_source(raw: Sequence[str], options: SourceOptions) -> Source | RowSourc
     if options.source is not None:
         kind = next((k for k in KINDS if k.name == options.source), None)
         if kind is None:
-            near = difflib.get_close_matches(str(options.source), [k.name for k in KINDS], 1)
-            meant = f"; did you mean {near[0]}?" if near else ""
+            meant = did_you_mean(str(options.source), (k.name for k in KINDS))
             raise OptionError(f"--source must be one of {', '.join(k.name for k in KINDS)}, found {options.source!r:.80}{meant}", options=["source"])
     else:
         kind = next(k for k in KINDS if k.recognises(raw))
